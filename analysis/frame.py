@@ -1,9 +1,9 @@
 """The Frame: a Run's Records as flat arrays, built once, so that every metric is a few array operations.
 
-Records become columns in blocks as they come: of 64 chunks, a Record is 5 kB of Python objects and 0.7 kB of columns.
+Records become columns in blocks as they come: of 64 chunks, a Record is 5 kB of Python objects and 0.5 kB of columns.
 Chunks of all requests lie end to end in two arrays; `offsets[i]:offsets[i + 1]` are those of request i. Instants are
 float64 nanoseconds from the run's start: exact to 2**53 ns, which is 104 days, and NaN where something never happened.
-A million requests of 64 chunks take 0.8 GB, so whatever walks over chunks does it in `blocks`.
+Those of chunks are kept as steps of four bytes (analysis.chunks), so whatever walks over chunks does it in `blocks`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.chunks import ChunkInstants, GrowingArray, GrowingTokens, steps_of
 from loadgen.record import Record, State
 
 Floats = NDArray[np.float64]
@@ -112,7 +113,7 @@ class Frame:
     coalesced_reads: Integers
     first_token_merged: Booleans
     reopened: Integers
-    chunk_ns: Floats
+    chunk_ns: ChunkInstants
     chunk_tokens: NDArray[np.unsignedinteger]
     offsets: Integers
     """Length of the rows + 1."""
@@ -222,31 +223,31 @@ class Frame:
 
     def gaps_s(self) -> Floats:
         """t_{j+1} - t_j in seconds, for every gap of every sampled row, in order."""
-        return np.concatenate([part for _, part in self._gap_blocks()])
+        return np.concatenate([part / NS_PER_S for _, part in self.gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
         """The gaps and, for each further token of a chunk, a zero; row by row, n - 1 of each: first its gaps, then its
         zeros."""
         starts, gaps = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])
-        for rows, part in self._gap_blocks():
+        for rows, part in self.gap_blocks():
             first, counts = starts[:-1][rows], gaps[rows]
             place = np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)
-            samples[np.repeat(first, counts) + place] = part
+            samples[np.repeat(first, counts) + place] = part / NS_PER_S
         return samples
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Rows and their chunks, piece by piece: see `blocks`."""
         return blocks(self.offsets)
 
-    def _gap_blocks(self) -> Iterator[tuple[slice, Floats]]:
-        """Gaps in seconds between the chunks of each sampled row, for one block of rows after the other."""
+    def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:
+        """Gaps in nanoseconds between the chunks of each sampled row, for one block of rows after the other."""
         sampled = self.sampled
         for rows, chunks in self.blocks():
             counts = np.diff(self.offsets[rows.start : rows.stop + 1])
             kept = np.repeat(sampled[rows], counts)
             kept[self.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
-            yield rows, np.diff(self.chunk_ns[chunks])[kept[1:]] / NS_PER_S
+            yield rows, self.chunk_ns.steps[chunks][kept]
 
 
 def offsets_of(counts: Integers) -> Integers:
@@ -292,7 +293,7 @@ class Gathering:
 
     def __init__(self) -> None:
         self._pending: list[Record] = []
-        self._columns: dict[str, GrowingArray] = {}
+        self._columns: dict[str, GrowingArray | GrowingTokens] = {"chunk_tokens": GrowingTokens()}
         self._endings: dict[Ending, EndingCount] = {}
         self._places: dict[Ending, int] = {}
         self._sources = Counter[Origin]()
@@ -307,8 +308,9 @@ class Gathering:
         """The Frame of everything taken."""
         self._close_block()
         columns: dict[str, Any] = {name: column.array() for name, column in self._columns.items()}
-        counts = columns.pop("chunk_counts")
-        return Frame(**columns, offsets=offsets_of(counts), endings=self._endings, sources=self._sources)
+        offsets = offsets_of(columns.pop("chunk_counts"))
+        instants = ChunkInstants(columns.pop("steps"), columns["first_ns"], offsets)
+        return Frame(**columns, chunk_ns=instants, offsets=offsets, endings=self._endings, sources=self._sources)
 
     def _close_block(self) -> None:
         records, self._pending = self._pending, []
@@ -332,26 +334,6 @@ class Gathering:
         )
 
 
-class GrowingArray:
-    """An array that grows in place: arrays kept in pieces and joined at the end need their room twice."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-        self._bytes = bytearray()
-
-    def extend(self, values: NDArray[Any]) -> None:
-        """Append; where the values need a wider type, all change to it."""
-        wider = np.promote_types(self._dtype, values.dtype)
-        if wider != self._dtype:
-            self._bytes = bytearray(self.array().astype(wider).data)
-            self._dtype = wider
-        self._bytes += values.astype(wider, copy=False).data
-
-    def array(self) -> NDArray[Any]:
-        """What it holds, not copied."""
-        return np.frombuffer(self._bytes, self._dtype)
-
-
 def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     """One pass per column over the Records, one over the chunks."""
 
@@ -361,7 +343,8 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
     offsets = offsets_of(counts)
     entries = chain.from_iterable(record.chunk_ns for record in records)
-    chunk_ns = np.fromiter(entries, np.int64, offsets[-1]).astype(np.float64)  # half the time of floats at once
+    instants = np.fromiter(entries, np.int64, offsets[-1])
+    chunk_ns = instants.astype(np.float64)  # half the time of floats at once
     try:  # a third of the time
         chunk_tokens = np.frombuffer(b"".join([bytes(record.chunk_tokens) for record in records]), np.uint8)
     except ValueError:  # more than 255 in one
@@ -371,7 +354,7 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     last_ns = np.where((counts == 0) & (output_asked == 0) & (state == "complete"), end_ns, last_ns)
     return {
         "chunk_counts": counts,
-        "chunk_ns": chunk_ns,
+        "steps": steps_of(instants, offsets),
         "chunk_tokens": chunk_tokens.astype(np.min_scalar_type(int(chunk_tokens.max(initial=0)))),
         "measured": column("phase", np.str_) == "measured",
         "complete": state == "complete",

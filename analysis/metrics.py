@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
+MANY = 1 << 24
+"""More gaps than this are counted, not sorted: beside them and a sorted copy a machine would have room for little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,13 @@ class Metric:
         """Its samples: those of complete requests due in the window."""
         found = self.rows(frame)
         return found[frame.sampled & ~_undefined(found)] if self.per == "request" else found
+
+    def many(self, frame: Frame) -> Integers | None:
+        """Of gaps that are too many to stand in memory one by one: how many zeros each row has beside them."""
+        counts = frame.gap_counts
+        if self.per not in ("chunk", "token") or int(counts.sum()) <= MANY or int(frame.chunk_ns.steps.min()) < 0:
+            return None
+        return (frame.later_counts if self.per == "token" else counts) - counts
 
     def groups(self, frame: Frame) -> Integers | None:
         """Offsets of the samples that belong to one request; None when each has one at most."""

@@ -24,6 +24,7 @@ from functools import cache
 
 import numpy as np
 
+from analysis.chunks import Ranked
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from analysis.objectives import AdjustedDistribution, Distribution
 from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
@@ -70,12 +71,18 @@ def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
     # Standard deviation of the population that they are a sample of, without a second array of their size.
     parts = (samples[first : first + BLOCK] - mean for first in range(0, count, BLOCK))
     sizes = {name: effective_size(samples, offsets, share, ordered) for name, share in PERCENTILES.items()}
+    return distribution_of(ordered, float(mean), math.fsum(float(part @ part) for part in parts), sizes)
+
+
+def distribution_of(ordered: Floats | Ranked, mean: float, squares: float, sizes: Mapping[str, int]) -> Distribution:
+    """Of sorted samples, with the sum of the squares of what they differ by from their mean."""
+    count = len(ordered)
     thin = [name for name, share in PERCENTILES.items() if sizes[name] < samples_needed(share)]
     shown = [name for name in PERCENTILES if name in WITH_INTERVAL or name not in thin]
     return Distribution(
         n=count,
         mean=rounded(float(mean)),
-        std=rounded(math.sqrt(math.fsum(float(part @ part) for part in parts) / (count - 1))) if count > 1 else None,
+        std=rounded(math.sqrt(squares / (count - 1))) if count > 1 else None,
         min=rounded(float(ordered[0])),
         max=rounded(float(ordered[-1])),
         **{name: rounded(percentile(ordered, PERCENTILES[name])) for name in shown},
@@ -93,7 +100,7 @@ def describe_adjusted(samples: Floats, failures: int) -> AdjustedDistribution:
     return AdjustedDistribution(n=len(ordered), failures=failures, **finite, thin=thin)
 
 
-def percentile(ordered: Floats, share: float) -> float:
+def percentile(ordered: Floats | Ranked, share: float) -> float:
     """The `share`-quantile of sorted samples by linear interpolation; NaN of none, and inf next to an inf."""
     if len(ordered) == 0:
         return math.nan
@@ -135,14 +142,19 @@ def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> 
     return (lower - 1 if lower >= 1 else None, upper - 1 if upper <= count else None)
 
 
-def interval(ordered: Floats, share: float, size: int) -> tuple[float | None, float | None]:
+def interval(ordered: Floats | Ranked, share: float, size: int) -> tuple[float | None, float | None]:
     """The order statistics around the quantile, widened to hold the interpolated figure where that lies outside."""
+    (lower, upper), figure = interval_places(len(ordered), share, size), percentile(ordered, share)
+    low = None if lower is None else rounded(min(figure, float(ordered[lower])))
+    return low, None if upper is None else rounded(max(figure, float(ordered[upper])))
+
+
+def interval_places(count: int, share: float, size: int) -> tuple[int | None, int | None]:
+    """Which of `count` ordered samples that are worth `size` are the ends of the interval."""
     lower, upper = interval_ranks(size, share)
-    scale, figure = len(ordered) / size, percentile(ordered, share)
-    low = None if lower is None else rounded(min(figure, float(ordered[int(lower * scale)])))
-    if upper is None:
-        return low, None
-    return low, rounded(max(figure, float(ordered[min(len(ordered), math.ceil((upper + 1) * scale)) - 1])))
+    scale = count / size
+    above = None if upper is None else min(count, math.ceil((upper + 1) * scale)) - 1
+    return None if lower is None else int(lower * scale), above
 
 
 def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -161,10 +173,14 @@ def ratio_variance(values: Floats | Booleans, offsets: Integers, mean: float) ->
     """Variance of the mean of values in contiguous groups, which may depend on each other within a group. The mean is a
     ratio of two totals, of the values and of their number; its variance is that of the groups' residuals (Cochran,
     "Sampling Techniques", 3rd edition, 1977, section 2.11). Groups of one value give the usual s**2 / n."""
-    counts = np.diff(offsets)
+    return ratio_variance_of(sum_by_row(values, offsets), np.diff(offsets), mean)
+
+
+def ratio_variance_of(sums: Floats, counts: Integers, mean: float) -> float:
+    """Likewise of groups of so many values with these sums."""
     groups = int(np.count_nonzero(counts))
-    residuals = sum_by_row(values, offsets) - mean * counts
-    return float(np.square(residuals).sum()) / len(values) ** 2 * groups / max(1, groups - 1)
+    residuals = sums - mean * counts
+    return float(np.square(residuals).sum()) / int(counts.sum()) ** 2 * groups / max(1, groups - 1)
 
 
 def mean_interval(samples: Floats, offsets: Integers | None = None) -> tuple[float, float]:
@@ -251,11 +267,17 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
     if offsets is None:
         return len(samples)
     within = samples <= percentile(ordered, share)
-    reached = float(within.mean())
-    variance = ratio_variance(within, offsets, reached)
+    return effective_size_of(sum_by_row(within, offsets), np.diff(offsets))
+
+
+def effective_size_of(within: Floats, counts: Integers) -> int:
+    """Likewise of groups of so many samples, so many of which are at most the quantile."""
+    total = int(counts.sum())
+    reached = float(within.sum()) / total
+    variance = ratio_variance_of(within, counts, reached)
     if variance <= 0:
-        return int(np.count_nonzero(np.diff(offsets)))
-    return max(1, min(len(samples), int(reached * (1 - reached) / variance)))
+        return int(np.count_nonzero(counts))
+    return max(1, min(total, int(reached * (1 - reached) / variance)))
 
 
 def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:

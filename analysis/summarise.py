@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis import client, endings, stats, summary
 from analysis.frame import Frame, total
+from analysis.gaps import described
 from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
 from analysis.prediction import foretold
@@ -40,7 +41,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]
-    latencies = {each.name: stats.describe(each.values(frame), each.groups(frame)) for each in of_requests}
+    latencies = described(of_requests, frame)
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
     machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -182,6 +182,17 @@ def run(
 def ended(lines: Sequence[Line]) -> list[Line]:
     """The steps that have been measured, in order."""
     return [line for line in lines if line["type"] == "end"]
+
+
+def finished(folder: Path) -> bool:
+    """Whether it has ended for good, and not because somebody interrupted it."""
+    last = next(reversed(read_lines(folder)), None)
+    return last is not None and last["type"] == "ended" and last.get("why") != "interrupted"
+
+
+def length_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How long each step is, where the settings of its run do not say."""
+    return {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DURATION_S}
 
 
 def step_folder(number: int) -> str:

@@ -224,8 +224,9 @@ def _progress(frame: Frame) -> Floats | None:
     span = frame.span_ns
     if span is None or len(frame.chunk_ns) == 0:
         return None
-    inside = (frame.chunk_ns >= span[0]) & (frame.chunk_ns <= span[1])
-    instants = frame.chunk_ns[inside]
+    instants = frame.chunk_ns[:]
+    inside = (instants >= span[0]) & (instants <= span[1])
+    instants = instants[inside]
     order = np.argsort(instants)
     tokens = np.cumsum(frame.chunk_tokens[inside][order], dtype=np.float64)
     if len(tokens) < 2 * PIECES:

@@ -24,6 +24,7 @@ from analysis.metrics import METRICS
 from analysis.repeats import OverRuns, figures_of, over_runs
 from analysis.stats import percentile
 from analysis.summary import Memory, MemoryLevels, Summary
+from analysis.sweep import SweepResult
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")
@@ -169,6 +170,22 @@ class EqualWork(msgspec.Struct, frozen=True):
     lengths: list[dict[str, str]]
 
 
+class CellSweep(CellName, frozen=True, kw_only=True):
+    """A cell whose workload is a sweep."""
+
+    folder: str
+    """Below the matrix's folder."""
+    page: str
+    """The frontier of all sweeps of this workload, there too."""
+    state: Literal["measured", "partly measured", "failed", "not measured"]
+    result: SweepResult | None
+    """Its sweep.json."""
+
+    @property
+    def cell(self) -> CellName:
+        return CellName(self.server, self.host, self.model, self.workload)
+
+
 class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run that could not be made, as matrix.jsonl has it."""
 
@@ -218,6 +235,7 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
     references: list[dict[str, str]]
     plan: dict[str, Any]
     cells: list[CellSummary]
+    sweeps: list[CellSweep] = []
     differences: list[CellDifference]
     skipped: list[dict[str, str]]
     failures: list[RunFailure]
@@ -253,6 +271,7 @@ def matrix(
     measured: Sequence[CellRunData],
     *,
     order: Sequence[CellName],
+    sweeps: Sequence[CellSweep] = (),
     skipped: Mapping[str, str],
     failed: Sequence[Mapping[str, Any]],
     starts: Sequence[Mapping[str, Any]],
@@ -260,7 +279,7 @@ def matrix(
 ) -> MatrixSummary:
     """matrix.json, from its finished runs and the lines of matrix.jsonl: the first one, with the resolved plan; the
     newest failure of each run that is not finished; each time a server came up. `order` names all cells that were to be
-    measured; `titles` each kind of server in its usual spelling."""
+    measured, but for `sweeps`; `titles` each kind of server in its usual spelling."""
     plan: dict[str, Any] = dict(begun["plan"])
     platforms = {name: host["platform"] or name for name, host in plan.pop("hosts_found").items()}
     shared = Counter(platforms.values())
@@ -280,8 +299,10 @@ def matrix(
         name=plan["name"],
         started_at=str(begun["at"]),
         version=str(begun["version"]),
-        interrupted=len(measured) + len(failures) < len(cells) * repeats,
-        simulated=any(run.summary.server.simulated for run in measured),
+        interrupted=len(measured) + len([each for each in failures if each.cell in order]) < len(cells) * repeats
+        or any(each.state in ("partly measured", "not measured") for each in sweeps),
+        simulated=any(run.summary.server.simulated for run in measured)
+        or any(each.result.mark for each in sweeps if each.result),
         servers=[
             {"name": name, "server": kind, "title": titles.get(kind, name) if name == kind else name}
             for name, kind in kinds.items()
@@ -299,6 +320,7 @@ def matrix(
         references=plan.get("references", []),
         plan=plan,
         cells=cells,
+        sweeps=list(sweeps),
         differences=list(_differences([cell for cell in cells if cell.runs])),
         skipped=[{"cell": cell, "reason": reason} for cell, reason in skipped.items()],
         failures=failures,

@@ -15,6 +15,7 @@ import numpy as np
 from analysis import report as doc
 from analysis.frame import Floats
 from analysis.matrix import COMPARED, SAMPLED, STATES, CellDifference, CellName, CellRunData, CellSummary, MatrixSummary
+from analysis.matrix.sweeps import sweep_findings, sweep_rows
 from analysis.metrics import METRICS, by_key
 from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
@@ -44,6 +45,7 @@ ONE_START = """One start per server: its repeats followed one another, so a drif
 to start, is not in the intervals. More starts (starts in the plan) would show it."""
 ROUNDS = """The starts went in rounds, each with every server once in random order, so whatever drifted over time fell
 on all of them alike, and what differs from start to start is in the intervals."""
+SWEPT_ONCE = "Each server was started once per host and model, and swept on that start."
 COLD = "The first run after a start is cold: the server has served nothing but the warm-up requests."
 PUBLISHED = "Not measured here: other hardware, other versions, and not always known settings."
 
@@ -71,13 +73,15 @@ class MatrixReport:
         """Every model and workload of which a cell was measured: what is drawn together."""
         speeds = sorted({cell.speed or 1 for cell in found.cells if cell.simulated} - {1})
         at = f" at {' and '.join(f'{speed:g}' for speed in speeds)} times speed" if speeds else ""
-        self.mark = f"SIMULATED{at}" if found.simulated else ""
+        swept = next((each.result.mark for each in found.sweeps if each.result and each.result.mark), "")
+        self.mark = (f"SIMULATED{at}" if found.cells else swept) if found.simulated else ""
         self.between = {(each.a, each.b, each.figure): each for each in found.differences}
 
     def brief(self) -> Document:
         """For the terminal: one table, what leads, what failed, and whether it is valid."""
         ranking = [Paragraph(f"{lead.label}: {lead.note} {figures}") for lead, figures in self._ranking()]
-        blocks: list[Block] = [self._figures(COMPARED), *ranking, doc.Findings(self.findings())]
+        figures = [self._figures(COMPARED)] if self.found.cells else []
+        blocks: list[Block] = [*figures, *self._sweeps(), *ranking, doc.Findings(self.findings())]
         return self._document([Section("answer", "", blocks)])
 
     def findings(self) -> list[Finding]:
@@ -105,17 +109,25 @@ class MatrixReport:
             curves += [ChartRef(each["id"], each["title"], each["text"]) for each in self._charts(group)]
         if not self.groups:
             answer.append(Paragraph("Nothing was measured yet."))
+        order = [
+            Section("failures", "Failures", self._failures()),
+            Section("order", "How it was measured", self._order(), "Order"),
+        ]
+        swept = [Section("sweeps", "Sweeps", self._sweeps(), "Sweeps")] if self.found.sweeps else []
+        if not self.found.cells:
+            answer_alone = Section("answer", "Answer", [doc.Findings(self._findings())])
+            return self._document([answer_alone, *swept, *order], {"runs": []})
         quoted = [(each["of"], "", f"{each['says']} {each['source']}") for each in self.found.references]
         published: list[Block] = [Paragraph(PUBLISHED), doc.Definitions(quoted)]
         sections = [
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
+            *swept,
             Section("figures", "Ranking", [Paragraph(MEANS), self._figures(SHOWN), *self._limits()]),
             Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
             Section("differences", "Differences", self._differences()),
             Section("memory", "Memory", self._memory()),
             Section("lengths", "Requested and reported output lengths", self._lengths(), "Lengths"),
-            Section("failures", "Failures", self._failures()),
-            Section("order", "How it was measured", self._order(), "Order"),
+            *order,
             *([Section("published", "Published, for reference", published, "Published")] if quoted else []),
             Section("runs", "Runs", [self._runs()]),
         ]
@@ -132,7 +144,7 @@ class MatrixReport:
         servers, platforms, *rest = (count(len(each), noun) for each, noun in groups)
         title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {count(found.repeats, 'repeat')} each"
         looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
-        scripts = ["matrix.js"] if data else []
+        scripts = ["matrix.js"] if data and found.cells else []
         return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, found.version)
 
     def _of(self, group: tuple[str, str]) -> list[CellSummary]:
@@ -186,6 +198,19 @@ class MatrixReport:
     def _findings(self) -> list[Finding]:
         """Whether the figures are valid."""
         cells = self.found.cells
+        found = [*self._cells_findings(), *sweep_findings(self.found.sweeps, self._name)]
+        if differ := dict.fromkeys(self.servers[cell.server] for cell in cells if cell.lengths.differ):
+            text = f"Output lengths of {', '.join(differ)} not as requested."
+            found.append(Finding("lengths", "warning", text, "lengths"))
+        if self.found.interrupted:
+            found.append(Finding("interrupted", "warning", "The matrix was interrupted; --resume goes on with it."))
+        return found
+
+    def _cells_findings(self) -> list[Finding]:
+        """Whether runs were complete and valid."""
+        cells = self.found.cells
+        if not cells:
+            return []
         states = Counter(cell.state for cell in cells)
         requests = {state: sum(cell.requests[state] for cell in cells) for state in STATES}
         runs, planned = sum(len(cell.runs) for cell in cells), sum(cell.planned for cell in cells)
@@ -200,17 +225,11 @@ class MatrixReport:
         measured = f"{states['measured']} of {count(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
         complete = f"{requests['complete']:,} of {asked:,} requests complete{ended}."
         all_complete = runs > 0 and requests["complete"] == asked
-        found = [
+        return [
             Finding("measured", "warning" if missing else "ok", measured, "failures"),
             Finding("complete", "ok" if all_complete else "warning", complete, "failures"),
             Finding("client", "error" if limited else "ok", client, "runs"),
         ]
-        if differ := dict.fromkeys(self.servers[cell.server] for cell in cells if cell.lengths.differ):
-            text = f"Output lengths of {', '.join(differ)} not as requested."
-            found.append(Finding("lengths", "warning", text, "lengths"))
-        if self.found.interrupted:
-            found.append(Finding("interrupted", "warning", "The matrix was interrupted; --resume goes on with it."))
-        return found
 
     def _table(self, title: str, heads: dict[str, Kind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
         """A row per cell, or several: it is told by the names of which there are more than one."""
@@ -234,6 +253,10 @@ class MatrixReport:
             )
             rows.append((cell, (runs, *figures, _number(cell.lengths.mean, 1))))
         return self._table("Means over the repeats", numbers("runs", *map(figure_title, names), "tokens each"), rows)
+
+    def _sweeps(self) -> list[Block]:
+        heads, rows = sweep_rows(self.found.sweeps)
+        return [self._table("Largest load that met the objectives", heads, rows)] if rows else []
 
     def _limits(self) -> list[Block]:
         """What the hardware allows for each cell's load, where it is known."""
@@ -333,6 +356,8 @@ class MatrixReport:
         for cell in self.found.cells:
             why = ", ".join(f"{number:,} {kind}" for kind, number in cell.errors.items())
             rows.append((cell, (cell.state, *(f"{cell.requests[state]:,}" for state in STATES), why)))
+        if not rows:
+            return blocks
         return [*blocks, self._table("How requests ended, over all repeats", heads, rows)]
 
     def _order(self) -> list[Block]:
@@ -342,7 +367,7 @@ class MatrixReport:
             f"Each server was started {count(found.starts, 'time')} per host and model, and its runs were shuffled "
             f"within a start (seed {found.seed}); repeat k of every cell has the same prompts."
         )
-        lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD]
+        lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD] if found.cells else [SWEPT_ONCE]
         if found.equal_work:
             lines.append(f"Because of equal work, {self.servers[found.equal_work.server]} came first in each round.")
         rows = []

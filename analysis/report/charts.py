@@ -22,6 +22,7 @@ from operator import getitem
 from typing import Any
 
 from analysis.frame import Frame
+from analysis.gaps import samples_of
 from analysis.metrics import METRICS
 from analysis.report import RunLook, Shape, Zoom, curves
 from analysis.report.format import count, duration, scale_of, significant
@@ -178,7 +179,7 @@ def _cdf(name: str) -> Chart:
     metric = METRICS[name]
 
     def data(given: ChartInput) -> Data:
-        curve = curves.distribution(metric.values(given.frame), int(given.frame.sampled.sum()))
+        curve = curves.distribution(samples_of(metric, given.frame), int(given.frame.sampled.sum()))
         return curve | curves.band(curve) | curves.marks(given.summary.latency[name])
 
     def caption(curve: Data, summary: Summary) -> str:

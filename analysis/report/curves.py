@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.chunks import Ranked
 from analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
 from analysis.objectives import Distribution
 from analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
@@ -59,17 +60,17 @@ def nice_step(least: float) -> float:
     return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9)))
 
 
-def distribution(samples: Floats, requests: int) -> dict[str, Any]:
+def distribution(samples: Floats | Ranked, requests: int) -> dict[str, Any]:
     """The empirical distribution function: x in seconds, y the share of samples at or below x; `margin`, the half-width
     of its 95 % band. Samples of one request resemble each other, so that counts requests."""
-    ordered = np.sort(samples)
-    ranks = drawn_ranks(len(ordered))
+    ranks = drawn_ranks(len(samples))
+    drawn = np.array(samples.at(ranks)) if isinstance(samples, Ranked) else np.sort(samples)[ranks]
     return {
-        "x": np.round(ordered[ranks], 7).tolist(),
-        "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist(),
-        "n": len(ordered),
+        "x": np.round(drawn, 7).tolist(),
+        "y": np.round((ranks + 1) / max(1, len(samples)), 6).tolist(),
+        "n": len(samples),
         "drawn": len(ranks),
-        "margin": round(dkw_margin(min(requests, len(ordered))), 6),
+        "margin": round(dkw_margin(min(requests, len(samples))), 6),
     }
 
 
@@ -388,8 +389,9 @@ def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
     counts = frame.chunk_counts[rows]
     counts[np.arange(len(rows)) % max(1, int(np.ceil(counts.sum() / CHUNKS_MAX))) > 0] = 0
     offsets = offsets_of(counts)
-    places = np.arange(offsets[-1]) + np.repeat(frame.offsets[rows] - offsets[:-1], counts)
-    ticks = np.rint((frame.chunk_ns[places] - np.repeat(frame.sent_ns[rows], counts)) / TICK_NS).astype(np.int64)
+    drawn = (frame.chunk_ns[frame.offsets[row] : frame.offsets[row + 1]] for row in rows[counts > 0])
+    instants = np.concatenate([np.empty(0), *drawn])
+    ticks = np.rint((instants - np.repeat(frame.sent_ns[rows], counts)) / TICK_NS).astype(np.int64)
     steps, firsts = np.diff(ticks, prepend=0), offsets[:-1][counts > 0]
     steps[firsts] = ticks[firsts]
     every = steps.tolist()

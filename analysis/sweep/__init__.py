@@ -24,7 +24,7 @@ from loadgen.runfile import Run
 FORMAT = 1
 CARRIED_SHARE = 0.9
 """Of a rate: a server that returns less does not keep up, and returns what it can."""
-RATE = "output_tokens_per_s_per_gpu"
+WHOLE, RATE = "output_tokens_per_s", "output_tokens_per_s_per_gpu"
 UNSURE = (0.05, 0.95)
 """Between these chances a step tells little."""
 
@@ -48,6 +48,7 @@ class SweepStep(msgspec.Struct, kw_only=True):
     """Requests that kept the objectives, each by itself, per second; None without such objectives."""
     output_tokens_per_s: float | None
     output_tokens_per_s_per_gpu: float | None
+    """None where nobody says how many GPUs there are."""
     tokens_per_s_per_user: float | None
     """1 / median TPOT."""
     ttft_p50_s: float | None
@@ -59,7 +60,7 @@ class SweepStep(msgspec.Struct, kw_only=True):
     """What the hardware allows with so many in flight, where it is known; so the next."""
     limit_tokens_per_s_per_user: float | None
     cost_per_million_tokens: float | None
-    """Of output, at the price of a GPU hour that was named."""
+    """Of output, at the price of a GPU hour that was named; of an hour of the server, where its GPUs are not known."""
     joules_per_token: float | None
     """Of output."""
     client: str
@@ -87,7 +88,8 @@ class SweepResult(msgspec.Struct, kw_only=True):
     """Why: `done`, `runs`, `time`, `client` or `interrupted`."""
     knee: int | None
     """The step with the most throughput for its latency: requests/s / median E2E is largest (Kleinrock, 1979)."""
-    gpus: int
+    gpus: int | None
+    """None where neither --gpus nor the run says how many."""
     gpu_hour_cost: float | None
     power: str
     """Where the watts are from: `measured`, `of the data sheet`, or empty."""
@@ -156,8 +158,8 @@ def result(
     """All that is known of a sweep: `plan` and `search` are those of sweep.jsonl."""
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit
-    gpus, hour = search.get("gpus") or (limit.gpus if limit else 1), search.get("hour")
-    sheet = _data_sheet(limit.gpu, gpus) if limit else None
+    gpus, hour = search.get("gpus") or (limit.gpus if limit else None), search.get("hour")
+    sheet = _data_sheet(limit.gpu, gpus) if limit and gpus else None
     steps = sorted((_step(each, gpus, hour, sheet) for each in measured), key=lambda step: step.load)
     powers = {
         step.step: step.requests_per_s / step.e2e_p50_s
@@ -182,7 +184,7 @@ def result(
         gpu_hour_cost=hour,
         power="measured" if read else "of the data sheet" if sheet else "",
         predicted=[
-            {**point, RATE: point["output_tokens_per_s"] / gpus}
+            {**point, **({RATE: point[WHOLE] / gpus} if gpus else {})}
             for point in sorted((search.get("foreseen") or {}).get("points", ()), key=lambda point: point["load"])
         ],
         steps=steps,
@@ -197,13 +199,18 @@ def best(found: SweepResult) -> SweepStep | None:
     return max(kept, key=lambda step: step.load, default=None)
 
 
-def pareto(steps: Sequence[SweepStep], x: str, *, less: bool = False) -> list[SweepStep]:
-    """The steps of which no other has both more tokens/s per GPU and a better `x`, in order of it."""
-    known = [each for each in steps if getattr(each, x) is not None and each.output_tokens_per_s_per_gpu]
-    known.sort(key=lambda each: (getattr(each, x) * (1 if less else -1), -(each.output_tokens_per_s_per_gpu or 0)))
+def rate_of(sweeps: Iterable[SweepResult]) -> str:
+    """What is compared: tokens/s per GPU; of whole servers, where of one nobody knows how many it has."""
+    return RATE if all(each.gpus for each in sweeps) else WHOLE
+
+
+def pareto(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
+    """The steps of which no other has both a higher `rate` and a better `x`, in order of it."""
+    known = [each for each in steps if getattr(each, x) is not None and getattr(each, rate)]
+    known.sort(key=lambda each: (getattr(each, x) * (1 if less else -1), -getattr(each, rate)))
     kept: list[SweepStep] = []
     for each in known:
-        if not kept or (each.output_tokens_per_s_per_gpu or 0) > (kept[-1].output_tokens_per_s_per_gpu or 0):
+        if not kept or getattr(each, rate) > getattr(kept[-1], rate):
             kept.append(each)
     return kept
 
@@ -217,7 +224,7 @@ def _data_sheet(name: str, gpus: int) -> float | None:
         return None
 
 
-def _step(measured: Measured, gpus: int, hour: float | None, sheet: float | None) -> SweepStep:
+def _step(measured: Measured, gpus: int | None, hour: float | None, sheet: float | None) -> SweepStep:
     line, folder, summary = measured
     rate, tpot, limit = summary.throughput.output_tokens_per_s, summary.latencies["tpot_s"], summary.limit
     ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet
@@ -235,7 +242,7 @@ def _step(measured: Measured, gpus: int, hour: float | None, sheet: float | None
         requests_per_s=summary.throughput.requests_per_s,
         goodput_per_s=None if summary.goodput is None else summary.goodput.per_s,
         output_tokens_per_s=rate,
-        output_tokens_per_s_per_gpu=None if rate is None else rate / gpus,
+        output_tokens_per_s_per_gpu=rate / gpus if rate is not None and gpus else None,
         tokens_per_s_per_user=1 / tpot.p50 if tpot.p50 else None,
         ttft_p50_s=ttft.p50,
         ttft_p99_s=ttft.p99,
@@ -244,7 +251,7 @@ def _step(measured: Measured, gpus: int, hour: float | None, sheet: float | None
         e2e_p50_s=summary.latencies["e2e_s"].p50,
         limit_tokens_per_s_per_gpu=None if limit is None else limit.output_tokens_per_s / limit.gpus,
         limit_tokens_per_s_per_user=None if limit is None or not limit.tpot_s else 1 / limit.tpot_s,
-        cost_per_million_tokens=gpus * hour * speed / rate / 3600 * 1e6 if hour and rate else None,
+        cost_per_million_tokens=(gpus or 1) * hour * speed / rate / 3600 * 1e6 if hour and rate else None,
         joules_per_token=power * speed / rate if power and rate else None,
         client=summary.client.verdict,
     )

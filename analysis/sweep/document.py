@@ -24,7 +24,7 @@ from analysis.report import (
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.format import UNKNOWN, count, duration, share, significant
 from analysis.report.tables import Cells, numbers, table
-from analysis.sweep import RATE, SweepResult, SweepStep, best, pareto
+from analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
@@ -32,6 +32,7 @@ FRONTIER = """Each point is the run at one load; the line joins those that no ot
 better. Dotted: what the hardware allows with as many requests in flight; dashed: predicted. A star is the knee. Click a
 point for its run."""
 FIRST = "To the left and up is better: sooner a first token, and more tokens for the same GPUs."
+WHOLE_SERVERS = "Tokens per second are those of whole servers: how many GPUs there are is not known; --gpus N says it."
 BY_LOAD = """Requests per second that met the objectives, each by itself; without objectives, all that were complete.
 Thin: the rate that was sent; dashed: complete, as predicted."""
 LATENCIES = "TTFT and TPOT at the percentiles p50 and p99 are in the table below."
@@ -44,7 +45,7 @@ ENDED = {
 }
 MEANINGS = (
     ("tokens/s per user", "1 / TPOT", "How fast an answer appears to its reader: the median over requests."),
-    ("tokens/s per GPU", "", "Output tokens per second of the measuring window, shared among the GPUs."),
+    ("tokens/s", "", "Output tokens per second of the measuring window; per GPU shared among them."),
     ("knee", "", "The load with the most requests/s for its median E2E latency (Kleinrock, 1979)."),
     (
         "capacity",
@@ -100,11 +101,11 @@ def _sure(found: SweepResult) -> bool:
 
 def brief(found: SweepResult) -> Document:
     """For the terminal."""
-    heads: dict[str, Kind] = {"step": "head", **numbers("load", "tokens/s per GPU", "per user", "TTFT p99", "TPOT p99")}
+    heads: dict[str, Kind] = {"step": "head", **numbers("load", per_s(found), "per user", "TTFT p99", "TPOT p99")}
     rows: list[Cells] = [
         (
             f"{step.step}",
-            *(significant(each) for each in (step.load, step.output_tokens_per_s_per_gpu, step.tokens_per_s_per_user)),
+            *map(significant, (step.load, getattr(step, rate_of([found])), step.tokens_per_s_per_user)),
             *(duration(each) for each in (step.ttft_p99_s, step.tpot_p99_s)),
             VERDICTS.get(step.verdict, step.verdict) + ", knee" * (step.step == found.knee),
         )
@@ -128,14 +129,17 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
         answers.append(_compared(sweeps, link))
     if mixed := len({each.over for each in found}) > 1:
         answers.append(Paragraph("Rates and numbers of requests at a time are different loads: compare tokens."))
+    per = " per GPU" if rate_of(found) == RATE else ""
+    if not per:
+        answers.append(Paragraph(WHOLE_SERVERS))
     drawn = [
-        ChartRef("frontier", "Throughput per GPU against speed per user", [FRONTIER], "wide", "none"),
-        ChartRef("first", "Throughput per GPU against TTFT", [FIRST], "wide", "none"),
+        ChartRef("frontier", f"Throughput{per} against speed per user", [FRONTIER], "wide", "none"),
+        ChartRef("first", f"Throughput{per} against TTFT", [FIRST], "wide", "none"),
     ]
     steps: list[Block] = []
     for place, each in enumerate(found):
         steps += [Paragraph("", run=place)] if several else []
-        steps.append(_steps(each, link))
+        steps.append(_steps(each, rate_of(found), link))
     title = f"{count(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
     unit = "load" if mixed else LOADS[found[0].over]
     sections = [
@@ -146,7 +150,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
         Section("words", "What the words mean", [doc.Definitions(MEANINGS)], "Words"),
     ]
     mark = next((each.mark for each in found if each.mark), "")
-    data = {"runs": _drawn(sweeps, link), "charts": _charts(unit)}
+    data = {"runs": _drawn(sweeps, link), "charts": _charts(unit, per)}
     subtitle = "" if several else found[0].model or ""
     return Document("loadgen sweep", title, sections, subtitle, mark, looks, ["frontier.js"], data, found[0].version)
 
@@ -160,9 +164,9 @@ def _cards(found: SweepResult, link: Links) -> list[Block]:
         ends = " to ".join(significant(end) for end in (found.capacity_low, found.capacity_high) if end is not None)
         cards.append(Card("Capacity", significant(found.capacity), UNITS[found.over], ends, leads))
     at = f"at {significant(step.load)} {UNITS[found.over]}"
-    priced = f"{at}, {significant(found.gpu_hour_cost)} per GPU hour"
+    priced = f"{at}, {significant(found.gpu_hour_cost)} per {'GPU hour' if found.gpus else 'hour of the server'}"
     figures = (
-        ("Per GPU", step.output_tokens_per_s_per_gpu, "tokens/s", at),
+        ("Per GPU" if found.gpus else "Throughput", getattr(step, rate_of([found])), "tokens/s", at),
         ("Per user", step.tokens_per_s_per_user, "tokens/s", at),
         ("Cost", step.cost_per_million_tokens, "per million tokens", priced),
         ("Energy", step.joules_per_token, "J per token", f"{at}, power {found.power}"),
@@ -173,12 +177,17 @@ def _cards(found: SweepResult, link: Links) -> list[Block]:
     return [Cards(cards)]
 
 
-def _steps(found: SweepResult, link: Links) -> doc.Table:
+def per_s(*sweeps: SweepResult) -> str:
+    """What throughput is called."""
+    return "tokens/s per GPU" if rate_of(sweeps) == RATE else "tokens/s"
+
+
+def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
     heads: dict[str, Kind] = {
         "step": "head",
         **numbers("load"),
         "objectives": "text",
-        **numbers("P(over)", "complete", "requests/s", "goodput/s", "tokens/s per GPU"),
+        **numbers("P(over)", "complete", "requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
     }
     heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
     extra = [
@@ -194,7 +203,7 @@ def _steps(found: SweepResult, link: Links) -> doc.Table:
         def cell(text: str, value: float | None = None, leads: str = leads) -> TableCell:
             return TableCell(text, value, link=leads if text != UNKNOWN else "")
 
-        plain = (step.requests_per_s, step.goodput_per_s, step.output_tokens_per_s_per_gpu, step.tokens_per_s_per_user)
+        plain = (step.requests_per_s, step.goodput_per_s, getattr(step, rate), step.tokens_per_s_per_user)
         times = (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)
         rows.append(
             (
@@ -213,13 +222,14 @@ def _steps(found: SweepResult, link: Links) -> doc.Table:
 
 def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     """What each gives at the largest load that it carries."""
-    heads: dict[str, Kind] = {"server": "head", **numbers("capacity", "tokens/s per GPU", "tokens/s per user")}
+    rate = rate_of(sweeps.values())
+    heads: dict[str, Kind] = {"server": "head", **numbers("capacity", per_s(*sweeps.values()), "tokens/s per user")}
     heads |= numbers("cost per M tokens", "J per token")
     rows = []
     for place, each in enumerate(sweeps.values()):
         step = best(each)
         leads = "" if step is None else link(each, step.folder)
-        values = [None if step is None else getattr(step, name) for name in COMPARED]
+        values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
         carried = f"{significant(each.capacity)} {UNITS[each.over]}" if each.capacity is not None else UNKNOWN
         first = TableCell(carried, each.capacity, link=leads if each.capacity else "")
         cells = (TableCell(significant(value), value, link=leads if value else "") for value in values)
@@ -227,39 +237,39 @@ def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     return table("At the largest load that met the objectives", heads, rows, several=True)
 
 
-COMPARED = ("output_tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")
+COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")
 
 
 def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
     """The data of each sweep; the frontier over all of them stands with the first."""
     everything = [step for each in sweeps.values() for step in each.steps if step.verdict != "overload"]
-    runs = []
+    rate, runs = rate_of(sweeps.values()), []
     for place, ((name, each), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
         steps = [step for step in each.steps if step.verdict != "overload"]
-        frontier, first = ({}, {}) if place else (pareto(everything, x, less=x in TIMES) for x in AXES)
+        frontier, first = ({}, {}) if place else (pareto(everything, x, rate, less=x in TIMES) for x in AXES)
         by_load = _columns(each.steps, "load", "requests_per_s", each, link)
         good = [step.goodput_per_s if step.goodput_per_s is not None else step.requests_per_s for step in each.steps]
         asked = each.over == "rate"
         by_load |= {"predicted_x": [point["load"] for point in each.predicted if "requests_per_s" in point]}
         by_load |= {"predicted_y": [point["requests_per_s"] for point in each.predicted if "requests_per_s" in point]}
         by_load |= {"y": good, "asked_x": by_load["x"] if asked else [], "asked_y": by_load["x"] if asked else []}
-        data = {"goodput": by_load}
+        data, of = {"goodput": by_load}, 1 if rate == RATE else each.gpus or 1
         for chart, x, best_steps in (("frontier", AXES[0], frontier), ("first", AXES[1], first)):
-            found = _columns([step for step in steps if getattr(step, x)], x, RATE, each, link)
+            found = _columns([step for step in steps if getattr(step, x)], x, rate, each, link)
             knee = _columns(
-                [step for step in steps if step.step == each.knee and getattr(step, x)], x, RATE, each, link
+                [step for step in steps if step.step == each.knee and getattr(step, x)], x, rate, each, link
             )
-            joined = _columns(list(best_steps), x, RATE, each, link)
+            joined = _columns(list(best_steps), x, rate, each, link)
             limits = [step for step in steps if step.limit_tokens_per_s_per_user] if chart == "frontier" else []
             limits.sort(key=lambda step: step.limit_tokens_per_s_per_user or 0)
-            predicted = [point for point in each.predicted if x in point and RATE in point]
+            predicted = [point for point in each.predicted if x in point and rate in point]
             data[chart] = found | {
                 **{f"knee_{axis}": knee[axis] for axis in "xy"},
                 **{f"best_{axis}": joined[axis] for axis in "xy"},
                 "limit_x": [step.limit_tokens_per_s_per_user for step in limits],
-                "limit_y": [step.limit_tokens_per_s_per_gpu for step in limits],
+                "limit_y": [(step.limit_tokens_per_s_per_gpu or 0) * of for step in limits],
                 "predicted_x": [point[x] for point in predicted],
-                "predicted_y": [point[RATE] for point in predicted],
+                "predicted_y": [point[rate] for point in predicted],
             }
         dash = DASHES[place // len(PALETTE) % len(DASHES)]
         runs.append({"name": name, "colour": colour, "dash": dash, "window": None, "data": data})
@@ -281,7 +291,7 @@ def _columns(steps: Sequence[SweepStep], x: str, y: str, found: SweepResult, lin
     }
 
 
-def _charts(load: str) -> list[dict[str, Any]]:
+def _charts(load: str, per: str) -> list[dict[str, Any]]:
     def points(hover: str, mode: str = "markers") -> dict[str, Any]:
         look = {"color": "@run", "size": 9}
         where = {"x": "$x", "y": "$y", "text": "$text", "customdata": "$report", "marker": look}
@@ -303,8 +313,8 @@ def _charts(load: str) -> list[dict[str, Any]]:
         "hoverinfo": "skip",
     }
     star["marker"] = {"symbol": "star", "size": 15, "color": "@run"}
-    rate = {"title": {"text": "output tokens/s per GPU"}, "rangemode": "tozero"}
-    hover = "%{text}: %{y:,.4~g} tokens/s per GPU, %{x:.4~g} "
+    rate = {"title": {"text": f"output tokens/s{per}"}, "rangemode": "tozero"}
+    hover = f"%{{text}}: %{{y:,.4~g}} tokens/s{per}, %{{x:.4~g}} "
     charts = []
     for id_, title, said in (
         ("frontier", "tokens/s per user", "tokens/s per user"),
@@ -322,7 +332,7 @@ def _charts(load: str) -> list[dict[str, Any]]:
             **({"type": "log", "dtick": "D2"} if id_ == "first" else {"rangemode": "tozero"}),
         }
         layout = {"xaxis": axis, "yaxis": rate}
-        names = {"load": "load", title: "x", "output tokens/s per GPU": "y", "report": "report"}
+        names = {"load": "load", title: "x", f"output tokens/s{per}": "y", "report": "report"}
         charts.append({"id": id_, "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
     layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}}
     layout["yaxis"] = {"title": {"text": "good requests/s"}, "rangemode": "tozero"}

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from loadgen import errors
 from loadgen.cli.output import Output, complain, write_page, write_summary, write_text
+from loadgen.cli.sweep import asked as grown
+from loadgen.cli.sweep import exit_code as sweep_code
+from loadgen.cli.sweep import is_sweep, measure, read_sweep, swept_plan, write_sweeps
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
     from analysis.compare import ComparedRun
-    from analysis.matrix import CellRunData, MatrixSummary
+    from analysis.matrix import CellRunData, CellSweep, MatrixSummary
+    from analysis.objectives import Objective
+    from loadgen.matrix import MatrixPlan, Repeat, SweptBy
     from loadgen.matrix.run import Matrix
+    from loadgen.plan import Plan
+    from loadgen.sweep import Measure, Over
 
 SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
 
@@ -42,9 +50,9 @@ def matrix(
     """Start each server on each host with each model in turn, measure every workload, and compare.
 
     A cell that fails is recorded with its reason and the others go on. An interrupted matrix goes on with --resume; no
-    finished run is repeated.
+    finished run is repeated. A workload with `sweep` finds each server's capacity.
     Exit codes: 0 all complete, 1 requests failed or were truncated, 2 plan or usage, 3 a server did not come up, or a
-    run could not be made, 5 the client was the limit, 130 interrupted.
+    run could not be made, 5 the client was the limit, 130 interrupted; else that of the first sweep that has one.
     """
     output = Output(as_json=as_json, quiet=quiet)
     if plan.is_dir():
@@ -56,6 +64,7 @@ def matrix(
     from loadgen.matrix.run import matrix_of
 
     asked = read_matrix_plan(plan)
+    _check_sweeps(asked)
     folder = out or Path("runs") / f"matrix-{asked.name}"
     wanted = matrix_of(asked, folder, ["loadgen", *sys.argv[1:]])
     if dry_run:
@@ -81,13 +90,15 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     from analysis.report.format import plain
 
     found, measured = _read(folder)
+    _write_frontiers(folder, found)
     report = MatrixReport(found)
     text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
     write_text(folder / "matrix.json", text, SAFE)
     write_text(folder / "matrix.html", page.render(report.full(measured)), SAFE)
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
-    where = plain(str(folder / "matrix.html"))
+    pages = [*sorted({each.page for each in found.sweeps if (folder / each.page).exists()}), "matrix.html"]
+    where = "\n".join(plain(str(folder / page)) for page in pages)
     output.document(text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{where}")
     if output.quiet:
         for each in report.findings():
@@ -104,7 +115,10 @@ def exit_code(found: MatrixSummary) -> int:
         return errors.EXIT_SERVER
     if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "dropped")):
         return errors.EXIT_REQUESTS_FAILED
-    return errors.EXIT_CLIENT_LIMITED if any("limited" in cell.verdicts for cell in found.cells) else errors.EXIT_OK
+    if any("limited" in cell.verdicts for cell in found.cells):
+        return errors.EXIT_CLIENT_LIMITED
+    codes = [sweep_code(each.result) for each in found.sweeps if each.result]
+    return next((code for code in codes if code), errors.EXIT_OK)
 
 
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
@@ -114,15 +128,65 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
     def after_run(folder: Path) -> str:
         from analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
+        from analysis.sweep.document import answer
 
-        return in_a_line(_summarised(folder, anew=True).summary)
+        return (
+            answer(read_sweep(folder)).rstrip(".")
+            if is_sweep(folder)
+            else in_a_line(_summarised(folder, anew=True).summary)
+        )
+
+    def sweep(swept: SweptBy, plan: Plan, folder: Path, serve: Measure, price: dict[str, Any]) -> bool:
+        judged, loads, over = _grown(swept)
+        settled = {"precision": swept.precision, "confidence": swept.confidence, "start": swept.start, **price}
+        wanted = swept_plan(plan, over, folder, loads, judged, None)
+        with output.progress(None, plain=False) as show:
+            most = swept.max_runs, swept.max_time_s
+            say = partial(_say_below, output)
+            why = measure(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=most)
+        return why == "interrupted"
 
     with journal(wanted.folder, wanted.resolved, resume=resume) as book:
         done = wanted.done()
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
         takes = in_words(left_s(wanted, book.lines, done))
         output.say(f"{heading(wanted)}\n{over} {takes}. {wanted.folder}")
-        return run(wanted, book, output, after_run)
+        return run(wanted, book, output, after_run, sweep)
+
+
+def _say_below(output: Output, line: str) -> None:
+    output.say(f"    {line}")
+
+
+def _grown(swept: SweptBy) -> tuple[list[Objective], tuple[float, ...], Over]:
+    return grown(swept.objectives, swept.rates, swept.concurrency, swept.over)
+
+
+def _check_sweeps(plan: MatrixPlan) -> None:
+    """What they ask for, before anything is started. Raises PlanError."""
+    from loadgen.matrix import swept_by
+
+    for name in (str(each["name"]) for each in plan.workloads):
+        if (swept := swept_by(plan, name)) is not None:
+            try:
+                _grown(swept)
+            except PlanError as error:
+                raise PlanError(f"workload {name}: {error}", error.hint) from None
+
+
+def _write_frontiers(folder: Path, found: MatrixSummary) -> None:
+    """A page for all sweeps of a workload."""
+    for page in dict.fromkeys(each.page for each in found.sweeps):
+        of = [each for each in found.sweeps if each.page == page and each.result and each.result.steps]
+        named = {_sweep_name(found, each): (folder / each.folder, each.result) for each in of if each.result}
+        if named:
+            write_sweeps(named, folder / page)
+
+
+def _sweep_name(found: MatrixSummary, cell: CellSweep) -> str:
+    """Told by the names of which there are several."""
+    many = {"server": 2, "host": len(found.hosts), "model": len(found.models)}
+    return ", ".join(getattr(cell, name) for name, number in many.items() if number > 1)
 
 
 def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
@@ -143,7 +207,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     from pydantic import ValidationError
 
     from analysis.matrix import CellName, cell_run, matrix
-    from loadgen.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts
+    from loadgen.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
     from servers.kinds import KINDS
 
     lines = read_lines(folder)
@@ -158,7 +222,9 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
         raise OutputError(f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Begin anew with --out.") from None
     begun["plan"] = plan.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     order = cells(plan)
-    done = [repeat for start in starts(plan) for repeat in start.repeats if finished(folder, repeat)]
+    repeats = [repeat for start in starts(plan) for repeat in start.repeats]
+    swept = [each for each in repeats if swept_by(plan, each.cell.workload) is not None]
+    done = [repeat for repeat in repeats if repeat not in swept and finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))
     began, measured = newest(lines, "begin"), []
     for repeat in done:
@@ -166,14 +232,37 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
         found = _summarised(folder / repeat.folder, anew=False)
         where = CellName(*repeat.cell), repeat.number, str(repeat.folder), start, place
         measured.append(cell_run(*where, found.frame, found.summary))
-    latest = newest(lines, "begin", "failure")
+    latest = {
+        repeat: line
+        for repeat, line in newest(lines, "begin", "failure").items()
+        if line["type"] == "failure" and not finished(folder, repeat)
+    }
+    swept.sort(key=lambda repeat: order.index(repeat.cell))
     summary = matrix(
         begun,
         measured,
-        order=[CellName(*cell) for cell in order],
+        order=[CellName(*cell) for cell in order if swept_by(plan, cell.workload) is None],
+        sweeps=[_cell_sweep(folder, repeat, failed=repeat in latest) for repeat in swept],
         skipped=skipped(plan),
-        failed=[line for repeat, line in latest.items() if line["type"] == "failure" and repeat not in done],
+        failed=list(latest.values()),
         starts=[line for line in lines if line["type"] == "up"],
         titles={name: kind.title for name, kind in KINDS.items()},
     )
     return summary, measured
+
+
+def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
+    """What its files say by now."""
+    from analysis.matrix import CellSweep
+    from loadgen.matrix import finished
+
+    begun = is_sweep(folder / repeat.folder)
+    result = read_sweep(folder / repeat.folder) if begun else None
+    state: Any = "failed" if failed else "partly measured" if result and result.steps else "not measured"
+    return CellSweep(
+        **repeat.cell._asdict(),
+        folder=str(repeat.folder),
+        page=f"frontier-{repeat.cell.workload}.html",
+        state="measured" if finished(folder, repeat) else state,
+        result=result,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from analysis.sweep.capacity import Search
     from loadgen.journal import Line
     from loadgen.plan import Plan
+    from loadgen.prepare import OnProgress
+    from loadgen.runfile import Footer
     from loadgen.simulate import Modelled
-    from loadgen.sweep import Sweep
+    from loadgen.sweep import Measure, Sweep, Why
 
 OBJECTIVE = (
     "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete always breaks it."
@@ -93,7 +95,7 @@ def drive(
     """Measure what the options say, and report."""
     from loadgen import prepare
 
-    judged, loads, over = _asked(objectives, rates, concurrency, over)
+    judged, loads, over = asked(objectives, rates, concurrency, over)
     limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
     modelled = _modelled(virtual, twin, settings.get("model"), tp, format_name, vintage, *limits)
     settings = ({"server": modelled.twin.server} if modelled and modelled.twin else {}) | settings
@@ -101,7 +103,7 @@ def drive(
     if resume and out is None:
         raise PlanError("--resume without --out goes on with nothing", "Name the folder of the sweep: --out FOLDER")
     made = modelled if virtual else None
-    sweep = _sweep(plan, over, out or prepare.default_folder(plan), loads, judged, made)
+    sweep = swept_plan(plan, over, out or prepare.default_folder(plan), loads, judged, made)
     output = Output(as_json=as_json, quiet=quiet)
     settled: dict[str, Any] = {
         "precision": precision,
@@ -112,7 +114,12 @@ def drive(
     }
     if modelled and not virtual:
         settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
-    _measure(sweep, output, judged, made, settled, resume=resume, most=(max_runs, max_time_s))
+    output.say(f"sweep over {over}{', virtual time' if made else ''}: {sweep.folder}")
+    with output.progress(None, plain=False) as show_progress:
+        most = max_runs, max_time_s
+        measure(
+            sweep, judged, settled, _serve(sweep, made, output), output.say, show_progress, resume=resume, most=most
+        )
     found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
     if found.ended == "interrupted":
         complain(f"interrupted; go on with the same command and --resume --out {sweep.folder}")
@@ -157,22 +164,15 @@ def is_sweep(path: Path) -> bool:
 
 def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
     """Write sweep.json of each sweep and one page for all, and print them as asked. Raises OutputError."""
-    import msgspec
-
-    from analysis.report.page import render
-    from analysis.sweep.document import brief, frontier
+    from analysis.sweep.document import brief
 
     found = [read_sweep(folder) for folder in folders]
     names = [each.name for each in found]
-    named = {
-        name if names.count(name) == 1 else f"{name} ({folder.name})": each
-        for name, folder, each in zip(names, folders, found, strict=True)
-    }
-    texts = [msgspec.json.format(msgspec.json.encode(each), indent=2).decode() + "\n" for each in found]
-    for folder, text in zip(folders, texts, strict=True):
-        write_text(folder / "sweep.json", text)
-    where = dict(zip(map(id, found), folders, strict=True))
-    write_text(page, render(frontier(named, lambda each, of: report_link(where[id(each)] / of, page))))
+    named = [
+        name if names.count(name) == 1 else f"{name} ({folder.name})"
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    texts = write_sweeps(dict(zip(named, zip(folders, found, strict=True), strict=True)), page)
     if output.as_json:
         print(texts[0] if len(texts) == 1 else json.dumps([json.loads(text) for text in texts], indent=2), end="")
     elif not output.quiet:
@@ -181,6 +181,22 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
             show(brief(each))
         print(f"\n{page}")
     return found
+
+
+def write_sweeps(named: Mapping[str, tuple[Path, SweepResult]], page: Path) -> list[str]:
+    """Write sweep.json of each, which is returned, and one page for all. Raises OutputError."""
+    import msgspec
+
+    from analysis.report.page import render
+    from analysis.sweep.document import frontier
+
+    texts = [msgspec.json.format(msgspec.json.encode(each), indent=2).decode() + "\n" for _, each in named.values()]
+    for (folder, _), text in zip(named.values(), texts, strict=True):
+        write_text(folder / "sweep.json", text)
+    where = {id(each): folder for folder, each in named.values()}
+    sweeps = {name: each for name, (_, each) in named.items()}
+    write_text(page, render(frontier(sweeps, lambda each, of: report_link(where[id(each)] / of, page))))
+    return texts
 
 
 def read_sweep(folder: Path) -> SweepResult:
@@ -216,7 +232,7 @@ def read_sweep(folder: Path) -> SweepResult:
         raise OutputError(f"{folder}: sweep.jsonl is damaged: {error}", "Begin anew with --out.") from None
 
 
-def _asked(
+def asked(
     objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Literal["rate", "concurrency"]
 ) -> tuple[list[Objective], tuple[float, ...], Literal["rate", "concurrency"]]:
     """Objectives, fixed loads, and what grows. Raises PlanError."""
@@ -258,13 +274,12 @@ def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
     """The plan of all steps, whose mistakes are found before the first. Raises PlanError."""
     from loadgen.plan import Plan
     from loadgen.server import named
-    from loadgen.sweep import ARRIVALS, DURATION_S
+    from loadgen.sweep import ARRIVALS, length_of
 
-    length = {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DURATION_S}
-    return named(Plan(**settings | length | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)}))
+    return named(Plan(**settings | length_of(settings) | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)}))
 
 
-def _sweep(
+def swept_plan(
     plan: Plan,
     over: Literal["rate", "concurrency"],
     folder: Path,
@@ -278,6 +293,23 @@ def _sweep(
     twin = made.twin.draws if made and made.twin else None  # as long as its numbers are the same
     virtual = None if made is None else {"of": str(replace(made, twin=None)), "twin": twin}
     return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)))
+
+
+def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
+    """What makes the run of a step: on a model, or on a server."""
+    from loadgen import prepare, simulate
+    from servers.access import without_secrets
+
+    command = without_secrets(["loadgen", *sys.argv[1:]])
+
+    def serve(plan: Plan, folder: Path, show: OnProgress) -> Footer:
+        if made is not None:
+            return simulate.run(plan, made, folder, command)
+        first = plan.seed == sweep.plan.seed  # the others say the same
+        say = output.say if first else lambda _line: None
+        return prepare.run(plan, folder, command=command, say=say, on_progress=show)
+
+    return serve
 
 
 def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Search:
@@ -298,31 +330,22 @@ def _bounds(judged: Sequence[Objective]) -> list[Objective]:
     return bounds_of(judged)
 
 
-def _measure(
+def measure(
     sweep: Sweep,
-    output: Output,
     judged: Sequence[Objective],
-    made: Modelled | None,
     settled: dict[str, Any],
+    serve: Measure,
+    say: Callable[[str], None],
+    show: OnProgress,
     *,
     resume: bool,
     most: tuple[int, float | None],
-) -> None:
-    """Run what is left of a sweep."""
+) -> Why:
+    """Run what is left of a sweep; why it ended. `most` runs and seconds."""
     from analysis.sweep import evidence
-    from loadgen import prepare, simulate
     from loadgen.sweep import journal, run
-    from servers.access import without_secrets
 
-    command = without_secrets(["loadgen", *sys.argv[1:]])
     search = _search(sweep.over, settled, guided=True)
-
-    def measure(plan: Plan, folder: Path, show: prepare.OnProgress) -> Any:
-        if made is not None:
-            return simulate.run(plan, made, folder, command)
-        first = plan.seed == sweep.plan.seed  # the others say the same
-        say = output.say if first else lambda _line: None
-        return prepare.run(plan, folder, command=command, say=say, on_progress=show)
 
     def next_load(lines: Sequence[Line]) -> float | None:
         if not sweep.loads:
@@ -333,40 +356,50 @@ def _measure(
 
     with journal(sweep.folder, sweep.resolved, resume=resume) as book:
         book.write("search", **settled)
-        output.say(f"sweep over {sweep.over}{', virtual time' if made else ''}: {sweep.folder}")
-        with output.progress(None, plain=False) as show_progress:
-            run(
-                sweep,
-                book,
-                measure=measure,
-                judge=partial(_judge, judged, output, sweep.over),
-                next_load=next_load,
-                show=show_progress,
-                runs_most=most[0] if not sweep.loads else len(sweep.loads),
-                time_most_s=most[1],
-            )
+        return run(
+            sweep,
+            book,
+            measure=serve,
+            judge=partial(_judge, judged, say, sweep.over),
+            next_load=next_load,
+            show=show,
+            runs_most=most[0] if not sweep.loads else len(sweep.loads),
+            time_most_s=most[1],
+        )
 
 
 def _foreseen(sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, settled: dict[str, Any]) -> dict[str, Any]:
     """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
-    from analysis.summarise import summarise
     from analysis.sweep import evidence, expected
+
+    search = _search(sweep.over, settled)
+    steps = in_memory(sweep, judged, modelled, search, settled["start"], FORESEEN_MOST)
+    points = [expected(summary, line["load"]) for line, summary in steps]
+    found = search.capacity(evidence(line for line, _ in steps)).capacity if judged else None
+    return {"capacity": found, "points": points}
+
+
+def in_memory(
+    sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, search: Search, start: float, runs_most: int
+) -> list[tuple[Line, Summary]]:
+    """A sweep in virtual time that is not written: of each step its line and its summary."""
+    from analysis.summarise import summarise
+    from analysis.sweep import evidence
     from analysis.sweep.capacity import chance_over
     from analysis.window import frame_of_run
-    from loadgen.simulate import in_memory
+    from loadgen import simulate
 
-    search, lines, points = _search(sweep.over, settled), list[dict[str, Any]](), []
-    loads = iter(sweep.loads)
-    while len(lines) < FORESEEN_MOST and (
-        load := next(loads, None) if sweep.loads else search.next_load(evidence(lines), settled["start"])
+    steps, loads = list[tuple["Line", "Summary"]](), iter(sweep.loads)
+    while len(steps) < runs_most and (
+        load := next(loads, None) if sweep.loads else search.next_load(evidence(line for line, _ in steps), start)
     ):
-        run = in_memory(sweep.step(len(lines) + 1, load), modelled)
+        run = simulate.in_memory(sweep.step(len(steps) + 1, load), modelled)
         frame = frame_of_run(run)
         summary = summarise(run, frame)
         chance = chance_over(judged, _bounds(judged), frame, summary) if judged else 0.0
-        lines.append({"load": load, "over": chance, "carried": _back(sweep.over, summary, load, chance)})
-        points.append(expected(summary, load))
-    return {"capacity": search.capacity(evidence(lines)).capacity if judged else None, "points": points}
+        line = {"load": load, "over": chance, "carried": _back(sweep.over, summary, load, chance)}
+        steps.append((line, summary))
+    return steps
 
 
 def _back(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
@@ -376,7 +409,7 @@ def _back(over: str, summary: Summary, load: float, chance: float, *, overloaded
 
 
 def _judge(
-    judged: Sequence[Objective], output: Output, over: str, folder: Path, load: float, overloaded: bool
+    judged: Sequence[Objective], say: Callable[[str], None], over: str, folder: Path, load: float, overloaded: bool
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
     from analysis.matrix.document import in_a_line
@@ -395,7 +428,7 @@ def _judge(
     chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
     back = _back(over, summary, load, chance, overloaded=overloaded)
     said = "overload, ended early" if overloaded else f"P(over capacity) {shown_chance(chance)}"
-    output.say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
+    say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
     dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload
     client = "ok" if dropped else summary.client.verdict
     return {"over": chance, "carried": back, "client": client, "power_w": watts(run)}

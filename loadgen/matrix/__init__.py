@@ -12,11 +12,12 @@ and going down again; runs that share a start share whatever that process has wa
 The repeats of each cell are dealt to `starts` rounds. A round visits every server on every host once, in random order,
 and within a start the runs of all workloads are shuffled too. So with two rounds or more whatever drifts over the hours
 falls on all cells alike; with one round it does not, and only what happens within a start is averaged out (randomised
-blocks: Montgomery, "Design and Analysis of Experiments", chapter 4). With equal work the leading server comes first in
-each round, because the others need its output lengths.
+blocks: Montgomery, "Design and Analysis of Experiments", chapter 4). A workload that is a sweep is measured once, in
+the first round: it has runs and an interval of its own. With equal work the leading server comes first in each round,
+because the others need its output lengths.
 
-The state of a matrix is its files: a repeat is finished when its run file has a footer that does not say interrupted.
-Beside them lies `matrix.jsonl`, append-only, with what no run file holds:
+The state of a matrix is its files: a repeat is finished when its run file has a footer that does not say interrupted,
+or its sweep has ended. Beside them lies `matrix.jsonl`, append-only, with what no run file holds:
 
     {"type": "plan", "plan": {...}, ...}                         the first line
     {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server that came up
@@ -45,6 +46,8 @@ from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, Line, footer_of, opened, read
 from loadgen.plan import A_KIND, AN_ENDPOINT, Plan
 from loadgen.settings import from_catalog, read_plan
+from loadgen.sweep import ARRIVALS, SWEEP, Over, length_of, loads_of
+from loadgen.sweep import finished as sweep_finished
 from servers.launch.spec import LOCAL, Host, How, read_hosts
 from workloads.syntax import WorkloadError
 
@@ -95,6 +98,8 @@ class HostChoice(_Named):
     """The card's name in servers/hardware/gpus.csv: for the estimate, a simulated server, and the limit in reports."""
     dcgm_url: str | None = None
     """A DCGM exporter on that host, which tells of its GPUs."""
+    gpu_hour_cost: float | None = Field(None, ge=0)
+    """Price of one of its GPUs for an hour: for sweeps."""
 
 
 class Model(_Named):
@@ -104,6 +109,35 @@ class Model(_Named):
     """What a server is started with instead, such as a folder of this machine or a name on a hub."""
     shape: str = ""
     """Its name in servers/hardware/models.csv: likewise."""
+
+
+class SweptBy(_Strict):
+    """How the load of a workload grows: the options of `loadgen sweep`, by their names."""
+
+    objectives: list[str] = []
+    over: Over = "rate"
+    rates: str | None = None
+    concurrency: str | None = None
+    start: float = Field(1.0, ge=1e-3)
+    precision: float = Field(0.1, gt=0, lt=1)
+    confidence: float = Field(0.95, gt=0, lt=1)
+    max_runs: int = Field(8, ge=1, le=100)
+    max_time_s: float | None = Field(None, gt=0)
+
+    @property
+    def grows(self) -> Over:
+        """What does: fixed loads say so themselves."""
+        return "rate" if self.rates else "concurrency" if self.concurrency else self.over
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Those that are fixed beforehand. Raises PlanError."""
+        text = self.rates or self.concurrency
+        return loads_of(text, f"sweep.{self.grows}", whole=self.grows == "concurrency") if text else ()
+
+    @property
+    def runs_most(self) -> int:
+        return len(self.loads) or self.max_runs
 
 
 class Case(_Strict):
@@ -130,10 +164,10 @@ class MatrixPlan(_Strict):
 
     name: str = Field(pattern=WORD)
     servers: list[Server] = Field(min_length=1)
-    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice(name="local", platform="")], min_length=1)
+    hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice.model_validate("local")], min_length=1)
     models: list[Model] = Field(min_length=1)
     workloads: list[dict[str, Any]] = Field(min_length=1)
-    """`name`, `catalog` where it starts from a named workload, and settings of a run."""
+    """`name`, `catalog` where it starts from a named workload, and settings of a run; `sweep` where its load grows."""
     cases: list[Case] = []
     references: list[Reference] = []
     launch: How = "compose"
@@ -197,6 +231,12 @@ def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
     """The plan of one run."""
     given = next(each for each in plan.workloads if each["name"] == workload)
     return Plan(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
+
+
+def swept_by(plan: MatrixPlan, workload: str) -> SweptBy | None:
+    """How its load grows; None for a workload of one load."""
+    given = next(each for each in plan.workloads if each["name"] == workload)
+    return SweptBy(**given["sweep"]) if "sweep" in given else None
 
 
 class Cell(NamedTuple):
@@ -279,7 +319,13 @@ def starts(plan: MatrixPlan) -> list[Start]:
         random.shuffle(measured)
         measured.sort(key=lambda each: each[0].name != (plan.equal_work or each[0].name))
         for server, host, model, cases in measured:
-            order = [str(workload["name"]) for workload in plan.workloads for _ in range(share)]
+            order = [
+                str(workload["name"])
+                for workload in plan.workloads
+                for _ in range(int(turn == 1) if "sweep" in workload else share)
+            ]
+            if not order:
+                continue
             random.shuffle(order)
             repeats = []
             for workload in order:
@@ -307,7 +353,10 @@ journal, read_lines = partial(opened, MATRIX), partial(read, MATRIX)
 
 
 def finished(folder: Path, repeat: Repeat) -> bool:
-    """Whether this run has been measured: its file ends in a footer that does not say interrupted."""
+    """Whether this run has been measured: its file ends in a footer that does not say interrupted, or its sweep has
+    ended."""
+    if (folder / repeat.folder / SWEEP.file).is_file():
+        return sweep_finished(folder / repeat.folder)
     footer = footer_of(folder / repeat.folder)
     return footer is not None and not footer.interrupted
 
@@ -321,7 +370,10 @@ def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
     """A workload's own settings of a run upon those of the catalog, which has a label that the matrix replaces."""
     base = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
     base.pop("label", None)
-    return base | {key: value for key, value in workload.items() if key not in ("name", "catalog")}
+    settings = base | {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}
+    if "sweep" in workload:
+        settings |= length_of(settings) | {"arrivals": ARRIVALS[SweptBy(**workload["sweep"]).grows].format(1)}
+    return settings
 
 
 def _mistakes(plan: MatrixPlan) -> Iterator[str]:
@@ -349,6 +401,9 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield f"workloads: each needs a name such as burst, not {name!r}"
         return
     where = f"workload {name}"
+    if "sweep" in workload and (mistakes := list(_sweep_mistakes(plan, workload))):
+        yield from (f"{where}: {line}" for line in mistakes)
+        return
     try:
         settings = plan.run | _settings(workload)
         Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
@@ -356,6 +411,23 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         yield f"{where}: {error}; {error.hint}"
     except PlanError as error:
         yield from (f"{where}: {line}" for line in str(error).splitlines())
+
+
+def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        swept = SweptBy.model_validate(workload["sweep"])
+        if swept.rates and swept.concurrency:
+            yield "sweep.rates and sweep.concurrency are two sweeps; name one of them"
+        elif not swept.objectives and not swept.loads:
+            yield "sweep.objectives is missing; or name loads: rates or concurrency"
+    except PlanError as error:
+        yield f"{error}; {error.hint}"
+    except ValidationError as error:
+        yield from (f"sweep.{line}" for item in error.errors() for line in _lines(item))
+    if "arrivals" in plan.run or "arrivals" in workload:
+        yield "arrivals is what a sweep sets itself"
+    if plan.equal_work is not None:
+        yield "a sweep gives no lengths for equal_work; make it a matrix of its own"
 
 
 def _lines(item: Any) -> list[str]:

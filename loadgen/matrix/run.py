@@ -31,13 +31,20 @@ from loadgen.runfile import scan
 from servers.access import without_secrets
 from servers.launch import LaunchSpec, RunningServer, compose, launched, process
 from servers.launch.spec import Host
+from servers.simulated.engines import ENGINES
 from workloads import arrivals, lengths
 
 if TYPE_CHECKING:
     from loadgen.cli.output import Output
+    from loadgen.prepare import OnProgress
+    from loadgen.runfile import Footer
+    from loadgen.sweep import Measure
 
 AfterRun = Callable[[Path], str]
-"""Summarises a run that has ended; says in one line what it measured."""
+"""Summarises a run or a sweep that has ended; says in one line what it measured."""
+Sweeps = Callable[["planned.SweptBy", Plan, Path, "Measure", dict[str, Any]], bool]
+"""Makes a sweep in a folder, or goes on with it: how its load grows, the plan of its steps, what makes a run, and what
+its GPUs are and cost. Whether it was interrupted."""
 LOG_LINES = 40
 """Of a server that did not come up."""
 START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
@@ -95,12 +102,14 @@ def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     return Matrix(plan, planned.hosts_of(plan), found, folder, command)
 
 
-def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun) -> bool:
+def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun, sweeps: Sweeps) -> bool:
     """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
     with _terminated_like_interrupted():
         try:
             take_down_left(matrix, book, output.say)
-            interrupted = any(Serving(matrix, book, start, output, after_run).serve() for start in matrix.starts)
+            interrupted = any(
+                Serving(matrix, book, start, output, after_run, sweeps).serve() for start in matrix.starts
+            )
         except KeyboardInterrupt:
             interrupted = True
     if interrupted:
@@ -167,8 +176,11 @@ def _spec(matrix: Matrix, start: Start) -> LaunchSpec:
 class Serving:
     """One start: its server up, its runs, its server down."""
 
-    def __init__(self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: AfterRun) -> None:
-        self._matrix, self._book, self._start, self._after_run = matrix, book, start, after_run
+    def __init__(
+        self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: AfterRun, sweeps: Sweeps
+    ) -> None:
+        self._matrix, self._book, self._start = matrix, book, start
+        self._after_run, self._sweeps = after_run, sweeps
         self._say, self._progress = output.say, output.progress
         self._settled = set[Repeat]()  # finished or failed
 
@@ -224,23 +236,32 @@ class Serving:
     def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
         """One run; whether it was interrupted."""
         matrix, name = self._matrix, f"{repeat.cell.workload}, repeat {repeat.number}"
-        folder = matrix.folder / repeat.folder
         # The memory of these processes is read; not where the library for it is missing: nobody asked for it by name.
         pids = server.pids if find_spec("psutil") else ()
-        make_way(folder)
+
+        def run(asked: Plan, into: Path, show: OnProgress) -> Footer:
+            return prepare.run(
+                asked.but(url=server.url, server_pid=pids),
+                into,
+                command=matrix.command,
+                say=lambda _line: None,  # the matrix has lines of its own for what a run says
+                on_progress=show,
+                launch=server.facts,
+            )
+
+        folder, swept = matrix.folder / repeat.folder, planned.swept_by(matrix.plan, repeat.cell.workload)
+        if swept is None:
+            make_way(folder)
         self._book.write("begin", **repeat.key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
-            with self._progress(plan, plain=False) as on_progress:
-                footer = prepare.run(
-                    plan.but(url=server.url, server_pid=pids),
-                    folder,
-                    command=matrix.command,
-                    say=lambda _line: None,  # the matrix has lines of its own for what a run says
-                    on_progress=on_progress,
-                    launch=server.facts,
-                )
-            if footer.interrupted:
+            if swept is not None:
+                price = {"hour": self._start.host.gpu_hour_cost, "gpus": _cards(self._start)[0] or None}
+                interrupted = self._sweeps(swept, plan, folder, run, price)
+            else:
+                with self._progress(plan, plain=False) as on_progress:
+                    interrupted = run(plan, folder, on_progress).interrupted
+            if interrupted:
                 return True
             said = self._after_run(folder)
         except OutputError:
@@ -333,8 +354,15 @@ def heading(matrix: Matrix) -> str:
     return (
         f"{plan.name}: {' x '.join(items)}: "
         f"{_count(len(planned.cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
-        f"{_count(len(matrix.repeats), 'run')} in {_count(len(matrix.starts), 'start')}"
+        f"{_runs(matrix)} in {_count(len(matrix.starts), 'start')}"
     )
+
+
+def _runs(matrix: Matrix) -> str:
+    """`8 runs and 2 sweeps`."""
+    sweeps = sum(planned.swept_by(matrix.plan, repeat.cell.workload) is not None for repeat in matrix.repeats)
+    runs = len(matrix.repeats) - sweeps
+    return " and ".join(_count(number, noun) for number, noun in ((runs, "run"), (sweeps, "sweep")) if number)
 
 
 def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, width: int = 100) -> str:
@@ -369,50 +397,49 @@ def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, wi
 
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    run = run_settings(plan, cell.workload, server=start.server.server)
+    run, swept = run_settings(plan, cell.workload, server=start.server.server), planned.swept_by(plan, cell.workload)
+    times = 1 if swept is None else swept.runs_most
     if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.burst:
-        return Estimate(run.duration_s + PREPARED_S, "modelled")
+        return Estimate(times * (run.duration_s + PREPARED_S), "modelled")
     due_ns, modelled_s = prepare.schedule_of(run).due_ns, _modelled_s(start, run)
     guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
     takes_s = max(due_ns[-1] / 1e9 if due_ns else 0.0, guessed_s if modelled_s is None else modelled_s)
-    return Estimate(takes_s + PREPARED_S, "guessed" if modelled_s is None else "modelled")
+    return Estimate(times * (takes_s + PREPARED_S), "guessed" if modelled_s is None else "modelled")
 
 
 def cards_of(start: Start) -> str:
     """The GPUs of a real server, where the plan names ones that are known; a simulated one says so itself."""
+    number, name = _cards(start)
+    return f"{number} x {name}" if name and start.launch != "simulated" else ""
+
+
+def _cards(start: Start) -> tuple[int, str]:
+    """How many GPUs, and which; 0 where the plan does not say."""
     from servers.hardware import HardwareError, cards
 
     try:
-        number, name = cards(start.host.gpu) if start.host.gpu and start.launch != "simulated" else (0, "")
+        number, name = cards(start.host.gpu) if start.host.gpu else (0, "")
     except HardwareError:
-        return ""
-    return f"{max(number, int(start.options.get('tensor_parallel') or 1))} x {name}" if name else ""
+        return 0, ""
+    return (max(number, int(start.options.get("tensor_parallel") or 1)), name) if name else (0, "")
 
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
-    """The burst on the simulated server's own model of this server and card, without sending anything."""
-    from servers.simulated.engines import ENGINES, engine_of
-    from servers.simulated.scheduler import Job, Scheduler
-    from servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
+    """The load in virtual time on a model of this server and card."""
+    from loadgen import simulate
 
     options: Mapping[str, Any] = start.options
     gpu, shape = start.host.gpu or options.get("gpu"), start.model.shape or options.get("model_shape")
     if not gpu or not shape or start.server.server not in ENGINES:
         return None
+    jobs, tensor = min(run.n or 1, JOBS_MOST), int(options.get("tensor_parallel", 1))
     try:
-        engine = engine_of(start.server.server)
-        deployment = engine.deployment(str(gpu), str(shape), tensor=int(options.get("tensor_parallel", 1)))
-        kv_tokens = engine.kv_tokens(deployment)
-        served = VirtualEngine(Scheduler(engine.rules(kv_tokens), kv_tokens), engine.step_time(deployment))
-        jobs = min(run.n or 1, JOBS_MOST)
-        for _ in range(jobs):
-            served.submit(Job(_mean_length(run.input_tokens), _mean_length(run.output_tokens), 0))
-    except ValueError:
+        modelled = simulate.Modelled(str(gpu), str(shape), tensor)
+        footer = simulate.in_memory(run.but(n=jobs, metrics_every_s=0.0), modelled).footer
+    except (LoadgenError, ValueError):
         return None
-    while served.busy:
-        served.run(FOR_EVER_NS)
     speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
-    return served.now_ns / 1e9 * (run.n or 1) / jobs / speed
+    return footer.ended_ns / 1e9 * (run.n or 1) / jobs / speed if footer else None
 
 
 def _mean_length(tokens: int | str) -> int:

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from analysis.matrix import CellSweep, matrix
+from analysis.matrix.document import MatrixReport
 from analysis.report.format import significant
+from analysis.report.page import render
+from analysis.sweep import SweepResult
 from tests.browser.conftest import NASTY
+from tests.command import ROOT
 from tests.matrices import fabricate
 
 
@@ -160,3 +166,35 @@ def test_the_bars_can_be_taken_away(opened: Opened) -> None:
     lines = download.value.path().read_text("utf-8").splitlines()
     assert lines[0] == '"server","platform","figure","unit","mean","low","high","repeats"'
     assert len(lines) == 1 + 4
+
+
+def test_a_matrix_of_sweeps_alone(tmp_path: Path, browser: Browser) -> None:
+    """Its page has the capacities, each leading to the frontier, and draws nothing; without complaint."""
+    swept = msgspec.json.decode((ROOT / "docs/results/vllm-cpu-sweep/sweep.json").read_bytes(), type=SweepResult)
+    cell = CellSweep(
+        *("vllm", "here", "tiny", "load"), folder="cells/x", page="frontier-load.html", state="measured", result=swept
+    )
+    plan = {
+        **{"name": "m", "servers": [{"name": "vllm", "server": "vllm"}], "models": [{"name": "tiny"}]},
+        **{"workloads": [{"name": "load"}], "repeats": 1, "starts": 1, "seed": 0},
+        "hosts_found": {"here": {"platform": "CPU"}},
+    }
+    found = matrix(
+        {"at": "", "version": "", "plan": plan},
+        [],
+        order=[],
+        sweeps=[cell],
+        skipped={},
+        failed=[],
+        starts=[],
+        titles={},
+    )
+    file = tmp_path / "matrix.html"
+    file.write_text(render(MatrixReport(found).full([])), encoding="utf-8")
+    page, complaints = browser.new_page(), list[str]()
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    assert page.locator("#sweeps td a").first.get_attribute("href") == "frontier-load.html"
+    assert "12.0 requests/s" in page.locator("#sweeps").inner_text()
+    assert complaints == []
+    page.close()

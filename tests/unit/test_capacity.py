@@ -12,7 +12,7 @@ import pytest
 from analysis.frame import Floats
 from analysis.objectives import ObjectiveError, parse, parse_bounds
 from analysis.summarise import summarise
-from analysis.sweep.capacity import Evidence, Search, autocorrelation_time, chance_of_share, chance_over, usable
+from analysis.sweep.capacity import SHORT, Evidence, Search, autocorrelation_time, chance_of_share, chance_over, usable
 from analysis.window import frame_of_run
 from tests.runs import burst, failed, run_of
 
@@ -71,7 +71,7 @@ def test_neighbours_that_are_alike_count_less() -> None:
     """Independent values count one each, but for the factor that short series need; those of a queue far less."""
     random = np.random.default_rng(1)
     independent = autocorrelation_time(random.random(4000))
-    assert independent == pytest.approx(2.0, rel=0.35)
+    assert independent == pytest.approx(SHORT, rel=0.35)
     assert autocorrelation_time(stays(0.9 * SERVED_PER_S, 1)) > 10 * independent
 
 

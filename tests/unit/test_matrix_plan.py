@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.matrix import MatrixPlan, hosts_of, read_matrix_plan, run_settings
+from loadgen.matrix import MatrixPlan, hosts_of, read_matrix_plan, run_settings, starts
 
 PLAN = """
 name = "small"
@@ -73,6 +73,11 @@ def test_a_server_may_stand_there_twice_under_two_names(tmp_path: Path) -> None:
         ('models = ["llama"]', "", "models is missing"),
         ("[run]", '[[cases]]\nhost = "there"\nskip = "x"\n[run]', "cases: there is no host 'there'; choose here"),
         ("[run]", '[[cases]]\nhost = "here"\n[run]', "a case without options and without skip says nothing"),
+        ("n = 20", "n = 20\nsweep = {}", "workload paper: sweep.objectives is missing; or name loads"),
+        ("n = 20", 'sweep = {rates = "2,1"}', "workload paper: sweep.rate 2,1: is no list of loads that grow"),
+        ("n = 20", 'sweep = {rates = "1", concurrency = "1"}', "are two sweeps; name one of them"),
+        ("n = 20", 'sweep = {objective = "x"}', "workload paper: sweep.objective: there is no such setting"),
+        ("n = 20", 'sweep = {rates = "1"}\narrivals = "burst"', "workload paper: arrivals is what a sweep sets itself"),
         ('platform = "A800"', 'platfrom = "A800"', "hosts.0.platfrom: there is no such setting"),
     ],
 )
@@ -113,3 +118,14 @@ def test_a_host_is_in_the_hosts_file_or_says_its_platform(tmp_path: Path) -> Non
     assert (found["desk"].platform, found["desk"].address) == ("RTX4090", "127.0.0.1")
     with pytest.raises(PlanError, match="gpu2 stands in no hosts file"):
         hosts_of(MatrixPlan(**base, hosts=[known, "gpu2"]))
+
+
+def test_a_sweep_is_measured_once_whatever_the_repeats(tmp_path: Path) -> None:
+    """On the first start of each server; other workloads as often as asked."""
+    sweep = 'n = 10\nsweep = {objectives = ["ttft.p99 < 1s"], concurrency = "1,2"}'
+    plan = read_matrix_plan(written(tmp_path, PLAN.replace("n = 10", sweep) + "[options]\nspeed = 2.0\n"))
+    plan = plan.model_copy(update={"repeats": 2, "starts": 2})
+    found = [[each.cell.workload for each in start.repeats] for start in starts(plan)]
+    assert [sorted(each) for each in found] == [["burst", "paper"], ["burst", "paper"], ["paper"], ["paper"]]
+    assert run_settings(plan, "burst", server="vllm").arrivals == "closed:1"
+    assert len(starts(plan.model_copy(update={"workloads": plan.workloads[:1]}))) == 2

@@ -1,0 +1,47 @@
+"""Cells whose workload is a sweep, on the page and in the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from analysis.matrix import CellName, CellSweep
+from analysis.report import Finding, Kind, TableCell
+from analysis.report.format import UNKNOWN, count, significant
+from analysis.report.tables import Cells, numbers
+from analysis.sweep import best, rate_of
+from analysis.sweep.document import COMPARED, ENDED, UNITS, per_s
+
+
+def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
+    """How many were made, and where the load generator was the limit."""
+    if not sweeps:
+        return []
+    states = Counter(each.state for each in sweeps)
+    missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
+    said = f"{states['measured']} of {count(len(sweeps), 'sweep')} measured{missing}."
+    limited = [each for each in sweeps if each.result and each.result.ended == "client"]
+    return [
+        Finding("sweeps", "warning" if missing else "ok", said, "sweeps"),
+        *(Finding("client", "error", f"{name(each)}: {ENDED['client']}") for each in limited),
+    ]
+
+
+def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, Kind], list[tuple[CellName, Cells]]]:
+    """How much each carries, which leads to the frontier of all; and what it gives at the largest load that kept the
+    objectives, which leads to the report of that run."""
+    known = [each.result for each in sweeps if each.result and each.result.steps]
+    rows = list[tuple[CellName, Cells]]()
+    for each in sweeps:
+        found, step = each.result, best(each.result) if each.result else None
+        capacity = TableCell(UNKNOWN)
+        if found and found.capacity is not None:
+            ends = (significant(end) for end in (found.capacity_low, found.capacity_high) if end is not None)
+            text = f"{significant(found.capacity)} {UNITS[found.over]}"
+            capacity = TableCell(text, found.capacity, " to ".join(ends), link=each.page)
+        report = f"{each.folder}/{step.folder}/report.html" if step else ""
+        values = [None if step is None else getattr(step, name) for name in (rate_of(known), *COMPARED)]
+        cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
+        rows.append((each.cell, (each.state, capacity, *cells)))
+    heads: dict[str, Kind] = {"state": "text", **numbers("capacity", per_s(*known), "tokens/s per user")}
+    return heads | numbers("cost per M tokens", "J per token"), rows

@@ -1,0 +1,77 @@
+"""Chunks in little room: nothing is lost, and what is counted is what sorting gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import chunks, frame, metrics
+from analysis.chunks import ChunkInstants, GrowingTokens, Ranked, steps_of
+from analysis.frame import frame_of, offsets_of
+from analysis.gaps import ranked_gaps
+from analysis.report.curves import distribution
+from analysis.stats import describe
+from analysis.summarise import summarise
+from tests.runs import complete, run_of
+
+NUMBERS = st.lists(st.integers(0, 1 << 40) | st.integers(0, 50), min_size=1, max_size=60)
+
+
+@given(st.lists(st.lists(st.integers(0, 1 << 50), max_size=6), max_size=8), st.data())
+def test_instants_come_back_to_the_nanosecond(rows: list[list[int]], data: st.DataObject) -> None:
+    """Of any part, in any order of instants, whole rows or not, rows without chunks included."""
+    flat = [instant for row in rows for instant in row]
+    offsets = offsets_of(np.array([*map(len, rows)], np.int64))
+    firsts = np.array([row[0] if row else np.nan for row in rows])
+    found = ChunkInstants(steps_of(np.array(flat, np.int64), offsets), firsts, offsets)
+    first = data.draw(st.integers(0, len(flat)))
+    last = data.draw(st.integers(0, len(flat)))
+    assert found[first:last].tolist() == flat[first:last]
+    assert found[:].tolist() == flat
+
+
+@given(NUMBERS, st.integers(0, 5), st.integers(1, 7))
+def test_ranks_are_those_of_the_sorted_numbers(numbers: list[int], zeros: int, pieces: int) -> None:
+    """Each of them, with zeros beside them, in however many blocks; asked for together or one by one."""
+    blocks = np.array_split(np.array(numbers), pieces)
+    ranked = Ranked(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
+    ordered = sorted([*numbers, *[0] * zeros])
+    assert ranked.at(range(len(ordered))) == ordered
+    again = Ranked(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
+    assert [again[rank] for rank in (0, -1, len(ordered) // 2)] == [ordered[0], ordered[-1], ordered[len(ordered) // 2]]
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=5), max_size=6))
+def test_tokens_are_kept(parts: list[list[int]]) -> None:
+    """Also when the first chunks hold one each, which take no room."""
+    found = GrowingTokens()
+    for part in parts:
+        found.extend(np.array(part, np.uint16))
+    assert found.array().tolist() == [number for part in parts for number in part]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_is_counted_is_what_sorting_gives(merged: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A summary of gaps that are too many to be sorted, and their curve, to the last digit; in small blocks."""
+    random = np.random.default_rng(1)
+    records = []
+    for number in range(300):
+        instants = np.cumsum(random.lognormal(17, 1, random.integers(1, 30))).astype(np.int64)
+        records.append(complete(number, instants.tolist(), tokens=[1 + merged] * len(instants)))
+    run = run_of(tmp_path / "run", records)
+    whole = summarise(run)
+    found = frame_of(records)
+    curve = distribution(metrics.METRICS["itl_s"].values(found), 300)
+    monkeypatch.setattr(metrics, "MANY", 0)
+    monkeypatch.setattr(frame, "ENTRIES_PER_BLOCK", 64)
+    monkeypatch.setattr(chunks, "COUNTERS_MOST", 1 << 10)
+    assert summarise(run) == whole
+    itl = metrics.METRICS["itl_s"]
+    assert whole.latencies["itl_s"] == describe(itl.values(found), itl.groups(found))
+    zeros = itl.many(found)
+    assert zeros is not None
+    assert distribution(ranked_gaps(found, int(zeros.sum())), 300) == curve

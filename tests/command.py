@@ -22,51 +22,78 @@ from urllib.request import urlopen
 
 from loadgen import runfile
 from loadgen.cli import main
+from servers.simulated.server import child
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 """A simulated server's clock for tests that are not about time."""
 
 
-class Forked(subprocess.Popen[str]):
+LATE = (
+    *("loadgen.engine.coordinator", "loadgen.engine.sampler", "loadgen.cli.output", "loadgen.cli.run", "loadgen.prepare"),
+    *("servers.calls", "servers.telemetry", "servers.wire.ring", "servers.simulated.engines"),
+    *("analysis.report.page", "analysis.report.terminal", "analysis.summarise", "numpy", "jinja2", "scipy.special"),
+)
+"""What commands import when they need it."""
+
+
+class Forked(subprocess.Popen[Any]):
     """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
     would take a second of CPU to do so, hundreds of times."""
 
+    def runs(self, args: list[str]) -> None:
+        """What the child does."""
+        sys.argv = ["loadgen", *args]
+        main()
+
     def _execute_child(self, args: list[str], *rest: Any) -> None:
-        _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:15]
-        for name in ("loadgen.engine.coordinator", "loadgen.engine.sampler", "loadgen.cli.output", "servers.calls"):
-            importlib.import_module(name)  # what a command imports late
+        cwd, env, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = *rest[4:6], *rest[9:15]
+        for name in LATE:
+            importlib.import_module(name)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks where threads are
             self.pid = os.fork()
         if self.pid == 0:
-            _become(args, cwd, env, p2cread, c2pwrite, errwrite)
+            if rest[20]:
+                os.setsid()
+            self._become(args, cwd, env, p2cread, c2pwrite, errwrite)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
+    def _become(self, args: list[str], cwd: Path | None, env: dict[str, str] | None, *streams: int) -> NoReturn:
+        """The child's side: nothing of the test's process but its modules, then the command."""
+        gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
+        code: object = 1
+        kept = sys.stdin, sys.stdout, sys.stderr  # or they would close the files of the new ones
+        try:
+            for number, stream in enumerate(streams):
+                os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
+            os.closerange(3, 1 << 16)  # or the test's own connections would never end
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.chdir(cwd or ".")
+            if env is not None:
+                os.environ.clear()
+                os.environ.update(env)
+            self.runs(args)
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            del kept
+            os._exit(code if isinstance(code, int) else 1)
 
-def _become(args: list[str], cwd: Path, env: dict[str, str], *streams: int) -> NoReturn:
-    """The child's side: nothing of the test's process but its modules, then the command."""
-    gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
-    code: object = 1
-    try:
-        for number, stream in enumerate(streams):
-            os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
-        os.closerange(3, 1 << 16)  # or the test's own connections would never end
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.chdir(cwd)
-        os.environ.clear()
-        os.environ.update(env)
-        sys.argv = ["loadgen", *args]
-        main()
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+
+class ForkedServer(Forked):
+    """A simulated server that `servers.simulated.process` starts, forked as well."""
+
+    def runs(self, args: list[str]) -> None:
+        """What its CHILD does."""
+        child()
 
 
 def start(

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("loadgen", deadline=None)
 settings.load_profile("loadgen")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage need look at it again, a fifth of a second each."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_servers() -> Iterator[None]:
+    """Simulated servers in processes of their own need no interpreter of their own (`tests/command.py`)."""
+    from servers.simulated import process
+    from tests.command import ForkedServer
+
+    real = process.subprocess
+    process.subprocess = SimpleNamespace(**vars(real) | {"Popen": ForkedServer})  # type: ignore[assignment]
+    yield
+    process.subprocess = real
 
 
 @pytest.fixture(scope="session")

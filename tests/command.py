@@ -31,6 +31,7 @@ FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 
 LATE = (
     *("loadgen.engine.coordinator", "loadgen.engine.sampler", "loadgen.cli.output", "loadgen.cli.run", "loadgen.prepare"),
+    *("loadgen.cli.sweep", "loadgen.cli.capacity"),
     *("servers.calls", "servers.telemetry", "servers.wire.ring", "servers.simulated.engines"),
     *("analysis.report.page", "analysis.report.terminal", "analysis.summarise", "numpy", "jinja2", "scipy.special"),
 )

@@ -30,7 +30,13 @@ FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 
 
 LATE = (
-    *("loadgen.engine.coordinator", "loadgen.engine.sampler", "loadgen.cli.output", "loadgen.cli.run", "loadgen.prepare"),
+    *(
+        "loadgen.engine.coordinator",
+        "loadgen.engine.sampler",
+        "loadgen.cli.output",
+        "loadgen.cli.run",
+        "loadgen.prepare",
+    ),
     *("loadgen.cli.sweep", "loadgen.cli.capacity"),
     *("servers.calls", "servers.telemetry", "servers.wire.ring", "servers.simulated.engines"),
     *("analysis.report.page", "analysis.report.terminal", "analysis.summarise", "numpy", "jinja2", "scipy.special"),
@@ -42,9 +48,9 @@ class Forked(subprocess.Popen[Any]):
     """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
     would take a second of CPU to do so, hundreds of times."""
 
-    def runs(self, args: list[str]) -> None:
+    def runs(self, words: list[str]) -> None:
         """What the child does."""
-        sys.argv = ["loadgen", *args]
+        sys.argv = ["loadgen", *words]
         main()
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
@@ -92,7 +98,7 @@ class Forked(subprocess.Popen[Any]):
 class ForkedServer(Forked):
     """A simulated server that `servers.simulated.process` starts, forked as well."""
 
-    def runs(self, args: list[str]) -> None:
+    def runs(self, _words: list[str]) -> None:
         """What its CHILD does."""
         child()
 
@@ -103,8 +109,9 @@ def start(
     """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; the page if asked for."""
     no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
     words = [command, "--out", str(folder / "run"), *no_report, *arguments]
-    # Variables such as LD_LIBRARY_PATH are read by an interpreter that starts.
-    run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if environment else (Forked, words)
+    # These variables are read by an interpreter that starts.
+    fresh = any(name.startswith(("LD_", "PYTHON")) for name in environment)
+    run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if fresh else (Forked, words)
     return run(
         words,
         stdout=subprocess.PIPE,
@@ -115,10 +122,12 @@ def start(
     )
 
 
-def loadgen(folder: Path, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def loadgen(
+    folder: Path, *arguments: str, timeout_s: float = 100, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `loadgen ...` there to its end. A traceback is never right."""
     pipe = subprocess.PIPE
-    process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env={**os.environ})
+    process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=os.environ | environment)
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in err, err
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)

@@ -16,7 +16,7 @@ settings.load_profile("loadgen")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no collection of garbage need look at it again, a fifth of a second each."""
+    """What was imported and collected stays: no collection of garbage need look at it again, 0.2 s each."""
     gc.collect()
     gc.freeze()
 

@@ -15,7 +15,7 @@ import pytest
 
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 from tests import raw_server
-from tests.command import ROOT, in_process
+from tests.command import ROOT, Forked, in_process
 
 TOKEN = {"LOADGEN_TOKEN": "0123456789abcdef" * 2}
 URLS = {
@@ -94,9 +94,7 @@ def test_answers_that_no_server_gives_are_another_server(tmp_path: Path, body: b
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)} | TOKEN
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-m", "loadgen", *words], cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True
-    )
+    return Forked(words, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)

@@ -21,6 +21,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries complain of what is left when the interpreter ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _forked_servers() -> Iterator[None]:
     """Simulated servers in processes of their own need no interpreter of their own (`tests/command.py`)."""

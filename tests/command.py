@@ -15,12 +15,14 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.request import urlopen
 
-from loadgen import runfile
+from loadgen import api, runfile
 from loadgen.cli import main
 from servers.simulated.server import child
 
@@ -54,7 +56,7 @@ class Forked(subprocess.Popen[Any]):
         main()
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
-        cwd, env, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = *rest[4:6], *rest[9:15]
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
         for name in LATE:
             importlib.import_module(name)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks where threads are
@@ -62,19 +64,22 @@ class Forked(subprocess.Popen[Any]):
         if self.pid == 0:
             if rest[20]:
                 os.setsid()
-            self._become(args, cwd, env, p2cread, c2pwrite, errwrite)
+            self._become(args, *rest[3:6], p2cread, c2pwrite, errwrite)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
-    def _become(self, args: list[str], cwd: Path | None, env: dict[str, str] | None, *streams: int) -> NoReturn:
+    def _become(
+        self, args: list[str], kept: Sequence[int], cwd: Path | None, env: dict[str, str] | None, *streams: int
+    ) -> NoReturn:
         """The child's side: nothing of the test's process but its modules, then the command."""
         gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
         code: object = 1
-        kept = sys.stdin, sys.stdout, sys.stderr  # or they would close the files of the new ones
+        before = sys.stdin, sys.stdout, sys.stderr  # or they would close the files of the new ones
         try:
             for number, stream in enumerate(streams):
                 os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
-            os.closerange(3, 1 << 16)  # or the test's own connections would never end
+            for last, following in pairwise((2, *sorted(kept), 1 << 16)):
+                os.closerange(last + 1, following)  # or the test's own connections would never end
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.chdir(cwd or ".")
@@ -91,8 +96,16 @@ class Forked(subprocess.Popen[Any]):
                 print(code, file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
-            del kept
+            del before
             os._exit(code if isinstance(code, int) else 1)
+
+
+class ForkedRun(Forked):
+    """What `loadgen.run` measures in, forked as well."""
+
+    def runs(self, words: list[str]) -> None:
+        """What `python -m loadgen.api` does."""
+        api._measure(Connection(int(words[-1])))
 
 
 class ForkedServer(Forked):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,15 +28,16 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_servers() -> Iterator[None]:
-    """Simulated servers in processes of their own need no interpreter of their own (`tests/command.py`)."""
+def _forked() -> Iterator[None]:
+    """Simulated servers and measurements in processes of their own need no interpreters (`tests/command.py`)."""
+    from loadgen import api
     from servers.simulated import process
-    from tests.command import ForkedServer
+    from tests.command import ForkedRun, ForkedServer
 
-    real = process.subprocess
-    process.subprocess = SimpleNamespace(**vars(real) | {"Popen": ForkedServer})  # type: ignore[assignment]
-    yield
-    process.subprocess = real
+    with pytest.MonkeyPatch.context() as patch:
+        for module, forked in ((process, ForkedServer), (api, ForkedRun)):
+            patch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked}))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""Every page held against the rules of axe-core (WCAG 2.2 and good practice): at three widths, and those of colour, that
-take longest and know no widths, in light and dark."""
+"""Every page held against the rules of axe-core (WCAG 2.2 and good practice): at three widths, and those of colour,
+that take longest and know no widths, in light and dark."""
 
 from __future__ import annotations
 

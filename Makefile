@@ -1,9 +1,10 @@
 # The commands of this project. `make burst` and `make test` need Python >= 3.11, git and make, and fetch the rest.
 #
 #   make burst      install into .venv and send the first burst, to the built-in simulated TGI
-#   make test       layout, types, imports, and every test that needs no real engine and no build
+#   make test       layout, types, imports, and every test that needs no browser, no real engine and no build
+#   make test-pages  every page in Chromium
 #   make test-packaging   the wheel, the image, Compose, Kubernetes, the benchmarks at tiny size, ten thousand streams
-#   make coverage   make test's tests once more, one at a time, and which lines they reach
+#   make coverage   the tests of `test` and `test-pages` once more, one at a time, and which lines they reach
 #   make engine     real inference servers on this machine's CPU, in .engine
 #   make test-real  the checks that need them
 #   make test-dissect  `loadgen dissect` with torch, on this machine's CPU
@@ -17,18 +18,21 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 
-.PHONY: burst test test-packaging coverage endurance docs clean
+.PHONY: burst test test-pages test-packaging coverage endurance docs clean
 
 # Exit code 5 says that this machine was too busy for exact figures: a first look is none the worse for it.
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
-test: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
+test: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone" --ignore tests/browser
 	$(BIN)/python -m pytest -m "alone and not scale" tests/integration
+
+test-pages: .venv/.tests .venv/.browser
+	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/browser
 
 test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks

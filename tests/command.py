@@ -15,58 +15,105 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.request import urlopen
 
-from loadgen import runfile
+from loadgen import api, runfile
 from loadgen.cli import main
+from servers.simulated.server import child
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 """A simulated server's clock for tests that are not about time."""
 
 
-class Forked(subprocess.Popen[str]):
+LATE = (
+    *(
+        "loadgen.engine.coordinator",
+        "loadgen.engine.sampler",
+        "loadgen.cli.output",
+        "loadgen.cli.run",
+        "loadgen.prepare",
+    ),
+    *("loadgen.cli.sweep", "loadgen.cli.capacity"),
+    *("servers.calls", "servers.telemetry", "servers.wire.ring", "servers.simulated.engines"),
+    *("analysis.report.page", "analysis.report.terminal", "analysis.summarise", "numpy", "jinja2", "scipy.special"),
+)
+"""What commands import when they need it."""
+
+
+class Forked(subprocess.Popen[Any]):
     """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
     would take a second of CPU to do so, hundreds of times."""
 
+    def runs(self, words: list[str]) -> None:
+        """What the child does."""
+        sys.argv = ["loadgen", *words]
+        main()
+
     def _execute_child(self, args: list[str], *rest: Any) -> None:
-        _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[:15]
-        for name in ("loadgen.engine.coordinator", "loadgen.engine.sampler", "loadgen.cli.output", "servers.calls"):
-            importlib.import_module(name)  # what a command imports late
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
+        for name in LATE:
+            importlib.import_module(name)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks where threads are
             self.pid = os.fork()
         if self.pid == 0:
-            _become(args, cwd, env, p2cread, c2pwrite, errwrite)
+            if rest[20]:
+                os.setsid()
+            self._become(args, *rest[3:6], p2cread, c2pwrite, errwrite)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
+    def _become(
+        self, args: list[str], kept: Sequence[int], cwd: Path | None, env: dict[str, str] | None, *streams: int
+    ) -> NoReturn:
+        """The child's side: nothing of the test's process but its modules, then the command."""
+        gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
+        code: object = 1
+        before = sys.stdin, sys.stdout, sys.stderr  # or they would close the files of the new ones
+        try:
+            for number, stream in enumerate(streams):
+                os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
+            for last, following in pairwise((2, *sorted(kept), 1 << 16)):
+                os.closerange(last + 1, following)  # or the test's own connections would never end
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.chdir(cwd or ".")
+            if env is not None:
+                os.environ.clear()
+                os.environ.update(env)
+            self.runs(args)
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            del before
+            os._exit(code if isinstance(code, int) else 1)
 
-def _become(args: list[str], cwd: Path, env: dict[str, str], *streams: int) -> NoReturn:
-    """The child's side: nothing of the test's process but its modules, then the command."""
-    gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
-    code: object = 1
-    try:
-        for number, stream in enumerate(streams):
-            os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
-        os.closerange(3, 1 << 16)  # or the test's own connections would never end
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.chdir(cwd)
-        os.environ.clear()
-        os.environ.update(env)
-        sys.argv = ["loadgen", *args]
-        main()
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+
+class ForkedRun(Forked):
+    """What `loadgen.run` measures in, forked as well."""
+
+    def runs(self, words: list[str]) -> None:
+        """What `python -m loadgen.api` does."""
+        api._measure(Connection(int(words[-1])))
+
+
+class ForkedServer(Forked):
+    """A simulated server that `servers.simulated.process` starts, forked as well."""
+
+    def runs(self, _words: list[str]) -> None:
+        """What its CHILD does."""
+        child()
 
 
 def start(
@@ -75,8 +122,9 @@ def start(
     """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; the page if asked for."""
     no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
     words = [command, "--out", str(folder / "run"), *no_report, *arguments]
-    # Variables such as LD_LIBRARY_PATH are read by an interpreter that starts.
-    run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if environment else (Forked, words)
+    # These variables are read by an interpreter that starts.
+    fresh = any(name.startswith(("LD_", "PYTHON")) for name in environment)
+    run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if fresh else (Forked, words)
     return run(
         words,
         stdout=subprocess.PIPE,
@@ -87,10 +135,12 @@ def start(
     )
 
 
-def loadgen(folder: Path, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def loadgen(
+    folder: Path, *arguments: str, timeout_s: float = 100, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `loadgen ...` there to its end. A traceback is never right."""
     pipe = subprocess.PIPE
-    process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env={**os.environ})
+    process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=os.environ | environment)
     out, err = process.communicate(timeout=timeout_s)
     assert "Traceback" not in err, err
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)

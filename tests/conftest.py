@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("loadgen", deadline=None)
 settings.load_profile("loadgen")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage need look at it again, 0.2 s each."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain of what is left when the interpreter ends."""
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked() -> Iterator[None]:
+    """Simulated servers and measurements in processes of their own need no interpreters (`tests/command.py`)."""
+    from loadgen import api
+    from servers.simulated import process
+    from tests.command import ForkedRun, ForkedServer
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, forked in ((process, ForkedServer), (api, ForkedRun)):
+            patch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked}))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,18 @@
 whose words are all among the call's arguments answers, as often as `times` says, then the next one does.
 """
 
+# ruff: noqa: PTH120, PTH123
+# (pathlib takes longer to import than the rest to run)
 from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
-from pathlib import Path
-from typing import Any
+
+if __name__ != "__main__":  # the program starts a hundred times, and needs none of these
+    import stat
+    from pathlib import Path
+    from typing import Any
 
 KEPT = (
     *("DOCKER_HOST", "DOCKER_CONTEXT", "MODEL_NAME", "BIND", "VLLM_GPU", "TGI_GPU", "MODELS_VOLUME", "VLLM_TAG"),
@@ -101,17 +105,19 @@ def ps(state: str, health: str = "", code: int = 0) -> dict[str, Any]:
     return {"words": ["ps"], "out": json.dumps(row) + "\n"}
 
 
-def main(arguments: list[str], folder: Path) -> int:
+def main(arguments: list[str], folder: str) -> int:
     """Keep the call and answer it."""
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-    with (folder / "calls.jsonl").open("a") as calls:
+    with open(f"{folder}/calls.jsonl", "a") as calls:
         calls.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
-    rules = json.loads((folder / "rules.json").read_text())
+    with open(f"{folder}/rules.json") as file:
+        rules = json.load(file)
     for rule in rules:
         if set(rule["words"]) <= set(arguments) and rule.get("times", 1) > 0:
             if "times" in rule:
                 rule["times"] -= 1
-                (folder / "rules.json").write_text(json.dumps(rules))
+                with open(f"{folder}/rules.json", "w") as file:
+                    json.dump(rules, file)
             # Compose publishes where the variable says, whoever has set it.
             sys.stdout.write(rule.get("out", "").replace('"VLLM_PORT"', os.environ.get("VLLM_PORT", "8001")))
             sys.stderr.write(rule.get("err", ""))
@@ -121,4 +127,4 @@ def main(arguments: list[str], folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
+    sys.exit(main(sys.argv[1:], os.path.dirname(os.path.realpath(__file__))))

@@ -180,7 +180,7 @@ class ModelShape:
 
 def gpu(name: str, file: Path | None = None) -> Gpu:
     """A GPU of gpus.csv or of a TOML file, which wins. Raises HardwareError, which names the nearest one and all."""
-    return _pick("GPU", name, _rows("gpus", file), _gpu)
+    return _pick("GPU", name, "gpus", _gpu, file)
 
 
 def cards(text: str) -> tuple[int, str]:
@@ -202,13 +202,13 @@ def listed_model(name: str, file: Path | None = None) -> ModelShape:
     """A model of models.csv, or of a TOML file, as `gpu`; also by the name under which it is served. Opens no file that
     `name` names: a server may say anything."""
     name = _VARIANT.sub("", name.rpartition("/")[2])
-    return _pick("model", name, _rows("models", file), shape)
+    return _pick("model", name, "models", shape, file)
 
 
 def number_format(name: str) -> Format:
     """A number format of formats.csv, as `gpu`."""
     return _pick(
-        *("number format", name, _rows("formats")),
+        *("number format", name, "formats"),
         lambda name, row: Format(
             *(
                 name,
@@ -227,7 +227,7 @@ def framework(name: str) -> Framework:
     """An engine of frameworks.csv, as `gpu`."""
     figures = [each.name for each in fields(Framework)[1:]]
     return _pick(
-        *("framework", name, _rows("frameworks")),
+        *("framework", name, "frameworks"),
         lambda name, row: Framework(name, *(_figure(name, row, each) for each in figures)),
     )
 
@@ -271,7 +271,7 @@ def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
 
 def tables() -> dict[str, list[dict[str, str]]]:
     """Every row of every table with all its columns, for the documentation."""
-    return {table: [dict(row) for row in _rows(table).values()] for table in TABLES}
+    return {table: [dict(row) for row in _ours(FOLDER, table).values()] for table in TABLES}
 
 
 def constant(name: str) -> float:
@@ -281,14 +281,14 @@ def constant(name: str) -> float:
 
 @cache
 def _constants() -> dict[str, float]:
-    return {name: _number(name, row, "value", 0) for name, row in _rows("constants").items()}
+    return {name: _number(name, row, "value", 0) for name, row in _ours(FOLDER, "constants").items()}
 
 
 @cache
 def _architectures() -> dict[str, Architecture]:
     return {
         name: Architecture(name, *(_figure(name, row, each.name) for each in fields(Architecture)[1:]))
-        for name, row in _rows("architectures").items()
+        for name, row in _ours(FOLDER, "architectures").items()
     }
 
 
@@ -298,7 +298,7 @@ def gpu_links() -> dict[str, Link]:
     figures = [each.name for each in fields(Link)[2:]]
     return {
         name: Link(name, 1e9 * _number(name, row, "GBps", 0) / 2, *(_figure(name, row, each) for each in figures))
-        for name, row in _rows("links").items()
+        for name, row in _ours(FOLDER, "links").items()
     }
 
 
@@ -358,14 +358,15 @@ def _number(name: str, row: Mapping[str, Any], column: str, default: float | Non
     return figure
 
 
-def _rows(table: str, file: Path | None = None) -> dict[str, Mapping[str, Any]]:
-    """Rows of a table by name, those of the file behind ours. Raises HardwareError."""
-    with (FOLDER / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines)
-        key, *columns = reader.fieldnames or ()
-        rows: dict[str, Mapping[str, Any]] = {row[key]: row for row in reader}
-    if file is None:
-        return rows
+@cache
+def _ours(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
+    """Rows of a table by name."""
+    with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
+        return {next(iter(row.values())): row for row in csv.DictReader(lines)}
+
+
+def _told(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
+    """As a file has them. Raises HardwareError."""
     try:
         told = read_toml(file)
     except (OSError, ValueError) as problem:
@@ -373,26 +374,31 @@ def _rows(table: str, file: Path | None = None) -> dict[str, Mapping[str, Any]]:
     if unknown := sorted(told.keys() - {"gpus", "models"}):
         raise HardwareError(f"{file}: no table {', '.join(unknown)}: it holds gpus and models")
     entries: dict[str, Mapping[str, Any]] = told.get(table, {})
+    _, *columns = next(iter(_ours(FOLDER, table).values()))
     for name, row in entries.items():
         if not isinstance(row, dict) or row.keys() - set(columns):
             raise HardwareError(f"{file}: {table}.{name!r} may have {', '.join(columns)} and nothing else")
-    return rows | entries
+    return entries
 
 
 def _pick(
-    kind: str, name: str, rows: Mapping[str, Mapping[str, Any]], made: Callable[[str, Mapping[str, Any]], _Entry]
+    kind: str, name: str, table: str, made: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
 ) -> _Entry:
     """The entry that is so called, by its name or another of its column `also`, however it is spelt."""
-    known = {each: made(each, row) for each, row in rows.items()}  # all: a mistake in any of them is told
-    if name in known:
-        return known[name]
-    names = {_plain(also): each for each, row in rows.items() for also in str(row.get("also") or "").split(";") if also}
-    names |= {_plain(each): each for each in known}
-    if found := names.get(_plain(name)):
-        return known[found]
-    near = dict.fromkeys(names[each] for each in get_close_matches(_plain(name), names, n=3, cutoff=0.6))
-    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise HardwareError(f"unknown {kind} {name!r}{meant}: choose one of {', '.join(known)}")
+    told = _told(table, file) if file else {}
+    for each, row in told.items():
+        made(each, row)  # all: a mistake in any of them is told
+    rows = _ours(FOLDER, table) | told
+    if name not in rows:
+        others = {each: str(row.get("also") or "").split(";") for each, row in rows.items()}
+        names = {_plain(also): each for each, those in others.items() for also in those if also}
+        names |= {_plain(each): each for each in rows}
+        if (found := names.get(_plain(name))) is None:
+            near = dict.fromkeys(names[each] for each in get_close_matches(_plain(name), names, n=3, cutoff=0.6))
+            meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+            raise HardwareError(f"unknown {kind} {name!r}{meant}: choose one of {', '.join(rows)}")
+        name = found
+    return made(name, rows[name])
 
 
 def _plain(name: str) -> str:

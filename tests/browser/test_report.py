@@ -18,12 +18,8 @@ plain = pytest.mark.parametrize("opened", [("plain", 1600, "light")], indirect=T
 troubled = pytest.mark.parametrize("opened", [("troubled", 1600, "light")], indirect=True)
 everywhere = pytest.mark.parametrize(
     "opened",
-    [
-        (name, width, scheme)
-        for name in ("plain", "troubled", "steady")
-        for width, scheme in ((360, "dark"), (1600, "light"))
-    ]
-    + [("many", 360, "light")],
+    [(name, width, scheme) for name in ("plain", "troubled") for width, scheme in ((360, "dark"), (1600, "light"))]
+    + [("steady", 1600, "light"), ("many", 360, "light")],
     indirect=True,
 )
 
@@ -105,13 +101,15 @@ def test_markup_from_a_server_changes_nothing(opened: Opened) -> None:
     assert opened.page.locator("#failures tr[data-row=in_band_error] td").first.inner_text() == "9"
 
 
-@pytest.mark.parametrize("fresh", [("plain", 800, "dark")], indirect=True)
+@pytest.mark.parametrize("fresh", [("plain", 800, "dark", False)], indirect=True)
 def test_the_page_follows_the_readers_colours(fresh: Opened) -> None:
     """Dark paper in the dark, light paper in the light, also when it changes; charts go along; paper is white."""
     paper = "getComputedStyle(document.body).backgroundColor"
     line = "[...document.querySelectorAll('#chart-ttft_s .js-line')].at(-1).style.stroke"
     frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     assert fresh.page.evaluate(paper) == "rgb(20, 23, 27)"
+    fresh.page.locator("#chart-ttft_s").scroll_into_view_if_needed()
+    fresh.page.wait_for_selector("#chart-ttft_s .js-line", state="attached")
     assert fresh.page.evaluate(line) == "rgb(92, 184, 242)"
     fresh.page.emulate_media(color_scheme="light")
     fresh.page.locator("#chart-ttft_s").scroll_into_view_if_needed()
@@ -166,11 +164,12 @@ def test_the_keyboard_reaches_everything(fresh: Opened) -> None:
     assert {outline for _, _, outline in reached} == {"solid"}
 
 
-@pytest.mark.parametrize("fresh", [("plain", 1280, "light")], indirect=True)
+@pytest.mark.parametrize("fresh", [("plain", 1280, "light", False)], indirect=True)
 def test_the_axis_switches_by_keyboard(fresh: Opened) -> None:
     """An arrow key on the switch turns all four latency axes logarithmic, with whole numbers on them."""
     fresh.page.locator("input[name=axis][value=linear]").focus()
     fresh.page.keyboard.press("ArrowRight")
+    fresh.page.wait_for_function("[...document.querySelectorAll('#latency .chart')].every((each) => each.layout)")
     kinds = "[...document.querySelectorAll('#latency .chart')].map((each) => each.layout.xaxis.type)"
     assert fresh.page.evaluate(kinds) == ["log"] * 4
     labels = fresh.page.locator("#chart-ttft_s .xtick text").all_text_contents()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,8 @@ from playwright.sync_api import Browser, Page
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
-from tests.ui import Ui, environment, page
+from tests.command import loadgen
+from tests.ui import Ui, page
 
 FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
 
@@ -85,11 +84,11 @@ def _found_by_axe(opened: Page) -> list[str]:
 
 def _accessible_everywhere(opened: Page) -> None:
     """At three widths, light and dark, nothing is found, and our section is as wide as the window."""
-    for scheme in ("dark", "light"):
+    for scheme, widths in (("dark", (1024,)), ("light", (360, 1600))):
         opened.evaluate(f"localStorage.theme = '{scheme}'")
         opened.reload()
         opened.wait_for_selector("#loadgen-latency")
-        for width in (360, 1024, 1600):
+        for width in widths:
             opened.set_viewport_size({"width": width, "height": 1000})
             assert _found_by_axe(opened) == [], (width, scheme)
             assert opened.evaluate("document.getElementById('loadgen').scrollWidth") <= width
@@ -135,14 +134,7 @@ def _refuses_other_pages_and_bad_forms(ui: Ui, url: str) -> None:
 
 def _equals_the_report(folder: Path, shown: dict[str, dict[str, float]], live: dict[str, Any]) -> None:
     """To the nanosecond for each percentile that the report gives, and the same verdict on the client."""
-    done = subprocess.run(
-        [sys.executable, "-m", "loadgen", "report", str(folder / "run"), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(folder),
-        check=True,
-    )
+    done = loadgen(folder, "report", "run", "--json")
     summary: dict[str, Any] = json.loads(done.stdout)
     assert live["client"]["reasons"] == summary["client"]["reasons"]
     for metric, figures in shown.items():

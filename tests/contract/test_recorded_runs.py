@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import command
 from tests.command import ROOT
 
 RECORDED = Path(__file__).parent.parent / "data" / "recorded"
@@ -47,10 +46,9 @@ def test_compare(a: str, b: str, name: str) -> None:
 
 
 def loadgen(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadgen", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    done = command.loadgen(ROOT, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def _rows(table: Path) -> list[dict[str, str]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from benchmarks.accuracy import main
 from loadgen import runfile
 from servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, burst, summary_of
+from tests.command import FAST, ROOT, burst, loadgen, summary_of
 from tests.simulated import running
 
 SMALL = ("--n", "20", "--itl", "5ms", "--output-tokens", "8")
@@ -21,9 +19,7 @@ SMALL = ("--n", "20", "--itl", "5ms", "--output-tokens", "8")
 
 def calibrate(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end, remembering in `folder`."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "loadgen", "calibrate", *SMALL, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    return loadgen(folder, "calibrate", *SMALL, *options, XDG_CACHE_HOME=str(folder))
 
 
 def test_later_runs_quote_what_was_found(tmp_path: Path) -> None:
@@ -35,7 +31,7 @@ def test_later_runs_quote_what_was_found(tmp_path: Path) -> None:
     assert all(len(row) == 11 for row in rows)
     with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
         common = ["--server", "tgi", "--url", simulated.url, "--n", "3", "--output-tokens", "4", "--no-report"]
-        _, out, _ = burst(tmp_path, *common, XDG_CACHE_HOME=str(tmp_path))
+        _, out, _ = burst(tmp_path, *common)
     kept = runfile.read(tmp_path / "run").header.client["calibration"]
     assert kept["load"] == {
         **{"server": "vllm", "n": 20, "itl_s": 0.005, "output_tokens": 8, "workers": 1, "stamps": "auto"}
@@ -63,7 +59,7 @@ def test_a_memory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     assert "Not remembered: " in done.stdout
     with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
         common = ["--server", "tgi", "--url", simulated.url, "--n", "3", "--output-tokens", "4", "--no-report"]
-        code, out, _ = burst(tmp_path, *common, XDG_CACHE_HOME=str(tmp_path))
+        code, out, _ = burst(tmp_path, *common)
     assert code in (0, 5)  # 5: this machine was too busy for three requests, which is not what is tested here
     assert "calibrations of earlier days are left out" in out
 

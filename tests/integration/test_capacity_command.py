@@ -13,6 +13,12 @@ from tests.command import ROOT, in_process
 LOAD = ("--rate", "20", "--objective", "ttft.p99 < 1s", "--model", "llama-3.1-8b", "--output-tokens", "32")
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations of a tenth of the requests: what is said, not how exactly it is known."""
+    monkeypatch.setattr("loadgen.capacity.REQUESTS", range(100, 501))
+
+
 def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     """The cheapest first; what is assumed; nothing but JSON with --json."""
     words = ("plan-capacity", *LOAD, "--gpu", "L40S=0.9", "--gpu", "H100=2.5", "--tp", "1,2")

@@ -14,6 +14,7 @@ import pytest
 from servers.errors import LaunchError
 from servers.launch import LaunchSpec, process
 from servers.launch.spec import LOCAL, why_ended
+from tests.command import loadgen
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "rope_scaling": None}
@@ -30,10 +31,7 @@ def standard(tmp_path: Path) -> Path:
 
 
 def convert(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadgen", "servers", "convert", str(source), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return loadgen(ROOT, "servers", "convert", str(source), str(target))
 
 
 def test_a_ladder_has_the_weights_of_the_standard_model(standard: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from servers.errors import LaunchError
 from servers.find import probe
 from servers.launch import How, LaunchSpec, launched, process
 from servers.launch.spec import LOCAL, Host
+from tests import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -248,12 +249,7 @@ def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path, monkeypatch
 
 def loadgen(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`loadgen servers ...` as a person would run it."""
-    command = [sys.executable, "-m", "loadgen", "servers", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, cwd=os.environ["XDG_STATE_HOME"]
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return command.loadgen(Path(os.environ["XDG_STATE_HOME"]), "servers", *arguments)
 
 
 def test_the_commands_find_what_an_earlier_one_left(python: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
 from tests import raw_server
-from tests.command import ROOT, in_process
+from tests.command import ROOT, Forked, in_process
 
 TOKEN = {"LOADGEN_TOKEN": "0123456789abcdef" * 2}
 URLS = {
@@ -94,9 +94,7 @@ def test_answers_that_no_server_gives_are_another_server(tmp_path: Path, body: b
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)} | TOKEN
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-m", "loadgen", *words], cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True
-    )
+    return Forked(words, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
@@ -105,7 +103,7 @@ def test_a_signal_ends_the_command_at_any_instant(tmp_path: Path, way: list[str]
     """Also amid its imports: no traceback of ours. Before our first line Python ends as by the signal, or in its own
     words."""
     draw = random.Random(f"{number.name} {len(way)}")
-    words = [*way, "burst", "--server", "tgi", "--n", "500", "--output-tokens", "2000", "--no-report"]
+    words = [*way, "burst", "--server", "tgi", "--n", "50", "--output-tokens", "2000", "--no-report"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     for after_s in (draw.uniform(0, upto_s) for upto_s in (0.1, 0.3, 1, 1, 1, 2)):
         with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=-3, stderr=subprocess.PIPE, text=True) as process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from analysis.report.page import HEADERS
+from tests.command import Forked
 from tests.runs import burst, footer, header, healthy, write
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,8 @@ def served(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
     """The address that the command printed, the command, and the page's file."""
     records = burst(10, 4)
     folder = write(tmp_path / "run", [header(10), *records, *healthy(), footer(records)])
-    command = [sys.executable, "-m", "loadgen", "report", str(folder), "--quiet", "--serve"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    command = ["report", str(folder), "--quiet", "--serve"]
+    with Forked(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         found = re.search(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())
         assert found

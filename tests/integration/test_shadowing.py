@@ -21,7 +21,8 @@ plan = Plan(server="vllm", n=3, input_tokens=16, output_tokens=4, speed=100)
 assert run(plan, out="run").summary.requests.complete == 3
 assert compare("run", "run", anyway=True) and read("run").figure
 """
-TOKEN = "a token of the tests"
+FRESH = {"LOADGEN_TOKEN": "a token of the tests", "PYTHONPATH": str(ROOT)}
+"""The environment of an interpreter that has imported nothing yet."""
 WAYS = {
     "module": [sys.executable, "-m", "loadgen", *BURST],
     "command": [str(Path(sys.executable).with_name("loadgen")), *BURST],
@@ -56,10 +57,10 @@ def test_machines_find_our_own_packages(beside: Path) -> None:
     with running(SimulatedConfig(server="tgi", **FAST)) as server:
         words = ("--server", "tgi", "--url", server.url, "--n", "3", "--output-tokens", "4", "--input-tokens", "16")
         several = ("--distributed", "--expect-workers", "1", "--bind", "127.0.0.1:0")
-        with start(beside, *words, *several, LOADGEN_TOKEN=TOKEN) as master:
+        with start(beside, *words, *several, **FRESH) as master:
             assert master.stdout is not None
             address = next(line for line in master.stdout if "waiting for" in line).split()[-1]
-            with start(beside, "--master", address, command="worker", LOADGEN_TOKEN=TOKEN) as worker:
+            with start(beside, "--master", address, command="worker", **FRESH) as worker:
                 (_, ours), (_, theirs) = worker.communicate(timeout=100), master.communicate(timeout=100)
     assert (worker.returncode, master.returncode in {0, 5}, "own" in ours + theirs) == (0, True, False), ours + theirs
 

@@ -12,7 +12,7 @@ from servers.simulated.config import SimulatedConfig
 from tests.command import burst, in_process, summary_of
 from tests.simulated import running
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("twin")  # they share the runs
 LOADS: dict[str, tuple[str, ...]] = {
     "burst": ("--n", "32"),
     "closed": ("--arrivals", "closed:2", "--n", "20", "--seed", "1"),
@@ -57,10 +57,11 @@ def test_fit_says_what_it_found_and_writes_it(runs: Path) -> None:
 
 def test_prompts_that_the_server_knew_are_a_warning(runs: Path) -> None:
     """The same seed twice: the second run computed next to nothing of its prompts."""
-    code, _, told = in_process(runs, "twin", "fit", "again/run", "--out", "again.json")
+    code, _, told = in_process(runs, "twin", "fit", "burst/run", "again/run", "--out", "again.json")
     assert (code, "of its prompt tokens were in the server's prefix cache" in told) == (0, True)
 
 
+@pytest.mark.alone
 def test_check_holds_it_against_another_run(runs: Path) -> None:
     """Measured, predicted, by how much that is off, and the interval; --json says the same."""
     code, out, _ = in_process(runs, "twin", "check", "twin.json", "poisson/run")
@@ -111,8 +112,6 @@ def test_what_was_simulated_is_no_measurement(runs: Path, tmp_path: Path) -> Non
 
 
 def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:
-    """What it predicts stands beside what is measured, and says where to begin; --virtual twin sweeps the twin."""
-
     """What it predicts stands beside what is measured, and says where to begin; or it is itself swept."""
     asked = (
         "sweep",
@@ -129,11 +128,11 @@ def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:
     alone = json.loads(out)
     assert alone["mark"] == "SIMULATED (virtual)"
     assert alone["predicted"] == []
-    load = ("--rates", "2,4", "--n", "20", "--speed", "1", "--out", "real")
+    load = ("--rates", "8,16", "--n", "20", "--speed", "1", "--out", "real")
     code, out, problems = in_process(tmp_path, *asked, *load)
     assert code in {0, 5, 6}, problems
     found = json.loads(out)
-    assert [point["load"] for point in found["predicted"]] == [2, 4]
+    assert [point["load"] for point in found["predicted"]] == [8, 16]
     assert all(point["tokens_per_s_per_user"] > 0 for point in found["predicted"])
     assert '"predicted_x":[' in (tmp_path / "real/frontier.html").read_text("utf-8")
     code, _, problems = in_process(tmp_path, *asked[:1], "--virtual", "twin", *asked[3:])

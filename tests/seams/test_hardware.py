@@ -6,7 +6,6 @@ import runpy
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -18,6 +17,7 @@ from servers.hardware.inference import step
 from servers.hardware.limits import deploy, limits_of
 from servers.hardware.load import Load
 from servers.simulated.config import SimulatedConfig
+from tests.command import Forked, loadgen
 from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +73,10 @@ def test_the_simulated_server_runs_on_it(described: Path) -> None:
 def test_the_command_takes_it(described: Path) -> None:
     """`loadgen sim --gpu NAME --hardware FILE` comes up; without the file the error lists the cards there are."""
     options = ["--server", "tgi", "--clock", "batching", "--gpu", CARD, "--model-shape", MODEL]
-    command = [sys.executable, "-m", "loadgen", "sim", *options]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = loadgen(ROOT, "sim", *options)
     assert (ended.returncode, "unknown GPU 'Made-up 9000': choose one of RTX 3090" in ended.stderr) == (2, True)
-    with subprocess.Popen(
-        [*command, "--hardware", str(described)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as server:
+    asked = ["sim", *options, "--hardware", str(described)]
+    with Forked(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("ready http://")
         server.send_signal(signal.SIGTERM)

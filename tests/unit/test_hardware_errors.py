@@ -32,11 +32,13 @@ def test_rows_of_ones_own_come_first(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("point", bench.ladder_gains(), ids=lambda point: point.case)
-def test_ladder_gains_what_was_published(point: bench.Point) -> None:
+def test_ladder_gains_what_was_published() -> None:
     """70B at TP 8 and batch 1: within 3 points with P2P, 8 without (arXiv 2501.06589, table 2)."""
-    published, most = bench.GAINS[point.case.removeprefix("P2P ")]
-    assert point.predicted == pytest.approx(published, abs=most)
+    points = bench.ladder_gains()
+    assert points
+    for point in points:
+        published, most = bench.GAINS[point.case.removeprefix("P2P ")]
+        assert point.predicted == pytest.approx(published, abs=most), point.case
 
 
 def test_the_four_architectures_are_in_order() -> None:

@@ -27,7 +27,8 @@ from loadgen.runfile import RunWriter, Telemetry
 from servers.access import no_connection
 from servers.kinds.dialect import Dialect
 from servers.wire.aside import Aside
-from servers.wire.connection import Connection, Pool
+from servers.wire.connection import Connection
+from servers.wire.pool import Pool
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads.sessions import TRANSCRIPT_LIMIT

@@ -160,8 +160,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     from loadgen.engine.driver import Driver, Recorder
     from loadgen.engine.warmup import Held
     from servers.wire.aside import Aside
-    from servers.wire.connection import Pool
     from servers.wire.poller import Poller
+    from servers.wire.pool import Pool
     from servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
     from servers.wire.transport import Exchange
 

@@ -19,9 +19,9 @@ from loadgen.engine.health import Counts
 from loadgen.record import Record
 from loadgen.runfile import RunWriter
 from servers.access import target_of
-from servers.wire.connection import Pool
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
+from servers.wire.pool import Pool
 from servers.wire.stamps import SocketStamps
 from servers.wire.transport import Exchange
 from tests.dialects import DIALECTS

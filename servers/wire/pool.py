@@ -1,0 +1,83 @@
+"""Connections that are open before they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from functools import partial
+
+from servers.access import Target
+from servers.wire.connection import Connection, connect
+from servers.wire.stamps import StampSource
+
+CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
+ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped
+
+
+class Pool:
+    """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
+
+    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource, room: int = 0) -> None:
+        self._spare = spare
+        self._connect = partial(connect, target, timeout_s, stamps, room)
+        self._idle: deque[Connection] = deque()
+        self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._missing = 0
+        """How many are still to be opened by these tasks."""
+
+    async def fill(self) -> None:
+        """Open the spare connections. One that fails is not tried again here: whoever needs it opens its own."""
+        self.top_up()
+        await asyncio.gather(*self._opening)
+
+    async def open(self) -> Connection:
+        """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
+        async with self._gate:
+            return await self._connect()
+
+    def take(self) -> Connection | None:
+        """An idle connection that is still open, or None."""
+        while self._idle:
+            connection = self._idle.popleft()
+            if not connection.gone():
+                return connection
+            connection.close()
+        return None
+
+    def put(self, connection: Connection) -> None:
+        """Give back a connection that may serve another request. It is kept beside those that were opened while it was
+        away: closing it would have `top_up` open another for each request under way at its next look."""
+        if self._spare:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def top_up(self) -> None:
+        """Open connections in the background until `spare` are idle."""
+        if (missing := self._spare - len(self._idle) - self._missing) > 0:
+            self._missing += missing
+            task = asyncio.get_running_loop().create_task(self._open_idle(missing))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def close(self) -> None:
+        """Close what is idle and open nothing more."""
+        self._spare = 0
+        for task in self._opening:
+            task.cancel()
+        while self._idle:
+            self._idle.popleft().close()
+
+    async def _open_idle(self, count: int) -> None:
+        while count:
+            at_once = min(count, CONNECTS_AT_ONCE)
+            await asyncio.gather(*(self._open_one() for _ in range(at_once)))
+            self._missing -= at_once
+            if count := count - at_once:
+                await asyncio.sleep(ACCEPTED_S)
+
+    async def _open_one(self) -> None:
+        with suppress(OSError):
+            self.put(await self.open())

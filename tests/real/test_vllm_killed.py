@@ -59,7 +59,8 @@ def check_all_is_accounted_for(died: Died) -> None:
     assert requests["sent"] == requests["complete"] + requests["truncated"] + requests["failed"] == N
     assert requests["complete"] == 0
     assert sorted(record.id for record in died.records) == list(range(N))
-    assert sum(len(record.chunk_ns) for record in died.records) >= 1000, "what had arrived is kept"
+    # On a busy machine vLLM puts several tokens into one event.
+    assert sum(sum(record.chunk_tokens) for record in died.records) >= 1000, "what had arrived is kept"
 
 
 def test_server_killed_mid_burst(vllm_of_my_own: Engine, burst_until: Callable[..., Died]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS = 1_000_000
 SORTED_EVERY_NS = 500_000_000
+OPENING_NS = 20_000_000  # While connections are opened: each millisecond takes a block of the ring, however little came
 SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
 
 
@@ -82,6 +83,8 @@ class RingStamps(StampSource):
                 key = ring.addresses.index(peer) << 16 | sock.getsockname()[1]
                 if key in flows:
                     self.collect(at_once=True)
+                elif monotonic_ns() - self._collected_ns > OPENING_NS:
+                    self.collect()
                 return flows.watch(key, time_ns())
         return None
 

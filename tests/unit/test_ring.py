@@ -143,3 +143,18 @@ def test_what_has_come_is_known_before_it_is_read() -> None:
     exchange: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])
     assert stamps.pieces(exchange) == 3
     assert stamps.pieces(SimpleNamespace(watched=None, begins=0, sizes=[100])) == 1  # type: ignore[arg-type]
+
+
+def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 20 ms or so: each millisecond in which a packet comes takes one of its blocks."""
+    reads = list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ring = SimpleNamespace(
+            family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.append(now_ns)
+        )
+        stamps = RingStamps([ring], [Flows()], PLAIN)  # type: ignore[list-item]
+        for now_ns in range(1_000_000_000, 1_100_000_000, 1_000_000):
+            monkeypatch.setattr("servers.wire.sources.monotonic_ns", lambda: now_ns)  # noqa: B023
+            with socket.create_connection(listening.getsockname()) as sock:
+                stamps.watch(sock)
+    assert 4 <= len(reads) <= 6

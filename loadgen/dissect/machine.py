@@ -54,7 +54,8 @@ def bounds(device: str, dtype: str, pick: Pick = min) -> Bounds:
         name = f"{torch.get_num_threads()} CPU threads"
     rate, moved = _gemm_flops_per_s(device, dtype, pick), _stream_bytes_per_s(device, pick)
     fresh = _fresh_bytes_per_s(pick) if device == "cpu" else 0.0
-    return Bounds(name, rate, moved, "measured: best GEMM, and STREAM's triad", _launch_s(device), fresh)
+    source = f"measured: {'best' if pick is min else 'median'} GEMM, and STREAM's triad"
+    return Bounds(name, rate, moved, source, _launch_s(device), fresh)
 
 
 def bounds_together(device: str, dtype: str) -> Bounds:

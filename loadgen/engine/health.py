@@ -110,8 +110,9 @@ class FirstTokens:
         """In flight, and counted."""
 
     def look(self, in_flight: Set[Exchange]) -> None:
-        """At the first event of some unfinished answers: some servers send the head at once, the token much later."""
-        for exchange in islice(in_flight - self._seen, LOOKED_AT):
+        """At the first event of the unfinished answers that were sent first, where it is likely to have come. Some
+        servers send the head at once, the token much later."""
+        for exchange in islice((each for each in in_flight if each not in self._seen), LOOKED_AT):
             place = -1 if exchange.aside else exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
             if place >= 0 and exchange.sent_ns is not None and self._stamps.ready(exchange):
                 self._seen.add(exchange)

@@ -18,8 +18,12 @@ plain = pytest.mark.parametrize("opened", [("plain", 1600, "light")], indirect=T
 troubled = pytest.mark.parametrize("opened", [("troubled", 1600, "light")], indirect=True)
 everywhere = pytest.mark.parametrize(
     "opened",
-    [(name, width, scheme) for name in ("plain", "troubled") for width, scheme in ((360, "dark"), (1600, "light"))]
-    + [("steady", 1600, "light"), ("many", 360, "light")],
+    [
+        (name, width, scheme)
+        for name in ("plain", "troubled", "steady")
+        for width, scheme in ((360, "dark"), (1600, "light"))
+    ]
+    + [("many", 360, "light")],
     indirect=True,
 )
 

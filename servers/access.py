@@ -10,12 +10,13 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
 
 from servers.errors import SecretError
 
@@ -204,8 +205,7 @@ def without_secrets(given: Any, name: str = "") -> Any:
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """Where the load goes: one resolved address, and how to speak to it."""
 
     host: str

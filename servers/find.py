@@ -6,13 +6,13 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from servers.access import OPEN, Access, bare
 from servers.errors import (
@@ -187,8 +187,7 @@ def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: i
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTokenizer:
+class ServerTokenizer(msgspec.Struct, frozen=True):
     """The server under test as a judge of lengths, through one kept connection. Raises UncountableError when the server
     answers anything but a count, UnreachableError and UnauthorizedError."""
 

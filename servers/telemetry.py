@@ -19,7 +19,6 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -83,8 +82,7 @@ class Source(Protocol):
         """Let go of connections and libraries; `read` opens them again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """What a page holds."""
 
     samples: Mapping[str, list[tuple[Labels, float]]]  # By the name on the page; values that are finite

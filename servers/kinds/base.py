@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from servers.errors import UnauthorizedError
 from servers.kinds.dialect import Dialect, Route
@@ -17,16 +18,14 @@ from servers.kinds.dialect import Dialect, Route
 Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimit:
+class ServerLimit(msgspec.Struct, frozen=True):
     """A limit that a server states."""
 
     flag: str  # The option that raises it
     bounds: Literal["total", "prompt", "requests", ""] = ""  # Total: prompt and output. Empty: nothing of one plan
 
 
-@dataclass(frozen=True, slots=True)
-class MetricNames:
+class MetricNames(msgspec.Struct, frozen=True):
     """How a server's /metrics name what telemetry reads."""
 
     prefix: str  # All its names begin so
@@ -41,8 +40,7 @@ class MetricNames:
     LookupError, TypeError or ValueError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessCommand:
+class ProcessCommand(msgspec.Struct, frozen=True):
     """How a server that is a Python package is started. `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}`
     are filled in."""
 
@@ -50,7 +48,7 @@ class ProcessCommand:
     arguments: tuple[str, ...]
     program: tuple[str, ...] = ()  # A program that does the same, and its first arguments; taken where it is there
     parallel: tuple[str, ...] = ()  # More arguments where several GPUs share the model
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     ladder: str = ""  # Folder for its PYTHONPATH with which it serves ladders (servers.ladder); empty: it cannot
 
 
@@ -62,27 +60,25 @@ class KnownFault(NamedTuple):
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
+class ServerFacts(msgspec.Struct, frozen=True):
     """What a server says about itself."""
 
     name: str  # A key of servers.kinds.KINDS
     url: str  # Base of all its paths: no slash at the end, no `/v1`
     version: str = ""  # As the server states it. LightLLM states none: concluded from its routes. Empty when unknown.
     model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
-    limits: dict[str, int] = field(default_factory=dict)  # Under its own names: max_model_len, max_total_tokens, ...
+    limits: dict[str, int] = {}  # Under its own names: max_model_len, max_total_tokens, ...
     count_routes: tuple[str, ...] = ()  # Its routes that count the tokens of a text without running it
     endpoint: str = ""  # To measure on, where it lacks its kind's native one
     simulated: bool = False
     speed: float | None = None  # How many times faster than life a simulated server's clock runs
-    hardware: Mapping[str, Any] = field(default_factory=dict)  # gpu, model and tensor_parallel that it simulates
+    hardware: Mapping[str, Any] = {}  # gpu, model and tensor_parallel that it simulates
     pids: tuple[int, ...] = ()  # Its processes on this machine, where we started it
     title: str = ""
-    notes: Mapping[str, Any] = field(default_factory=dict)  # As in ServerKind
+    notes: Mapping[str, Any] = {}  # As in ServerKind
 
 
-@dataclass(frozen=True, slots=True)
-class ServerKind:
+class ServerKind(msgspec.Struct, frozen=True):
     """All that a kind of server is. `servers.kinds.KINDS` holds them by name; nobody else keeps a table of servers."""
 
     name: str  # `--server NAME`; also its service in docker-compose.yml, and in capitals LOADGEN_NAME_URL
@@ -98,7 +94,7 @@ class ServerKind:
     faults: tuple[KnownFault, ...] = ()  # When it does not come up, beside those of all (servers/launch/faults.toml)
     simulated: str = ""  # `module:attribute` of the simulated one; empty: there is none
     phrase: str = ""  # What a sentence calls it where the title alone reads badly
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = {}
     """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card
     it takes at its start, and what sets that. `prompt_piece_tokens`: a longer answer is run in pieces, each of which
     counts the prompt again. `split_endpoint`: where each text of a request may be run, and counted, by itself.

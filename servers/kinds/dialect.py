@@ -7,10 +7,11 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from workloads.request import Request, merged
 
@@ -34,8 +35,7 @@ class Answer:
     error_detail: str = ""  # The server's words or ours, cut to 300 characters
 
 
-@dataclass(frozen=True, slots=True)
-class Route(Generic[Told]):
+class Route(msgspec.Struct, Generic[Told], frozen=True):
     """One question about a text: where to POST what, and how to read the answer."""
 
     path: str
@@ -44,8 +44,7 @@ class Route(Generic[Told]):
     generates: bool = False  # The server runs the text, for one token, and so keeps it in its prefix cache
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRule:
+class VersionRule(msgspec.Struct, frozen=True):
     """What some versions of a server do otherwise on one endpoint, and do not show in the answer itself."""
 
     holds: Callable[[str], bool]  # Of a version as in ServerFacts
@@ -53,8 +52,7 @@ class VersionRule:
     misleads: str = ""  # Why figures taken so would not mean what they say; `{version}` is filled in
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True):
     """One server's protocol on one endpoint, as pure functions."""
 
     server: str

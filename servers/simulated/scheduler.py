@@ -12,7 +12,7 @@ that answer over HTTP, servers/simulated/virtual.py where nobody waits. Batching
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -120,7 +120,7 @@ class Scheduler:
         self._preemptions = self._prefix_hits = 0
         # Keys of the blocks in the prefix cache, the least recently used first. Sharing saves computing alone: a job
         # still takes cache for its whole prompt, and what outputs push out is not modelled.
-        self._cached: dict[int, None] = {}
+        self._cached = OrderedDict[int, None]()  # of a dict that loses its first keys, the next takes ever longer
 
     def submit(self, job: Job) -> None:
         """Raises ValueError for a job that the whole KV cache could not hold."""
@@ -355,10 +355,10 @@ class Scheduler:
         self._chunks.append((job, chunk))
         size, cached = self.policy.block_tokens, self._cached
         for key in job.prefix[job.computed // size : (job.computed + chunk) // size]:
-            cached.pop(key, None)
             cached[key] = None
+            cached.move_to_end(key)
         while len(cached) > self.kv_tokens // size:
-            del cached[next(iter(cached))]
+            cached.popitem(last=False)
 
     def _cached_tokens(self, job: Job, known: int) -> int:
         """How many of the first tokens are in the prefix cache: whole blocks, and never all that is known, as the last
@@ -367,7 +367,7 @@ class Scheduler:
         for key in job.prefix[: (known - 1) // size]:
             if key not in self._cached:
                 break
-            self._cached[key] = self._cached.pop(key)
+            self._cached.move_to_end(key)
             hits += size
         self._prefix_hits += hits * (not job.emitted)  # a job that was preempted is not counted again
         return hits

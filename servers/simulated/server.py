@@ -15,13 +15,14 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -35,9 +36,11 @@ from servers.simulated import ConfigError, SimulatedError
 from servers.simulated.config import SimulatedConfig, fault_of, parse_fault
 from servers.simulated.process import READY
 from servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
-from servers.simulated.state import ServerProtocol, ServerState
+from servers.simulated.scheduler import Job
+from servers.simulated.state import ServerProtocol, ServerState, realtime_offset_ns
 from servers.simulated.stream import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
 from servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
+from servers.wire.stamps import PLAIN, RETRY_S
 
 STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
 
@@ -65,10 +68,15 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
     pump, state = Pump(clock, loop), ServerState(config, protocol.buckets, clock.gauges)
     http, kept_s = HttpServer(state, protocol, pump), protocol.keep_alive_s
-    handler = web.Server(http.answer, handler_cancellation=True, keepalive_timeout=kept_s, access_log=None)
+    handler = web.Server(http.answer, handler_cancellation=True)
+    connection = partial(ClientConnection, http, handler, loop=loop, keepalive_timeout=kept_s, access_log=None)
     try:
-        listening = await loop.create_server(handler, config.host, config.port, backlog=_BACKLOG)
+        listening = await loop.create_server(connection, config.host, config.port, backlog=_BACKLOG)
         try:
+            if config.log and config.clock == "script":  # an engine takes a request when it has read it
+                from servers.simulated.arrivals import open_arrivals  # and with it NumPy, 0.1 s
+
+                http.stamps = open_arrivals(listening.sockets[0])
             host, port = listening.sockets[0].getsockname()[:2]
             ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
             await stop.wait()
@@ -77,6 +85,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
             await handler.shutdown(_LEAVE_LIMIT_S)
     finally:
         pump.timer.close()
+        http.stamps.close()
         summary = http.status()
         state.close(summary)
     return summary
@@ -131,12 +140,44 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
     return BatchingClock(policy, kv_tokens, engine.step_time(deployment), config.speed), longest
 
 
+class ClientConnection(web.RequestHandler):
+    """Counts what comes: for a source of stamps (servers.wire.stamps) the request that was read is a Received."""
+
+    def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._http, self._came, self.begins, self.watched = http, 0, 0, None
+        self.sizes, self.user, self.kernel, self.read_ends = array("q", [0]), array("q"), bytearray(), list[int]()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.watched = self._http.stamps.watch(transport.get_extra_info("socket"))
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._came += len(data)
+        self._http.stamps.collect()
+        super().data_received(data)
+
+    def read(self, received_ns: int) -> None:
+        """A request has been read, whose head this process had at that instant."""
+        self.begins, self.sizes, self.user = self.sizes[0], array("q", [self._came]), array("q", [received_ns])
+        if self.watched is not None:
+            self.watched.forget(self.begins)
+
+    def offsets(self, places: Sequence[int]) -> list[int]:
+        """These places, which are counted from the connection's first byte."""
+        return [*places]
+
+
 class HttpServer:
     """Answers requests in the manner of one server."""
 
     def __init__(self, state: ServerState, protocol: ServerProtocol, pump: Pump) -> None:
         self.state, self.protocol, self.pump = state, protocol, pump
+        self.stamps = PLAIN  # of when requests came
+        until_due_s = (state.config.ttft_s - state.config.jitter_s) / state.config.speed  # of a first token
+        self.patience_ns = round((until_due_s - RETRY_S) * 1e9)
         self.numbers = count()  # of the requests for tokens
+        self.began_ns = time.monotonic_ns()
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
         self._dated_s = 0
         self._before = self._after = b""
@@ -147,6 +188,7 @@ class HttpServer:
         makes_tokens = request.method == "POST" and request.path in self.protocol.generate
         try:
             body = await self._body(request)
+            cast(ClientConnection, request.protocol).read(received_ns)
             fields = self._fields(request, body, strict=request.method == "POST" and bool(body or makes_tokens))
             if makes_tokens:
                 ended = await CompletionHandler(self, request, received_ns).run(fields)
@@ -227,7 +269,7 @@ class HttpServer:
     def status(self) -> dict[str, Any]:
         """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
         told = {name: getattr(self.state.config, name) for name in ("server", "model", "clock", "speed")}
-        counts = {"requests": self.state.requests, "active": len(self.state.streams)}
+        counts = {"stamps": self.stamps.name, "requests": self.state.requests, "active": len(self.state.streams)}
         config = self.state.config
         if config.clock == "batching" and not config.hardware:  # else nobody else knows the card
             card = {"gpu": config.gpu, "model": config.model_shape, "tensor_parallel": config.tensor_parallel}
@@ -310,6 +352,7 @@ class CompletionHandler:
                 await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
                 if self._line.fault == "role-first" and stream.encoding.role_only:
                     stream.send(stream.framed(list(stream.encoding.role_only)))
+            await self._count_from_arrival(stream.job)
             self._server.pump.submit(stream)
             ending = await stream.finished
             if not streamed:
@@ -323,6 +366,19 @@ class CompletionHandler:
             state.streams.discard(stream)
             self._server.pump.cancel(stream)
             state.end(self._line, stream)
+
+    async def _count_from_arrival(self, job: Job) -> None:
+        """Not from when this process has read it, where the kernel says when it came before a token is due."""
+        line, stamps, received = self._line, self._server.stamps, cast(ClientConnection, self._request.protocol)
+        latest_ns = line.received_ns + self._server.patience_ns
+        while not stamps.ready(received) and time.monotonic_ns() < latest_ns:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(RETRY_S)
+        (came_ns,), by = stamps.instants(received, [received.sizes[0]], to_monotonic)
+        if came_ns < self._server.began_ns:  # this process has another time than the kernel
+            came_ns, by = line.received_ns, PLAIN
+        if job.arrived_ns == line.received_ns:  # else it counts from when it was admitted
+            job.arrived_ns = came_ns
+        line.received_ns, line.stamps = came_ns, by.name
 
     async def _send_head(self, stream: Stream, reply: Reply, length: int) -> None:
         head = self._server.head(self._request, reply, length)
@@ -379,6 +435,12 @@ class Written(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         pass
+
+
+def to_monotonic(stamps: Sequence[int]) -> list[int]:
+    """CLOCK_REALTIME ns of what came just now to CLOCK_MONOTONIC, and no later than now."""
+    offset_ns, now_ns = realtime_offset_ns(), time.monotonic_ns()
+    return [min(stamp - offset_ns, now_ns) for stamp in stamps]
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:

@@ -28,6 +28,7 @@ from servers.simulated.protocol import Encoding
 from servers.simulated.scheduler import Job
 from servers.simulated.timing import TokenClock
 from servers.wire.poller import Timer
+from servers.wire.stamps import PLAIN
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
@@ -40,13 +41,14 @@ class LogLine(msgspec.Struct):
     CLOCK_MONOTONIC until it is settled, and from then on of CLOCK_REALTIME, as the kernel's receive stamps are."""
 
     request_id: str  # the client's X-Request-Id; empty when it sent none
-    received_ns: int  # when the request's head had been read
+    received_ns: int  # when its last byte came, or with `user` stamps when this process had read its head
     due_ns: list[int] = []  # when the clock wanted each send to happen
     sent_ns: list[int] = []  # read immediately before the call that sent it
     tokens: list[int] = []  # how many tokens left with it
     prompt_tokens: int = 0
     output_tokens: int = 0  # tokens that left
     fault: str = ""  # the fault this request was given; empty for none
+    stamps: str = PLAIN.name  # which source of stamps (servers.wire.sources) says when it came
 
 
 class Stream:

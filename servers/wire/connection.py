@@ -88,6 +88,7 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN,
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if room:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        stamps.claim(sock)
         if target.tls is None and _connected(sock, target.address):
             return Connection(sock, monotonic_ns(), stamps.watch(sock))
         async with asyncio.timeout(timeout_s):

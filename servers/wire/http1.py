@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-HEAD_LIMIT_BYTES = 65_536
-CHUNK_LINE_LIMIT_BYTES = 4_096
+HEAD_LIMIT_BYTES, CHUNK_LINE_LIMIT_BYTES = 65_536, 4_096
 
 _USUAL_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{2,3})\r\n")
 

@@ -3,6 +3,8 @@
 A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) sees what comes in on the interface
 of the route to the server, before IP does. The filter keeps the IP header and 14 bytes of the TCP header: of what was
 said nothing is ever copied.
+
+A server that listens sees its clients' requests so: their address has port 0, any, and `ports` is its own.
 """
 
 from __future__ import annotations
@@ -16,47 +18,76 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-BLOCK_BYTES, BLOCKS = 8_192, 4_096
-"""What is not read for long is kept as long as it fits 32 MiB, about 230,000 segments, and for 4 s of any load."""
+from servers.wire.ports import Ports
+
+BLOCK_BYTES, BLOCKS, BLOCKS_OF_REQUESTS = 8_192, 4_096, 256
+"""What is not read for long is kept as long as it fits 32 MiB, about 230,000 segments, and for 4 s of any load; of
+requests 2 MiB, 14,000 segments, a quarter of a second."""
 RETIRE_MS = 1
 """A block is handed over when it is full, or this long after its first segment."""
-ADDRESSES_MOST = 60
-"""What jumps of a filter reach over."""
-_ETHERTYPE_ALL, _ETHERTYPE_IPV4, _ETHERTYPE_IPV6, _ETHERTYPE_AT = 3, 0x0800, 0x86DD, 0xFFFFF000
+ADDRESSES_MOST: dict[int, int] = {socket.AF_INET: 60, socket.AF_INET6: 20}
+"""What jumps of a filter reach over: 255 instructions."""
+_ETHERTYPE: dict[int, int] = {socket.AF_INET: 0x0800, socket.AF_INET6: 0x86DD}
 _SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TIMESTAMP, _IGNORE_OUTGOING = 263, 5, 6, 10, 17, 23
 _TPACKET_V3, _SOFTWARE_STAMPS, _ATTACH_FILTER = 2, 1 << 4, 26
 _INSTRUCTION = struct.Struct("=HBBI")
 """linux/filter.h, struct sock_filter: what to do, where to go if true, if false (both counted from the next), value."""
 _LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _LOAD_HALF_X, _LOAD_IP_LENGTH_X = 0x20, 0x28, 0x30, 0x48, 0xB1
 _LOAD_X, _X_TO_A, _ADD, _EQUAL, _ANY_BIT, _RETURN_A, _RETURN = 0x01, 0x87, 0x04, 0x15, 0x45, 0x16, 0x06
+_GREATER, _AT_LEAST, _LOAD_BYTE_X, _AND, _SHIFT_RIGHT, _ADD_X, _A_TO_X = 0x25, 0x35, 0x50, 0x54, 0x74, 0x0C, 0x07
 _SOCKET_ADDRESS = struct.Struct("HHi12x")
 """linux/if_packet.h, struct sockaddr_ll: family, protocol, interface."""
 _NETLINK_ROUTE, _GET_ROUTE, _NEW_ROUTE, _REQUEST, _DESTINATION, _INTERFACE = 0, 26, 24, 1, 1, 4
 _MESSAGE, _ROUTE, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("8BI"), struct.Struct("HH")
 """linux/rtnetlink.h: struct nlmsghdr, rtmsg, rtattr."""
-_TCP, _FRAGMENT, _KEPT_OF_TCP = 6, 0x1FFF, 14
+_TCP, _FRAGMENT, _KEPT_OF_TCP, _FIN, _SYN = 6, 0x1FFF, 14, 0x01, 0x02
+CAP_NET_RAW, CAPABILITY_VERSION_3 = 13, 0x20080522
+"""linux/capability.h."""
 IPV6_BYTES = 40
 
 
-def open_packets(family: int, addresses: Sequence[tuple[Any, ...]]) -> tuple[socket.socket, mmap.mmap]:
-    """The socket that sees segments from these addresses of a family, and the memory in which they are. Raises OSError
-    where the kernel does not let us."""
-    if sys.byteorder != "little" or len(addresses) > ADDRESSES_MOST:
-        raise OSError("packet rings are read on little-endian machines, of up to 60 addresses")
+def open_packets(
+    family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None
+) -> tuple[socket.socket, mmap.mmap]:
+    """The socket that sees segments from these addresses of a family to `ports` of ours, and the memory in which they
+    are. Raises OSError where the kernel does not let us."""
+    if sys.byteorder != "little" or len(addresses) > ADDRESSES_MOST[family]:
+        raise OSError(f"packet rings are read on little-endian machines, of addresses up to {ADDRESSES_MOST}")
     packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
     try:
-        _attach(packets, program(family, addresses))
+        _attach(packets, program(family, addresses, ports))
         packets.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
         packets.setsockopt(_SOL_PACKET, _TIMESTAMP, _SOFTWARE_STAMPS)
         packets.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
-        frames = BLOCKS * BLOCK_BYTES // 2048
-        packets.setsockopt(_SOL_PACKET, _RX_RING, struct.pack("7I", BLOCK_BYTES, BLOCKS, 2048, frames, RETIRE_MS, 0, 0))
-        memory = mmap.mmap(packets.fileno(), BLOCKS * BLOCK_BYTES)
-        _bind(packets, {_interface(family, address) for address in addresses})
+        blocks = BLOCKS if addresses[0][1] else BLOCKS_OF_REQUESTS
+        frames = blocks * BLOCK_BYTES // 2048
+        packets.setsockopt(_SOL_PACKET, _RX_RING, struct.pack("7I", BLOCK_BYTES, blocks, 2048, frames, RETIRE_MS, 0, 0))
+        memory = mmap.mmap(packets.fileno(), blocks * BLOCK_BYTES)
+        _bind(packets, family, {_interface(family, address) for address in addresses})
     except BaseException:
         packets.close()
         raise
     return packets, memory
+
+
+def may_see_packets(*, now: bool) -> None:
+    """Take what right this process has to open packet sockets (file capabilities only permit it), or give it up for
+    good; sockets that are open go on (capset(2))."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
+    if libc.capget(header, held):
+        return
+    effective, permitted, inheritable, *others = struct.unpack("6I", held.raw)
+    right = 1 << CAP_NET_RAW
+    if now:
+        effective |= permitted & right
+    else:
+        effective, permitted, inheritable = effective & ~right, permitted & ~right, inheritable & ~right
+    if libc.capset(header, struct.pack("6I", effective, permitted, inheritable, *others)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def drops(packets: socket.socket) -> int:
@@ -64,21 +95,24 @@ def drops(packets: socket.socket) -> int:
     return int(struct.unpack("3I", packets.getsockopt(_SOL_PACKET, _STATISTICS, 12))[1])
 
 
-def program(family: int, addresses: Sequence[tuple[Any, ...]]) -> bytes:
-    """The filter: of TCP segments from these addresses, how many bytes are kept; of others none. X is where TCP begins,
-    and a jump to `accept` or `reject` is known by its place in the end."""
+def program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None) -> bytes:
+    """The filter: of TCP segments from these addresses to `ports`, how many bytes are kept; of others none. X is where
+    TCP begins, and a jump to `accept` or `reject` is known by its place in the end."""
     accept, reject = -1, -2
     four = family == socket.AF_INET
     code: list[tuple[int, int, int, int]] = [
-        (_LOAD_WORD, 0, 0, _ETHERTYPE_AT),
-        (_EQUAL, 0, reject, _ETHERTYPE_IPV4 if four else _ETHERTYPE_IPV6),
         (_LOAD_BYTE, 0, 0, 9 if four else 6),
         (_EQUAL, 0, reject, _TCP),
     ]
+    to_tcp = (_LOAD_IP_LENGTH_X, 0, 0, 0) if four else (_LOAD_X, 0, 0, IPV6_BYTES)
     if four:
-        code += [(_LOAD_HALF, 0, 0, 6), (_ANY_BIT, reject, 0, _FRAGMENT), (_LOAD_IP_LENGTH_X, 0, 0, 0)]
-    else:
-        code += [(_LOAD_X, 0, 0, IPV6_BYTES)]
+        code += [(_LOAD_HALF, 0, 0, 6), (_ANY_BIT, reject, 0, _FRAGMENT)]
+    code += [to_tcp]
+    if ports is not None:
+        code += [(_LOAD_HALF_X, 0, 0, 2), (_AT_LEAST, 0, reject, ports.first), (_GREATER, reject, 0, ports.last)]
+    # What opens, what ends, or what has a first byte (else loading it rejects): no ACK alone.
+    code += [(_LOAD_BYTE_X, 0, 0, 13), (_ANY_BIT, 7, 0, _SYN | _FIN), (_LOAD_BYTE_X, 0, 0, 12), (_AND, 0, 0, 0xF0)]
+    code += [(_SHIFT_RIGHT, 0, 0, 2), (_ADD_X, 0, 0, 0), (_A_TO_X, 0, 0, 0), (_LOAD_BYTE_X, 0, 0, 0), to_tcp]
     for address in addresses:
         words = address_words(family, address)
         for index, word in enumerate(words):
@@ -86,7 +120,7 @@ def program(family: int, addresses: Sequence[tuple[Any, ...]]) -> bytes:
                 (_LOAD_WORD, 0, 0, (12 if four else 8) + 4 * index),
                 (_EQUAL, 0, 2 * (len(words) - index), word),
             ]
-        code += [(_LOAD_HALF_X, 0, 0, 0), (_EQUAL, accept, 0, address[1])]
+        code += [(_LOAD_HALF_X, 0, 0, 0), (_EQUAL if address[1] else _AT_LEAST, accept, 0, address[1])]
     end = len(code)
     code += [(_RETURN, 0, 0, 0), (_X_TO_A, 0, 0, 0), (_ADD, 0, 0, _KEPT_OF_TCP), (_RETURN_A, 0, 0, 0)]
     ends = {reject: end, accept: end + 1}
@@ -108,12 +142,12 @@ def _attach(packets: socket.socket, code: bytes) -> None:
     packets.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
 
 
-def _bind(packets: socket.socket, interfaces: set[int]) -> None:
+def _bind(packets: socket.socket, family: int, interfaces: set[int]) -> None:
     """To the interface, or to all where there are several; Python's own `bind` knows them by name only. Before it
     nothing comes, and so nothing unfiltered."""
     libc = ctypes.CDLL(None, use_errno=True)
     only = interfaces.pop() if len(interfaces) == 1 else 0
-    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ETHERTYPE_ALL), only)
+    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ETHERTYPE[family]), only)
     if libc.bind(packets.fileno(), address, len(address)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

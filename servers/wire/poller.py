@@ -37,7 +37,7 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: Sweeps | None = None) -> None:
         """With `sweeps` reads may be late: they say by how much."""
         self.loop = loop
-        self.most = 0  # Bytes of the largest read since the last sweep
+        self.most = self.total = 0  # Bytes of the largest late read since the last sweep, and of all
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         self._sweeps = sweeps
@@ -81,11 +81,11 @@ class Poller:
         if len(ready) < EVENTS_PER_TURN or self._served >= len(callbacks):  # else the same sweep goes on, as late
             self._served = 0
             self._ended_ns = time.monotonic_ns()
-            if self._sweeps is not None and (apart_s := self._sweeps.apart_s(self._ended_ns, self.most)):
+            if self._sweeps is not None and (apart_s := self._sweeps.apart_s(self._ended_ns, self.most, self.total)):
                 self.loop.remove_reader(self._epoll.fileno())
                 self._left_s = apart_s
                 self._wait()
-            self.most = 0
+            self.most = self.total = 0
 
     def _wait(self) -> None:
         part_s = min(self._left_s, EBB_S)
@@ -111,14 +111,14 @@ class Timer:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval and value, each in seconds and nanoseconds
         self._pointer = ctypes.byref(self._spec)
-        self._loop = loop
+        self.loop = loop
         loop.add_reader(self._fd, callback)
 
     def arm(self, at_ns: int | None) -> None:
         """Call back at that instant of time.monotonic_ns or shortly after it, in place of the one before; None: not."""
-        self._spec[2], self._spec[3] = divmod(at_ns or 0, _SECOND_NS)
+        self._spec[2], self._spec[3] = divmod(0 if at_ns is None else max(at_ns, 1), _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._fd)
+        self.loop.remove_reader(self._fd)
         os.close(self._fd)

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servers.wire.packets import BLOCKS, IPV6_BYTES, address_words, drops, open_packets
+from servers.wire.packets import BLOCK_BYTES, IPV6_BYTES, address_words, drops, open_packets
+from servers.wire.ports import Ports
 
 Words = NDArray[np.uint32]
 
@@ -31,7 +32,7 @@ class Segments(NamedTuple):
     """Columns of what came, in the order in which it came."""
 
     key: NDArray[np.int64]
-    """Our port, and 65,536 for each of the addresses before the server's."""
+    """Our port (theirs, of addresses with port 0), and 65,536 for each of the addresses before the server's."""
     sequence: Words
     syn: NDArray[np.bool_]
     fin: NDArray[np.bool_]
@@ -58,7 +59,7 @@ def segments(words: Words, blocks: NDArray[np.int64], family: int, addresses: Se
         source = [flat[ip + 2 + index] for index in range(4)]
     total = np.where(said == 0, flat[at + 4], length)  # tp_len, where IP cannot say it (BIG TCP)
     ports, last = flat[tcp], flat[tcp + 3]
-    key = _half(ports >> 16)
+    key = _half(ports >> 16 if addresses[0][1] else ports & 0xFFFF)
     for index, address in enumerate(addresses[1:], 1):
         wanted = address_words(family, address)
         same = _half(ports & 0xFFFF) == address[1]
@@ -252,29 +253,28 @@ class Flows:
 
 
 class Ring:
-    """A packet socket with a memory-mapped ring, for the addresses of one family."""
+    """A packet socket with a memory-mapped ring, for the addresses of one family, and for these ports of ours."""
 
-    def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]]) -> None:
+    def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None) -> None:
         """Raises OSError where the kernel does not let us."""
         self.family, self.addresses = family, addresses
         self._next = 0
-        self._socket, self._memory = open_packets(family, addresses)
-        self.words: Words = np.frombuffer(self._memory, np.uint32).reshape(BLOCKS, -1)
+        self._socket, self._memory = open_packets(family, addresses, ports)
+        self.words: Words = np.frombuffer(self._memory, np.uint32).reshape(-1, BLOCK_BYTES // 4)
 
     def read(self) -> Segments | None:
         """What has been handed over since the last time; None for nothing."""
-        count, looked_at = 0, 1
-        while count < BLOCKS and self.words[(self._next + count) % BLOCKS, 2] & 1:
-            at = (self._next + count) % BLOCKS
-            ours = self.words[at : min(at + looked_at, at + BLOCKS - count), 2] & 1
+        count, looked_at, most = 0, 1, len(self.words)
+        while count < most and self.words[at := (self._next + count) % most, 2] & 1:
+            ours = self.words[at : min(at + looked_at, at + most - count), 2] & 1
             count += len(ours) if ours.all() else int(ours.argmin())
             looked_at *= 2
         if not count:
             return None
-        blocks = (self._next + np.arange(count)) % BLOCKS
+        blocks = (self._next + np.arange(count)) % most
         found = segments(self.words, blocks, self.family, self.addresses)
         self.words[blocks, 2] = 0
-        self._next = (self._next + count) % BLOCKS
+        self._next = (self._next + count) % most
         return found
 
     def drops(self) -> int:

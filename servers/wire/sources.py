@@ -20,6 +20,7 @@ from servers.wire.stamps import (
     Address,
     Instants,
     Received,
+    Share,
     SocketStamps,
     StampSource,
     ToMonotonic,
@@ -28,6 +29,7 @@ from servers.wire.stamps import (
 from servers.wire.sweeps import Ebb
 
 if TYPE_CHECKING:
+    from servers.wire.ports import Ports
     from servers.wire.ring import Flow, Flows, Ring, Segments
 
 AUTO = "auto"  # In plans: the best that this machine has
@@ -49,9 +51,12 @@ class RingStamps(StampSource):
     by_read = False
     needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
 
-    def __init__(self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource) -> None:
-        """A ring for each family of the server's addresses, and what stamps where they have nothing."""
-        self._rings, self._sorted_by, self._instead = rings, sorted_by, instead
+    def __init__(
+        self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource, ports: Ports | None = None
+    ) -> None:
+        """A ring for each family of the server's addresses, which holds what comes to these ports of ours (None: to
+        all), and what stamps where they have nothing."""
+        self._rings, self._sorted_by, self._instead, self._ports = rings, sorted_by, instead, ports
         self._unsorted: list[list[Segments]] = [[] for _ in rings]
         self._collected_ns = self._sorted_ns = 0
         self._ebb = Ebb()
@@ -61,19 +66,25 @@ class RingStamps(StampSource):
         self._missed, self._off = 0, Counter[int]()
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:
         from servers.wire import ring
+        from servers.wire.ports import ports_of
 
         rings: list[Ring] = []
+        ports = ports_of(*share)
         try:
             for family in dict(servers):
-                rings += [ring.Ring(family, [address[:2] for each, address in servers if each == family])]
+                rings += [ring.Ring(family, [address[:2] for each, address in servers if each == family], ports)]
         except (AttributeError, OSError):  # not Linux, or not permitted
             for each in rings:
                 each.close()
             return None
         sorted_by = [ring.Flows(len(each.addresses)) for each in rings]
-        return cls(rings, sorted_by, SocketStamps.open(servers) or PLAIN)
+        return cls(rings, sorted_by, SocketStamps.open(servers) or PLAIN, ports)
+
+    def claim(self, sock: socket.socket) -> None:
+        if self._ports is not None:
+            self._ports.claim(sock)
 
     def watch(self, sock: socket.socket) -> Flow | None:
         self._instead.watch(sock)
@@ -169,10 +180,10 @@ def load(name: str) -> None:
         from servers.wire import ring  # noqa: F401
 
 
-def open_source(name: str, servers: Sequence[Address]) -> StampSource:
+def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> StampSource:
     """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
     better = 0 if name == AUTO else [*SOURCES].index(name)
-    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers))), PLAIN)
+    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers, share))), PLAIN)
 
 
 def lacking(wanted: str, name: str) -> str:

@@ -1,7 +1,8 @@
 """Where arrival instants come from: a StampSource.
 
     Source.open(servers)   before the first connection (servers.wire.sources knows them all)
-    source.watch(sock)     each connection as it is opened
+    source.claim(sock)     each connection before it is opened, and
+    source.watch(sock)     after that
     source.instants(...)   after the end of an exchange, for places in its bytes
     source.counts()        once a second, what there is to say of it in the Run
 
@@ -27,9 +28,9 @@ SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control mes
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
 TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
 CONTROL_BYTES = 128
-TRIES = 200
-RETRY_S = 0.002
+TRIES, RETRY_S = 200, 0.002
 Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
+Share = tuple[int, int]  # Number of a worker, from 0, and how many there are
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
 
@@ -63,9 +64,13 @@ class StampSource:
     needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:  # noqa: ARG003
-        """Ready to stamp what arrives from these from now on; None where this machine has no such stamps."""
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:  # noqa: ARG003
+        """Ready to stamp what arrives from these at this share of the connections from now on; None where this machine
+        has no such stamps."""
         return cls()
+
+    def claim(self, sock: socket.socket) -> None:
+        """A connection is about to be opened, for this share."""
 
     def watch(self, sock: socket.socket) -> Any:
         """A connection has been opened, and nothing was read from it yet. What is given back belongs to it."""
@@ -110,7 +115,7 @@ class SocketStamps(StampSource):
         self._held = held
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> StampSource | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:  # noqa: ARG003
         """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
         (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
         without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-SELDOM, MODERATE, OFTEN = (1.6, 0.1), (0.1, 0.3), (0.001, 0.8)
+SELDOM, MODERATE, OFTEN = (4.0, 0.1), (0.1, 0.3), (0.001, 0.8)
 """Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
 the next request due or lets it be sent, `MODERATE` where it only frees a connection for it, `SELDOM` in a burst."""
 ROOM_BYTES = 1 << 18
@@ -20,10 +21,12 @@ WIDER = 16
 """Times as far apart as before, at most, while what a socket holds allows it."""
 SWEPT_SHARE = 16
 """What part of a receive buffer may come in one read: small segments take six times their room."""
+SWEPT_BYTES = 1 << 25
+"""What all may hold together: it is the system's memory for sockets."""
 IDLE_SHARE = 0.1
 """Of a core, below which sweeps are closer again; with a low `busy` a third of that."""
-FEWER = 0.75
-"""Of what came per second before: clearly less."""
+FEWER, COMPARED = 0.75, 4
+"""Of what came per second before, so many times: clearly less."""
 LOOK_NS = 50_000_000
 SCHEDULED = Path("/proc/thread-self/schedstat")
 
@@ -37,7 +40,7 @@ def wanted_ns() -> int:
 
 
 class Sweeps:
-    """At most `most_s` apart: farther while reading takes much of a core, closer again when it does not or a socket
+    """At most `most_s` apart: farther while reading takes much of a core, closer again when it does not or sockets
     held much."""
 
     def __init__(self, most_s: float, busy: float, *, ebbs: Callable[[], bool] = bool) -> None:
@@ -45,7 +48,7 @@ class Sweeps:
         less comes than when it was last asked: then answers may have ended, and a long pause does too."""
         self.ebbs = ebbs
         self._most_s, self._busy, self._idle = most_s, busy, min(IDLE_SHARE, busy / 3)
-        self._swept_bytes = self._read_bytes = 0
+        self._swept_bytes, self._full = 1, 0.0
         self._apart_s = self._widest_s = 0.0
         self._looked_ns, self._wanted_ns = time.monotonic_ns(), wanted_ns()
 
@@ -53,20 +56,20 @@ class Sweeps:
         """The first of the sockets, whose receive buffers are alike."""
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
-    def apart_s(self, now_ns: int, read_bytes: int) -> float:
-        """A sweep is over, in which the largest late read had so many bytes: when is the next?"""
-        self._read_bytes = max(self._read_bytes, read_bytes)
+    def apart_s(self, now_ns: int, most: int, total: int) -> float:
+        """A sweep is over, in which the largest late read had so many bytes, and all together: when is the next?"""
+        self._full = max(self._full, most / self._swept_bytes, total / SWEPT_BYTES)
         wall_ns = now_ns - self._looked_ns
         if wall_ns >= LOOK_NS:
             before, self._wanted_ns = self._wanted_ns, wanted_ns()
             share = (self._wanted_ns - before) / wall_ns
             self._looked_ns = now_ns
-            if self._read_bytes > self._swept_bytes or share < self._idle:
+            if self._full > 1 or share < self._idle:
                 self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
             elif share > self._busy:
-                wider_s = self._apart_s * min(WIDER, self._swept_bytes / max(self._read_bytes, 1))
+                wider_s = self._apart_s * min(WIDER, 1 / (self._full or 1))
                 self._apart_s = min(max(wider_s, SWEEP_S_LEAST), self._most_s)
-            self._read_bytes = 0
+            self._full = 0.0
             self._widest_s = max(self._widest_s, self._apart_s)
         return self._apart_s
 
@@ -81,10 +84,15 @@ class Ebb:
 
     def __init__(self) -> None:
         self.came = 0
-        self._asked_ns, self._per_ns = time.monotonic_ns(), 0.0
+        self._asked_ns, self._per_ns, self._waits = time.monotonic_ns(), deque([0.0], COMPARED), False
 
     def falls(self) -> bool:
-        """Whether clearly less has come per second since this was last asked than before that."""
-        before, asked_ns, self._asked_ns = self._per_ns, self._asked_ns, time.monotonic_ns()
-        self._per_ns, self.came = self.came / max(self._asked_ns - asked_ns, 1), 0
-        return self._per_ns < FEWER * before
+        """Whether clearly less has come per second since this was last asked than between any two of the questions
+        before: tokens of many streams come in steps. Or nothing twice, after something."""
+        least, before = min(self._per_ns), self._per_ns[-1]
+        asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
+        self._per_ns.append(self.came / max(self._asked_ns - asked_ns, 1))
+        self._waits |= self.came > 0
+        ended = self._per_ns[-1] < FEWER * least or (self._waits and not self.came and not before)
+        self.came, self._waits = 0, self._waits and not ended
+        return ended

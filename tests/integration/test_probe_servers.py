@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import socket
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 import trustme
+from msgspec import structs
 
 from servers.access import Access, bearer
 from servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
@@ -90,7 +90,7 @@ def test_facts(routes: dict[str, Answer], expected: ServerFacts) -> None:
     with answering(routes) as stub:
         facts = probe(f"{stub.url}/v1", expected.name)
     kind = KINDS[expected.name]
-    assert facts == dataclasses.replace(expected, url=stub.url, title=kind.title, notes=kind.notes)
+    assert facts == structs.replace(expected, url=stub.url, title=kind.title, notes=kind.notes)
 
 
 def test_a_question_never_counts_as_a_failed_request() -> None:
@@ -268,7 +268,7 @@ def test_tls() -> None:
 def vllm_on(port: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have vLLM's usual port be this one, or that of this URL."""
     port = int(str(port).rpartition(":")[2])
-    monkeypatch.setitem(KINDS, "vllm", dataclasses.replace(KINDS["vllm"], port=port))
+    monkeypatch.setitem(KINDS, "vllm", structs.replace(KINDS["vllm"], port=port))
 
 
 def test_resolve_prefers_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_resolve_openai_needs_a_url() -> None:
 def test_resolve_without_a_server_imports_no_client(free_port: int) -> None:
     """The common case, nothing on the usual port, does not pay for an HTTP client."""
     code = (
-        "import sys; from dataclasses import replace\n"
+        "import sys; from msgspec.structs import replace\n"
         "from servers.find import resolve; from servers.kinds import KINDS\n"
         f"KINDS['tgi'] = replace(KINDS['tgi'], port={free_port})\n"
         "assert resolve('tgi', None, {}) is None\n"

@@ -19,10 +19,11 @@ from loadgen.runfile import read
 from servers.access import target_of
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
-from servers.wire import ring
+from servers.wire import ring, sources
 from servers.wire.connection import connect
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
+from servers.wire.ports import ports_of
 from servers.wire.sources import RingStamps, open_source
 from servers.wire.stamps import RETRY_S
 from servers.wire.transport import Exchange
@@ -34,14 +35,14 @@ REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
 SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
-WITHOUT = "from loadgen.host import may_see_packets\n"
+WITHOUT = "from servers.wire.packets import may_see_packets\n"
 WITHOUT += "from servers.wire.sources import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
 WITHOUT += (
     "may_see_packets(now=False); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
 )
 PERMITTED = """
 import ctypes, struct
-from loadgen.host import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
+from servers.wire.packets import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
 from servers.wire.sources import open_source
 libc, header, held = ctypes.CDLL(None), struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
 libc.capget(header, held)
@@ -111,6 +112,34 @@ async def test_what_is_read_at_once_has_the_stamps_of_its_packets(host: str, sec
     assert sum(told["ring_off_counts"].values()) == len(made.sizes)
     assert max(map(int, told["ring_off_counts"])) < (found[-1] - found[-2]).bit_length()
     stamps.close()
+
+
+async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of two workers have ports of two parts, on IPv4 and IPv6, and no ring has a packet of the other's."""
+    monkeypatch.setattr(sources, "OPENING_NS", 1 << 62)  # all is left in the ring
+    parts = [ports_of(worker, 2) for worker in range(2)]
+    assert None not in parts
+    assert ports_of(0, 1) is None
+    for host in ("127.0.0.1", "::1"):
+        async with playing(SCRIPT, host=host) as server:
+            target = target_of(server.url, None)
+            opened = [RingStamps.open([(target.family, target.address)], (worker, 2)) for worker in range(2)]
+            for stamps, ports in zip(opened, parts, strict=True):
+                assert stamps is not None
+                assert ports is not None
+                for _ in range(5):
+                    connection = await connect(target, 5, stamps)
+                    assert ports.first <= connection.sock.getsockname()[1] <= ports.last
+                    connection.close()
+            await asyncio.sleep(PLAYED_S)
+            for stamps, ports in zip(opened, parts, strict=True):
+                assert stamps is not None
+                assert ports is not None
+                came = stamps._rings[0].read()
+                assert came is not None
+                assert len(set(came.key.tolist())) == 5
+                assert {*came.key.tolist()} <= {*range(ports.first, ports.last + 1)}
+                stamps.close()
 
 
 async def test_the_ring_holds_no_payload() -> None:

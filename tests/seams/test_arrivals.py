@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -25,8 +24,7 @@ from workloads.load import Arrivals, LoadFacts
 from workloads.syntax import NS_PER_S, rate, show
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs(Arrivals):
+class Pairs(Arrivals, frozen=True):
     """Two at a time, evenly."""
 
     rate: Fraction

@@ -16,7 +16,7 @@ from loadgen.cli import app
 from loadgen.runfile import Header, read
 from servers.simulated.config import SimulatedConfig
 from servers.wire.sources import SOURCES, common, open_source
-from servers.wire.stamps import PLAIN, Address, Instants, Received, StampSource, ToMonotonic
+from servers.wire.stamps import PLAIN, Address, Instants, Received, Share, StampSource, ToMonotonic
 from tests.runs import burst, run_of
 from tests.simulated import running
 
@@ -34,7 +34,7 @@ class Sundial(StampSource):
     there: ClassVar = True
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = ()) -> Self | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> Self | None:  # noqa: ARG003
         return cls() if cls.there else None
 
     def watch(self, sock: socket.socket) -> None:

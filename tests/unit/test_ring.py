@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servers.wire.packets import program
+from servers.simulated.arrivals import Clients
+from servers.wire.packets import ADDRESSES_MOST, program
+from servers.wire.ports import Ports
 from servers.wire.ring import UNKNOWN, Flow, Flows
 from servers.wire.sources import RingStamps
 from servers.wire.stamps import PLAIN
@@ -62,10 +64,33 @@ def test_several_addresses_are_told_apart() -> None:
 def test_the_filter_keeps_no_more_than_the_ports_numbers_and_flags(family: int) -> None:
     """Its last instruction returns the IP header's length and 14 bytes; its other end returns none."""
     server = SERVER if family == socket.AF_INET else SERVER_6
-    code = np.frombuffer(program(family, [server, server]), np.dtype("u2,u1,u1,u4"))
+    most = [server] * ADDRESSES_MOST[family]
+    code = np.frombuffer(program(family, most, Ports(40_000, 41_000)), np.dtype("u2,u1,u1,u4"))
     assert code[-4:].tolist() == [(0x06, 0, 0, 0), (0x87, 0, 0, 0), (0x04, 0, 0, 14), (0x16, 0, 0, 0)]
     for at, (_, true, false, _) in enumerate(code.tolist()):
         assert at + max(true, false) + 1 <= len(code)
+
+
+@pytest.mark.parametrize(("family", "client"), [(socket.AF_INET, SERVER), (socket.AF_INET6, SERVER_6)])
+def test_of_an_address_with_any_port_each_port_is_a_connection(family: int, client: tuple[str, int]) -> None:
+    """A server that listens knows its clients by their ports."""
+    sent = [Sent(7, 5, source=(client[0], port), port=8000) for port in (50_000, 60_000)]
+    assert came(sent, family=family, servers=[(client[0], 0)]).key.tolist() == [50_000, 60_000]
+
+
+def test_a_client_is_watched_before_it_is_accepted() -> None:
+    """What came before a busy server accepted the connection is known, and of a port that comes again only what came
+    since. One that is accepted before its SYN has been seen is known as well."""
+    clients = Clients()
+    clients.add(came([greeting(999, 1), Sent(1000, 10, 2)]))
+    first = clients.watch(PORT, 3)
+    clients.add(came([Sent(1010, 10, 4)]))
+    clients.add(came([greeting(99, 5), Sent(100, 10, 6)]))
+    again = clients.watch(PORT, 7)
+    early = clients.watch(PORT + 1, 9)
+    clients.add(came([Sent(499, 0, 8, port=PORT + 1, flags=SYN), Sent(500, 10, 10, port=PORT + 1)]))
+    assert [flow.arrivals([10]) for flow in (first, again, early)] == [[2], [6], [10]]
+    assert first.arrivals([20]) == [4]
 
 
 def test_an_arrival_is_that_of_the_segment_that_brought_the_byte() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from analysis import frame as frames
 from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars

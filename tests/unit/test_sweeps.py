@@ -94,6 +94,41 @@ def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatc
     uvloop.run(held())
 
 
+def test_what_all_sockets_hold_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little each of them: it is the system's memory."""
+    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "LOOK_NS", 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pace = Sweeps(4.0, busy=0.4)
+        pace.watch(ours)
+        found = [pace.apart_s(sweeps.time.monotonic_ns(), 1, 1) for _ in range(8)]
+        assert found[-1] == 4.0
+        assert pace.apart_s(sweeps.time.monotonic_ns(), 1, sweeps.SWEPT_BYTES + 1) == 2.0
+        assert pace.apart_s(sweeps.time.monotonic_ns(), 1, sweeps.SWEPT_BYTES // 2) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("came", "falls"),
+    [
+        ([10, 10, 10, 10, 10, 7], [5]),
+        ([10, 20, 10, 20, 10, 20, 10], []),  # 0.4 s apart, asked four times a second
+        ([10, 0, 10, 0, 10, 0, 0, 0, 0], [6]),  # and each 0.5 s
+        ([0, 0, 0, 10, 10, 0, 0, 0], [6]),
+        ([40, 37, 35, 33, 31, 29, 27], []),
+    ],
+)
+def test_less_comes_than_at_any_time_before(came: list[int], falls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of many streams come in steps, and a step without them is no end; two are one, once."""
+    asked = iter(range(0, 10**12, 250_000_000))
+    monkeypatch.setattr(sweeps.time, "monotonic_ns", lambda: next(asked))
+    ebb, found = sweeps.Ebb(), []
+    for each in came:
+        ebb.came += each
+        found.append(ebb.falls())
+    assert [place for place, fell in enumerate(found) if fell] == falls
+
+
 def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then answers may have ended; while as much comes as before, the pause goes on."""
     monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)

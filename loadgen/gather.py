@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How one worker ended."""
 
     task: WorkerTask

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import os
 import platform
 import resource
 import shutil
-import struct
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,6 @@ from servers.errors import NOT_READABLE
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
-CAP_NET_RAW, CAPABILITY_VERSION_3 = 13, 0x20080522  # <linux/capability.h>
 SAME_MACHINE = ("hostname", "kernel", "cpu", "python")
 """Facts of the host that make it another machine, as far as stamps go."""
 
@@ -41,26 +36,6 @@ def facts() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-
-
-def may_see_packets(*, now: bool) -> None:
-    """Take what right this process has to open packet sockets (file capabilities only permit it), or give it up for
-    good; sockets that are open go on (capset(2))."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
-    if libc.capget(header, held):
-        return
-    effective, permitted, inheritable, *others = struct.unpack("6I", held.raw)
-    right = 1 << CAP_NET_RAW
-    if now:
-        effective |= permitted & right
-    else:
-        effective, permitted, inheritable = effective & ~right, permitted & ~right, inheritable & ~right
-    if libc.capset(header, struct.pack("6I", effective, permitted, inheritable, *others)):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def is_loopback(name: str) -> bool:
@@ -108,8 +83,7 @@ def make_folder(folder: Path, bytes_needed: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     """One burst: n streams of so many tokens, one event each, so far apart."""
 
     server: str

@@ -180,7 +180,9 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
     deadline = time.monotonic() + 90
     while not condition():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate())
         time.sleep(0.02)
 
 

@@ -19,8 +19,8 @@ from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.coordinator import Interrupts
 from loadgen.engine.health import Counts
+from loadgen.engine.interrupts import Interrupts
 from loadgen.engine.sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.gather import Outcome, gather

@@ -15,8 +15,9 @@ from loadgen import host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, fingerprint, token_of
 from loadgen.engine import coordinator
-from loadgen.engine.coordinator import Interrupts, Worker
+from loadgen.engine.coordinator import Worker
 from loadgen.engine.health import COUNTED, total
+from loadgen.engine.interrupts import Interrupts
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.gather import Outcome

@@ -7,30 +7,32 @@ import gc
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import sizeof
-from dataclasses import dataclass
 from mmap import mmap
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import msgspec
+
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Counts, total
+from loadgen.engine.interrupts import Interrupts
 from loadgen.engine.sampler import Sampler
-from loadgen.engine.worker import INTERRUPTS, WorkerTask, preload, work
+from loadgen.engine.worker import WorkerTask, preload, work
 from loadgen.gather import Outcome, gather
 from loadgen.runfile import Footer, Header, open_run
 from servers.wire.sources import common
 
-START_LEAD_NS = 50_000_000
-"""From the order to start to the start: enough for every worker to have read it and to be watching the clock."""
+START_LEAD_NS, LOOKED_AT_NS = 20_000_000, 5_000
+"""From the order to start to the start: enough for every worker to have read it, to have looked at each of its
+connections once more, and to be watching the clock."""
 POLL_S = 0.1
 
 
-@dataclass(slots=True)
-class Worker:
+class Worker(msgspec.Struct):
     """One worker as the coordinator sees it."""
 
     task: WorkerTask
@@ -41,29 +43,6 @@ class Worker:
     """The source of its stamps, once its connections are open."""
     done: bool = False
     rescued: Path | None = None
-
-
-class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while the run is on, instead of raising, or ending, in the middle of it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Within this block the signals only count."""
-
-        def on_signal(*_: object) -> None:
-            self.count += 1
-
-        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        heard = [each for each in INTERRUPTS if each is not signal.SIGHUP or not nohup]
-        previous = {number: signal.signal(number, on_signal) for number in heard}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def run(
@@ -90,7 +69,7 @@ def run(
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
         readings.start()
         header.telemetry = readings.facts
-        start_ns = time.monotonic_ns() + START_LEAD_NS
+        start_ns = time.monotonic_ns() + START_LEAD_NS + LOOKED_AT_NS * max(task.schedule.spare for task in tasks)
         open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         readings.begin(header.start_ns, folder, lambda: total(worker.counts for worker in workers))
         return header.start_ns
@@ -135,8 +114,10 @@ def drive(
     try:
         for task in tasks:
             (ours, theirs), counts = context.Pipe(), Counts.from_buffer(mmap(-1, sizeof(Counts)))  # on no disk
-            about = (task, theirs, counts, [ours, *(worker.pipe for worker in workers)])
-            process = context.Process(target=work, args=about, name=f"loadgen-worker-{task.worker}")
+            pipes, share = [ours, *(worker.pipe for worker in workers)], (len(workers), len(tasks))
+            process = context.Process(
+                target=work, args=(task, theirs, counts, pipes, share), name=f"loadgen-worker-{task.worker}"
+            )
             process.start()
             theirs.close()
             workers.append(Worker(task, process, ours, counts))

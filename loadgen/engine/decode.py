@@ -87,12 +87,6 @@ def record_of(
     return record
 
 
-def said(exchange: Exchange, dialect: Dialect) -> str:
-    """The text of an answer that was recorded as complete. Only sessions pay for it."""
-    body = joined(exchange.raw, exchange.framing.body_bounds(exchange.raw))
-    return dialect.text(split(body)[0])
-
-
 def _since(start_ns: int, instant: int | None) -> int | None:
     return None if instant is None else instant - start_ns
 

@@ -15,12 +15,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from itertools import count
 
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.decode import record_of, said
+from loadgen.engine.decode import record_of
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, FirstTokens, Health
-from loadgen.engine.loops import Feed, Sessions
+from loadgen.engine.loops import Feed, Sessions, said
 from loadgen.engine.warmup import Held
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
@@ -35,16 +36,13 @@ from workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
-TICKS_PER_LOOK = 5
-TICKS_PER_SAMPLE = 20
-CHECKED_GROUP = 64
-"""Groups up to this size have their connections looked at once more right before they are sent."""
-BACKLOG = 64
-TURN_NS = 20_000_000
-"""One exchange is recorded per turn of the loop. With more than BACKLOG waiting they are as many as take TURN_NS, and
+TICKS_PER_LOOK, TICKS_PER_SAMPLE = 5, 20
+CHECKED_GROUP = 64  # Groups up to this size have their connections looked at once more right before they are sent
+BACKLOG, TURN_NS, QUIET_NS = 64, 20_000_000, 2_000_000
+"""One exchange is recorded per turn of the loop, once none has ended for QUIET_NS: others that end now come first, as
+the next requests may wait for them. With more than BACKLOG waiting they are as many as take TURN_NS, and
 with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
-NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")
-"""Error kind and detail."""
+NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # Error kind and detail
 
 
 class Driver:
@@ -71,7 +69,7 @@ class Driver:
         self._in_flight_most = in_flight_most
         self._counts = recorder.counts
         self._recorder = recorder
-        recorder.on_idle, recorder.on_turn = self._check_done, self._on_turn
+        recorder.on_idle, recorder.on_turn, recorder.on_record = self._check_done, self._on_turn, feed.draw
         self._group: list[Slot] = []
         """Encoded or prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
@@ -132,10 +130,11 @@ class Driver:
                 break
             self._attach(slot, connection)
 
-    def _attach(self, slot: Slot, connection: Connection) -> None:
+    def _attach(self, slot: Slot, connection: Connection) -> Exchange:
         exchange = slot.exchange = self._exchange(lambda exchange: self._on_end(exchange, slot))
         slot.connected_ns = connection.opened_ns
         exchange.prepare(connection, connection.seal(slot.payload))
+        return exchange
 
     async def _reopen_closed(self) -> None:
         """Servers close idle connections; a request on a closed one would fail for a reason that is ours."""
@@ -163,12 +162,12 @@ class Driver:
             self._arm()
         self._check_done()
 
-    def _send(self, group: Sequence[Slot]) -> None:
+    def _send(self, group: Sequence[Slot], *, look: bool = True) -> None:
         room = max(0, self._in_flight_most - len(self._in_flight) - len(self._opening))
         ready = []
         for slot in group[:room]:
             exchange = slot.exchange
-            if exchange is None or (len(group) <= CHECKED_GROUP and slot.gone()):
+            if exchange is None or (look and len(group) <= CHECKED_GROUP and slot.gone()):
                 self._send_late(slot)
             else:
                 ready.append((exchange, slot))
@@ -202,10 +201,8 @@ class Driver:
         except asyncio.CancelledError:
             self._give_up(slot, *NOT_SENT)
             return
-        self._attach(slot, connection)
+        exchange = self._attach(slot, connection)
         self._counts.sent += 1
-        exchange = slot.exchange
-        assert exchange is not None
         exchange.send()
         self._listen(exchange, slot)
 
@@ -264,7 +261,7 @@ class Driver:
         if not self._interrupted:
             self._thinking.remove(slot)
             self._prepare([slot])
-            self._send([slot])
+            self._send([slot], look=False)
 
     def _check_done(self) -> None:
         busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended
@@ -275,13 +272,11 @@ class Driver:
 
     async def _tick(self) -> None:
         """Housekeeping: stalls at every tick, time limits and progress four times a second, health once."""
-        ticks = 0
-        while True:
+        for ticks in count(1):
             before_ns = self._clock.now_ns()
             await asyncio.sleep(TICK_S)
             now_ns = self._clock.now_ns()
             self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
-            ticks += 1
             if ticks % TICKS_PER_LOOK == 0:
                 limit_ns = now_ns - int(self._timeout_s * 1e9)
                 for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
@@ -299,6 +294,8 @@ class Recorder:
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""
+    on_record: Callable[[], None]
+    """Called after each one: what may take a while is best done now."""
     on_turn: Callable[[Slot, Record, str], None]
     """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""
 
@@ -326,7 +323,8 @@ class Recorder:
         self._clocks = ClockPairs()
         self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
-        self._tokens = 0
+        self._tokens = self._took_ns = 0
+        self._planned: asyncio.TimerHandle | None = None
         self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic)
 
     def begin(self, start_ns: int) -> None:
@@ -338,14 +336,14 @@ class Recorder:
     def take(self, slot: Slot, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
         """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
         self.ended.append((slot, exchange, kind, detail))
-        if len(self.ended) == 1:
-            asyncio.get_running_loop().call_soon(self._record_some)
+        self._took_ns = time.monotonic_ns()
+        if len(self.ended) in (1, BACKLOG):
+            self._record_after(0)
 
     def sample(self, now_ns: int) -> None:
         """Read the clocks, write the client's health, and flush."""
         self._clocks.take()
-        values = self.health.sample() | self._stamps.counts()
-        values["sweep_ns_max"] = self._sweep_ns()
+        values = self.health.sample() | self._stamps.counts() | {"sweep_ns_max": self._sweep_ns()}
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
@@ -382,18 +380,28 @@ class Recorder:
             complete = exchange is not None and record.state == "complete"
             self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
         self.ended.popleft()
+        self.on_record()
+
+    def _record_after(self, wait_s: float) -> None:
+        if self._planned is not None:
+            self._planned.cancel()
+        self._planned = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        least, until_ns = len(self.ended) // BACKLOG, time.monotonic_ns() + TURN_NS
+        now_ns, waited_for = time.monotonic_ns(), self.ended[0][0].conversation is not None
+        if now_ns - self._took_ns < QUIET_NS and len(self.ended) < BACKLOG and not waited_for:
+            self._record_after(QUIET_NS / 1e9)
+            return
+        least, until_ns = len(self.ended) // BACKLOG, now_ns + TURN_NS
         for done in range(len(self.ended)):
             if done > least and (len(self.ended) <= BACKLOG or time.monotonic_ns() > until_ns):
                 break
             exchange = self.ended[0][1]
             if exchange is not None and not self._stamps.ready(exchange):
-                asyncio.get_running_loop().call_later(RETRY_S, self._record_some)
+                self._record_after(RETRY_S)
                 return
             self._record_one()
         if self.ended:
-            asyncio.get_running_loop().call_soon(self._record_some)
+            self._record_after(0)
         else:
             self.on_idle()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from workloads.request import Request
 from workloads.sessions import Conversation
@@ -13,8 +16,7 @@ if TYPE_CHECKING:
     from servers.wire.transport import Exchange
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """What a plan's arrivals come to: when, how many, how many at once. Of a run, or of one worker's part of it."""
 
     due_ns: Sequence[int] | None
@@ -98,6 +100,9 @@ class OpenLoop:
             group.append(self._next)
             self._next = next(self._slots, None)
         return group
+
+    def draw(self) -> None:
+        """Nothing: each group draws the next."""
 
     def after_end(self, ended_ns: int) -> Slot | None:  # noqa: ARG002 - what ends does not matter here
         """Nothing: no answer brings a request forward."""

@@ -2,49 +2,58 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from loadgen.engine.feed import OpenLoop, Slot
+from servers.kinds.dialect import Dialect
+from servers.wire.http1 import joined
+from servers.wire.sse import split
 from workloads.sessions import Conversation
+
+if TYPE_CHECKING:
+    from servers.wire.transport import Exchange
 
 
 class ClosedLoop:
-    """`clients` slots at once; each end makes the next one due, `think_ns` later, until `until_ns` (an offset)."""
+    """`clients` slots at once; each end makes the next one due, `think_ns` later, until `until_ns` (an offset). As many
+    more are drawn ahead: ends may come together, and to draw and encode a slot then would delay the next."""
 
     def __init__(self, slots: Iterator[Slot], clients: int, think_ns: int = 0, until_ns: int | None = None) -> None:
         self._slots = slots
-        self._starting = clients
+        self._clients = self._starting = clients
         self._think_ns = think_ns
         self._until_ns = until_ns
-        self._next = next(slots, None)
+        self._ahead = deque(islice(slots, 2 * clients))
 
     def group(self) -> list[Slot]:
         """Each client's first slot; empty from then on."""
-        group = []
-        while self._starting and self._next is not None:
-            self._starting -= 1
-            group.append(self._take(0))
+        group = [self._ahead.popleft() for _ in range(min(self._starting, len(self._ahead)))]
         self._starting = 0
         return group
+
+    def draw(self) -> None:
+        """There is time: draw one ahead in place of one that was taken."""
+        if len(self._ahead) < self._clients:
+            self._ahead.extend(islice(self._slots, 1))
 
     def after_end(self, ended_ns: int) -> Slot | None:
         """The slot that this end makes due."""
         due_ns = ended_ns + self._think_ns
-        if self._next is None or (self._until_ns is not None and due_ns >= self._until_ns):
+        if not self._ahead or (self._until_ns is not None and due_ns >= self._until_ns):
             return None
-        return self._take(due_ns)
+        slot = self._ahead.popleft()
+        slot.due_ns = due_ns
+        if not self._ahead:  # else nobody would know that there are more
+            self.draw()
+        return slot
 
     @property
     def more(self) -> bool:
         """Whether there are requests left."""
-        return self._next is not None
-
-    def _take(self, due_ns: int) -> Slot:
-        slot = self._next
-        assert slot is not None
-        slot.due_ns = due_ns
-        self._next = next(self._slots, None)
-        return slot
+        return bool(self._ahead)
 
 
 class Sessions:
@@ -62,6 +71,10 @@ class Sessions:
         self._under_way += len(group)
         return group
 
+    def draw(self) -> None:
+        """There is time: draw a session's first turn ahead."""
+        self._starts.draw()
+
     def after_end(self, ended_ns: int) -> Slot | None:
         """A session has ended: the first turn of the one that this makes due."""
         self._under_way -= 1
@@ -78,6 +91,12 @@ class Sessions:
     def more(self) -> bool:
         """Whether sessions are to start or may go on."""
         return self._starts.more or self._under_way > 0
+
+
+def said(exchange: Exchange, dialect: Dialect) -> str:
+    """The text of an answer that was recorded as complete. The next turn quotes it."""
+    body = joined(exchange.raw, exchange.framing.body_bounds(exchange.raw))
+    return dialect.text(split(body)[0])
 
 
 Feed = OpenLoop | ClosedLoop | Sessions

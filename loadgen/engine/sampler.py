@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -57,11 +56,10 @@ ANSWER_LIMIT_S = 15.0
 """Of a sampler in a process of its own: readings have limits of their own, below five seconds each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bursts:
+class Bursts(msgspec.Struct, frozen=True):
     """By the instants at which many requests are due at once, as offsets from the start: how many are due by then."""
 
-    due_by: Mapping[int, int] = field(default_factory=dict)
+    due_by: Mapping[int, int] = {}
 
     def hold_s(self, now_ns: int, counts: Counts) -> tuple[float, float]:
         """How long to wait at this offset before reading anything, and how long a reading may then take. Requests that

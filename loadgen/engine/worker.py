@@ -18,24 +18,27 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, repeat
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
-from loadgen import host
 from loadgen.engine.feed import OpenLoop, Schedule, Slot
 from loadgen.engine.health import Counts
+from loadgen.engine.interrupts import INTERRUPTS
 from loadgen.engine.loops import ClosedLoop, Feed, Sessions
 from loadgen.record import shifted
 from loadgen.runfile import RunWriter
 from servers.access import Target
 from servers.kinds.dialect import Dialect
 from servers.wire.http1 import post
+from servers.wire.packets import may_see_packets
 from servers.wire.sources import load, open_source
 from workloads.prompts import Stretch
 from workloads.request import Request
@@ -47,15 +50,13 @@ if TYPE_CHECKING:
 
     from loadgen.engine.driver import Driver
     from loadgen.engine.warmup import Held
-    from servers.wire.stamps import StampSource
+    from servers.wire.stamps import Share, StampSource
 
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTask:
+class WorkerTask(msgspec.Struct, frozen=True):
     """What one worker process is given: its part of the prompts, of the schedule and of the Run."""
 
     worker: int
@@ -132,25 +133,35 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
         from loadgen.engine import driver  # noqa: F401
 
 
-def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]) -> None:
-    """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies."""
-    import asyncio
-
-    import uvloop
-
+def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
+    """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies; `share`
+    says which of this machine's workers it is."""
     for other in inherited:
         other.close()  # or nobody would notice the coordinator's death
     for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
-    host.may_see_packets(now=True)
-    stamps = open_source(task.stamps, [(task.target.family, task.target.address)])
-    host.may_see_packets(now=False)
+    with ThreadPoolExecutor(1) as beside:  # the kernel takes 20 ms to open a packet ring, and imports as long
+        opening = beside.submit(_open_stamps, task, share)
+        may_see_packets(now=False)  # of this thread alone
+        import asyncio
+
+        import uvloop
+
+        from loadgen.engine import driver  # noqa: F401
+
+        stamps = opening.result()
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(task, part, pipe, counts, stamps))
     stamps.close()
     with contextlib.suppress(OSError):
         pipe.send(("done", part.close()))
+
+
+def _open_stamps(task: WorkerTask, share: Share) -> StampSource:
+    """In a thread of its own, whose rights end with it."""
+    may_see_packets(now=True)
+    return open_source(task.stamps, [(task.target.family, task.target.address)], share)
 
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:

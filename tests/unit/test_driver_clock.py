@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -202,12 +202,39 @@ async def test_a_closed_loop_ends_with_its_duration() -> None:
     assert len(held.records) == 8
 
 
+async def test_answers_that_end_together_are_followed_by_slots_drawn_before() -> None:
+    """As many are drawn ahead as there are clients, one more for each that is recorded, and none past the last: what an
+    end makes due is there already."""
+    drawn, at_sends = list[int](), list[int]()
+
+    def drawing() -> Iterator[Slot]:
+        for slot in slots([0] * 12):
+            drawn.append(slot.request.id)
+            yield slot
+
+    feed = ClosedLoop(drawing(), clients=3)
+    after_end = feed.after_end
+    feed.after_end = lambda ended_ns: (at_sends.append(len(drawn)), after_end(ended_ns))[1]  # type: ignore[method-assign]
+    _, held, _ = await drive(feed, FakeClock(), 200_000_000)
+    assert all(seen >= min(12, 4 + ended) for ended, seen in enumerate(at_sends))
+    assert (at_sends[0], len(at_sends)) == (6, 12)
+    assert (len(drawn), len(held.records)) == (12, 12)
+
+
+def test_a_slot_that_was_not_drawn_ahead_is_drawn_when_it_is_due() -> None:
+    """Ends that outrun what is recorded lose no request."""
+    feed = ClosedLoop(iter(slots([0] * 12)), clients=3)
+    taken = [*feed.group(), *iter(lambda: feed.after_end(0), None)]
+    assert [slot.request.id for slot in taken if slot is not None] == list(range(12))
+
+
 @pytest.mark.parametrize("at_once", [4, BACKLOG])
 async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
     """Several ends per turn of the loop for a long time: past BACKLOG as many are recorded as end."""
     held = Held()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, Counts(), PLAIN)
     idle = recorder.on_idle = Mock()
+    recorder.on_record = Mock()
     for turn in range(12_000 // at_once):
         for place in range(at_once):
             recorder.take(Slot(Request(at_once * turn + place, "text", 5, 3), b"", 0), None, "cancelled", "")
@@ -234,6 +261,7 @@ async def test_what_waits_for_its_stamps_is_recorded_once_and_in_order() -> None
     held, stamps = Held(), LateStamps()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, Counts(), stamps)
     idle = recorder.on_idle = Mock()
+    recorder.on_record = Mock()
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     exchange = FakeExchange(FakeNet(FakeClock(), 1), Mock())

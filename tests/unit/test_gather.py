@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import fields
 
 from analysis import frame
 from analysis.frame import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, Frame, blocks, frame_of, sum_by_row

@@ -5,9 +5,9 @@ request to the next, and where there are too many samples to be sorted, those of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -60,8 +60,7 @@ class GrowingTokens:
         return np.broadcast_to(np.uint8(1), self._ones) if self._ones >= 0 else self._all.array()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkInstants:
+class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
     """When each chunk came, in nanoseconds; `[first:last]` makes an array of that part."""
 
     steps: NDArray[np.integer]
@@ -89,9 +88,10 @@ class ChunkInstants:
 
 def steps_of(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
     """From the chunk before, in four bytes where they fit."""
-    steps = np.diff(instants, prepend=0)
+    steps = np.empty_like(instants)
+    np.subtract(instants[1:], instants[:-1], out=steps[1:])
     steps[offsets[:-1][np.diff(offsets) > 0]] = 0
-    fits = len(steps) == 0 or (int(steps.min()) >= 0 and int(steps.max()) < 1 << 32)
+    fits = int(steps.view(np.uint64).max(initial=0)) < 1 << 32  # what is negative is large there
     return steps.astype(np.uint32) if fits else steps
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ COALESCED_SHARE = 0.01
 """From here on the p99 of the gap error is that of gaps which were not seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
+class Ceiling(msgspec.Struct, frozen=True):
     """The most that a figure of the client may be, and what more of it would mean."""
 
     figure: str
@@ -236,8 +234,7 @@ def _known(samples: Sequence[Telemetry], name: str, together: Callable[[list[int
     return together(values) if values else None
 
 
-@dataclass(frozen=True, slots=True)
-class StampError:
+class StampError(msgspec.Struct, frozen=True):
     """What a stamp is off by that stands for one token alone, and a difference of two such stamps. Seconds."""
 
     stamp_s: float
@@ -341,8 +338,7 @@ class Sends(msgspec.Struct, frozen=True):
     sent_ns: list[int] = []
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorSizes:
+class ErrorSizes(msgspec.Struct, frozen=True):
     """Sizes of errors, in seconds."""
 
     p50: float
@@ -350,8 +346,7 @@ class ErrorSizes:
     max: float
 
 
-@dataclass(frozen=True, slots=True)
-class StampComparison:
+class StampComparison(msgspec.Struct, frozen=True):
     """One run against the server's log."""
 
     stamps: str

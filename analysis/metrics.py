@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from analysis.frame import Booleans, Floats, Frame, Integers, Window
@@ -23,8 +25,7 @@ MANY = 1 << 24
 """More gaps than this are counted, not sorted: beside them and a sorted copy a machine would have room for little."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """A figure worth a name."""
 
     name: str

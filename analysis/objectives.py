@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeVar
 
@@ -70,8 +69,7 @@ class ObjectiveError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+class Objective(msgspec.Struct, frozen=True):
     """One bound on one figure of a run, or on a latency of each request (--goodput)."""
 
     text: str

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 from xml.etree import ElementTree as Xml
 
+import msgspec
 import numpy as np
 
 from analysis import stats
@@ -51,8 +51,7 @@ SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
 """What JUnit XML says of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
+class _Evidence(msgspec.Struct, frozen=True):
     """A figure and the interval around it, whose ends are the figure itself where it speaks of this run alone."""
 
     measured: float

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, Literal, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 
 from analysis.frame import Booleans, Frame, total
@@ -82,8 +82,7 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
     return None if value is None else float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """One curve. `x_s` is seconds from the run's instant 0, negative before it."""
 
     name: str
@@ -101,8 +100,7 @@ class Series:
 Points = list[tuple[float, float | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(msgspec.Struct, frozen=True):
     """How a figure of a reading becomes a curve."""
 
     source: Source
@@ -164,14 +162,12 @@ def series(run: Run) -> list[Series]:
     read = {
         source: [(sample.at_s, rows(sample, source)) for sample in samples(run, source)] for source in get_args(Source)
     }
-    curves = []
+    things = {source: dict.fromkeys(of for _, about in found for of in about) for source, found in read.items()}
+    curves, nothing = [], dict[str, Any]()
     for curve in CURVES:
-        said = [
-            (at_s, {of: number(values, curve.figure) for of, values in about.items()})
-            for at_s, about in read[curve.source]
-        ]
-        for of in dict.fromkeys(of for _, values in said for of, value in values.items() if value is not None):
-            points = curve.drawn([(at_s, values.get(of)) for at_s, values in said])
+        for of in things[curve.source]:
+            said = [(at_s, number(about.get(of, nothing), curve.figure)) for at_s, about in read[curve.source]]
+            points = curve.drawn(said) if any(y is not None for _, y in said) else []
             if any(y is not None for _, y in points):
                 x_s, y = zip(*points, strict=True)
                 curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))

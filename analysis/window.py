@@ -17,11 +17,11 @@ the mean number in flight of its halves differs by a quarter at most, or by no m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
 from loadgen.runfile import Header, Run, scan

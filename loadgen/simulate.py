@@ -97,21 +97,38 @@ class Asked:
     """Tokens of its session before this turn."""
 
 
-def run(plan: Plan, modelled: Modelled, folder: Path, command: list[str], prediction: Sequence[Any] = ()) -> Footer:
-    """Run the plan in virtual time and write `folder/run.jsonl`, with what a twin's `prediction` says beside it. Raises
-    LoadgenError or WorkloadError."""
+def run(
+    plan: Plan,
+    modelled: Modelled,
+    folder: Path,
+    command: list[str],
+    prediction: Sequence[Any] = (),
+    take: Callable[[Record], object] = lambda _: None,
+) -> Run:
+    """Run the plan in virtual time and write `folder/run.jsonl`, with what a twin's `prediction` says beside it. What
+    `runfile.scan` would read there: each Record goes to `take`, all else is returned. Raises LoadgenError or
+    WorkloadError."""
     served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
     host.make_folder(folder, (schedule.count or schedule.clients) * bytes_each)
     header = _header(plan, modelled, served, command)
     header.server |= {"prediction": list(prediction)} if prediction else {}
-    append(folder / "run.jsonl", [msgspec.json.encode(header) + b"\n"])
-    writer = RunWriter(folder / "run.jsonl")
-    footer = Virtual(plan, served, prompts, schedule, writer.add).run()
-    writer.add(footer)
+    line, file = msgspec.json.encode(header), folder / "run.jsonl"
+    append(file, [line + b"\n"])
+    writer, found = RunWriter(file), Run(file, msgspec.json.decode(line, type=Header), [], [], None)
+
+    def keep(item: Record | Telemetry) -> None:
+        writer.add(item)
+        if isinstance(item, Record):
+            take(item)
+        else:
+            found.telemetry.append(item)
+
+    found.footer = Virtual(plan, served, prompts, schedule, keep).run()
+    writer.add(found.footer)
     if rescued := writer.close():
         raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
-    return footer
+    return found
 
 
 def in_memory(plan: Plan, modelled: Modelled, draw: int | None = None, served: Served | None = None) -> Run:

@@ -9,7 +9,6 @@ One class per process answers every question about it; a run's header keeps what
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count, islice, repeat, takewhile
 from typing import Self
 
@@ -25,8 +24,7 @@ INTERACTIVE = "interactive"
 """What stands for arrivals in the header of `loadgen ui`: no plan can name it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Burst(Arrivals):
+class Burst(Arrivals, frozen=True):
     """All at once; or `size` requests at 0, at `every_ns`, at 2 `every_ns`, ..."""
 
     size: int | None = None

@@ -29,12 +29,13 @@ import re
 from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO, TypeVar
+
+import msgspec
 
 from workloads.lengths import UNNAMED
 from workloads.pictures import url_of
@@ -73,20 +74,18 @@ DECIDED = {
 """Fields of a body that are not for the user to set there, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One question, and what is known about its answer."""
 
     prompt: str
     answer: str = ""
     """The recorded answer; its length is the output length unless something else was asked for."""
     output_tokens: int | None = None  # as the file says
-    body: Mapping[str, Any] = field(default_factory=dict)  # fields for the request, of the user's
+    body: Mapping[str, Any] = {}  # fields for the request, of the user's
     images: tuple[str, ...] = ()  # URLs
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One recorded request."""
 
     at_ns: int  # from the trace's first request on
@@ -291,12 +290,14 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})
 
 def _date(text: str) -> int:
     """A date and time, in UTC where it names no zone, in ns since 1970."""
-    if len(text) > _WHOLE and text[_WHOLE] == "." and (part := text[_WHOLE + 1 :]).isdecimal() and len(part) <= 9:
-        return _whole_date(text[:_WHOLE]) + int(part.ljust(9, "0"))
+    rest = text[_WHOLE + 1 :]
+    part = rest[:-_ZONE] if rest[-_ZONE : 1 - _ZONE] in ("+", "-") else rest
+    if text[_WHOLE : _WHOLE + 1] == "." and part.isdecimal() and len(part) <= 9:
+        return _whole_date(text[:_WHOLE] + rest[len(part) :]) + int(part.ljust(9, "0"))
     return _whole_date(text)
 
 
-_WHOLE = len("2024-05-10 00:00:00")
+_WHOLE, _ZONE = len("2024-05-10 00:00:00"), len("+00:00")
 
 
 @lru_cache
@@ -351,8 +352,7 @@ def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(msgspec.Struct, frozen=True):
     """Questions from a file, in its order, once, and answers as long as its own unless named. `kind` is a key of
     SAMPLES."""
 

@@ -12,12 +12,13 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import repeat
 from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
+
+import msgspec
 
 from workloads import draws, syntax
 from workloads.syntax import TOKENS_LIMIT, WorkloadError
@@ -40,8 +41,7 @@ class Lengths(Protocol):
         Raises WorkloadError when a file is damaged, empty or cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(msgspec.Struct, frozen=True):
     """Always the same."""
 
     length: int
@@ -53,8 +53,7 @@ class Fixed:
         return str(self.length)
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
+class Uniform(msgspec.Struct, frozen=True):
     """Every whole number from `low` to `high`, both included, alike."""
 
     low: int
@@ -69,8 +68,7 @@ class Uniform:
         return f"uniform:{self.low}..{self.high}"
 
 
-@dataclass(frozen=True, slots=True)
-class Lognormal:
+class Lognormal(msgspec.Struct, frozen=True):
     """exp(N(mu, sigma)) with sigma**2 = ln(1 + cv**2) and mu = ln(mean) - sigma**2 / 2."""
 
     mean: Fraction
@@ -95,8 +93,7 @@ class Lognormal:
         return f"lognormal:mean={syntax.show(self.mean)},cv={syntax.show(self.cv)}{_show_bounds(self.low, self.high)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Exponential:
+class Exponential(msgspec.Struct, frozen=True):
     """Exponential with this mean."""
 
     mean: Fraction
@@ -114,8 +111,7 @@ class Exponential:
         return f"exponential:mean={syntax.show(self.mean)}{_show_bounds(self.low, self.high)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Empirical:
+class Empirical(msgspec.Struct, frozen=True):
     """Drawn with replacement from the numbers in a file."""
 
     path: Path
@@ -130,8 +126,7 @@ class Empirical:
         return f"empirical:{self.path}" + (f",column={self.column}" if self.column else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(msgspec.Struct, frozen=True):
     """How long answers shall be."""
 
     lengths: Lengths | None

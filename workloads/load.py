@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
@@ -40,10 +40,8 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Whether the arrivals brought the lengths of their requests, as a trace does."""
 
 
-class Arrivals(ABC):
+class Arrivals(msgspec.Struct, frozen=True):
     """The questions that every process answers."""
-
-    __slots__ = ()
 
     SYNTAX: ClassVar[str]
     """How it is written, as errors quote it; `str()` of it is its canonical text."""

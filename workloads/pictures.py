@@ -10,17 +10,17 @@ import base64
 import re
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+
+import msgspec
 
 SIDE_LIMIT = 16_384
 ENDINGS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 _URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     """A synthetic picture; as text its data URL, which is made anew each time."""
 
     width: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, islice
 from pathlib import Path
@@ -26,8 +25,7 @@ ROOT_PRECISION = 10**30
 """Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class OneRate(Arrivals):
+class OneRate(Arrivals, frozen=True):
     """What processes have in common whose rate stays the same."""
 
     rate: Fraction
@@ -44,8 +42,7 @@ class OneRate(Arrivals):
         return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(OneRate):
+class Constant(OneRate, frozen=True):
     """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
 
     SYNTAX = "constant:R, such as constant:20"
@@ -59,8 +56,7 @@ class Constant(OneRate):
         return (syntax.nearest(index * step, divisor) for index in count())
 
 
-@dataclass(frozen=True, slots=True)
-class Poisson(OneRate):
+class Poisson(OneRate, frozen=True):
     """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
 
     SYNTAX = "poisson:R, such as poisson:20"
@@ -75,8 +71,7 @@ class Poisson(OneRate):
         return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
 
 
-@dataclass(frozen=True, slots=True)
-class Gamma(OneRate):
+class Gamma(OneRate, frozen=True):
     """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0. Shape 1 /
     cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps."""
 
@@ -105,8 +100,7 @@ class Gamma(OneRate):
         return f"gamma:{syntax.show(self.rate)},cv={syntax.show(self.cv)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Ramp(Arrivals):
+class Ramp(Arrivals, frozen=True):
     """The rate goes linearly from `first` to `last` within `length_ns`; then it ends. Request i is due when the
     integral of the rate reaches i, evenly spaced and without chance."""
 
@@ -148,8 +142,7 @@ class Ramp(Arrivals):
         return f"ramp:{syntax.show(self.first)}..{syntax.show(self.last)}/{syntax.show_duration(self.length_ns)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Steps(Arrivals):
+class Steps(Arrivals, frozen=True):
     """One constant rate after another, each for its length; then it ends. A rate of 0 is a pause. Request i is due when
     the integral of the rate reaches i, as for Ramp."""
 
@@ -195,8 +188,7 @@ class Steps(Arrivals):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Concurrency(Arrivals):
+class Concurrency(Arrivals, frozen=True):
     """Closed loop: each of `clients` sends, waits for its answer, thinks for `think_ns`, and sends again."""
 
     clients: int
@@ -223,8 +215,7 @@ class Concurrency(Arrivals):
         return f"closed:{self.clients}" + (f",think={syntax.show_duration(self.think_ns)}" if self.think_ns else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Trace(Arrivals):
+class Trace(Arrivals, frozen=True):
     """Arrivals as recorded in a file, `speed` times as fast, with the lengths recorded there."""
 
     path: Path

@@ -16,13 +16,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from math import gcd
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
 
 from workloads.draws import picker
 from workloads.syntax import WorkloadError
@@ -92,8 +93,7 @@ class Judge(Tokenizer, Protocol):
         """Where counting a prompt generates: the server's count of text alone, without running it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTokenizer:
+class LocalTokenizer(msgspec.Struct, frozen=True):
     """Counts tokens as the model does. `count` includes the special tokens that the file's post-processor adds."""
 
     tokenizer: tokenizers.Tokenizer
@@ -224,8 +224,7 @@ def digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
     return shown
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(msgspec.Struct, frozen=True):
     """Words with their costs by one tokenizer."""
 
     opening: dict[int, list[str]]
@@ -298,8 +297,7 @@ def learn(count: Count, candidates: Sequence[str]) -> Words:
     return Words(opening, costs, fits)
 
 
-@dataclass(frozen=True, slots=True)
-class WantedText:
+class WantedText(msgspec.Struct, frozen=True):
     """One text to build: its number, its tokens in all, and the stretches that it begins with."""
 
     number: int
@@ -307,8 +305,7 @@ class WantedText:
     shared: tuple[Stretch, ...] = ()
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(msgspec.Struct):
     """A text in the making."""
 
     words: list[str]
@@ -348,8 +345,7 @@ def openings(words: Words, wanted: Sequence[WantedText], seed: int) -> dict[Stre
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(msgspec.Struct, frozen=True):
     """Writes drafts whose words cost what is wanted, one by one."""
 
     words: Words
@@ -357,7 +353,7 @@ class Writer:
     openings: dict[Stretch, tuple[list[str], int]]
     counter: list[list[str]]
     """The wheels that number what follows shared words."""
-    stretches: dict[tuple[Stretch, bool], list[str]] = field(default_factory=dict)
+    stretches: dict[tuple[Stretch, bool], list[str]] = {}
     """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
 
     def draft(self, want: WantedText) -> Draft:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from workloads.pictures import Picture
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One question for a server. `prompt` is text, or token ids where the server's API takes them. `input_tokens` is
     its exact length as the server counts it, special tokens included; 0 where an answer or a picture is part of it,
     which nobody can count beforehand. `output_tokens` is the length asked for."""
@@ -24,7 +24,7 @@ class Request:
     session: int | None = None
     """Where this is a turn of a session: the id of its first turn."""
     turn: int = 0
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = {}
     """Fields of the user's, merged into what the Dialect sends."""
     images: tuple[str | Picture, ...] = ()
     """URLs of pictures that go with a chat's last message."""

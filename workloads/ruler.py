@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from workloads.prompts import COMMON_WORDS, Count, Judge, PromptError, Tokenizer
 
@@ -33,8 +34,7 @@ WAYS = (
 _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
-@dataclass(frozen=True, slots=True)
-class Ruler:
+class Ruler(msgspec.Struct, frozen=True):
     """A count of texts, and what is known of it."""
 
     count: Count

@@ -10,10 +10,12 @@ None when it is over. The driver calls them; nothing here waits or reads a clock
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from workloads import datasets
 from workloads.request import Request
@@ -27,8 +29,7 @@ TRANSCRIPT_LIMIT = 16 * 1024 * 1024
 """Characters; a conversation that has grown past it ends instead of asking on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """What the human says, and how long the answer shall be."""
 
     question: str
@@ -37,8 +38,7 @@ class Turn:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """A session at one of its turns."""
 
     first_id: int
@@ -49,7 +49,7 @@ class Conversation:
     chat: bool = False  # what was said goes along as messages, not as one text
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
-    also: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, Any] = {}
     """What each of its Requests has besides."""
 
     def request(self) -> Request:
@@ -86,8 +86,7 @@ class Conversation:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MultiTurn:
+class MultiTurn(msgspec.Struct, frozen=True):
     """Sessions of several turns: `turns` synthetic ones, without end, or those of the file at `path`, once."""
 
     turns: int | None

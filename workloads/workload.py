@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, islice
 from typing import Any, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from workloads import sessions
 from workloads.datasets import Dataset
@@ -42,8 +44,7 @@ WARMUP_OUTPUT = Fixed(16)
 """Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Synthetic:
+class Synthetic(msgspec.Struct, frozen=True):
     """Prompts of the lengths asked for, all different. Without end."""
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
@@ -55,8 +56,7 @@ class Synthetic:
         return "synthetic"
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
+class SharedPrefix(msgspec.Struct, frozen=True):
     """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end. The
     lengths asked for are those of whole prompts."""
 
@@ -95,8 +95,7 @@ def parse(text: str) -> Workload:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadSpec:
+class WorkloadSpec(msgspec.Struct, frozen=True):
     """What a run asks for, in numbers and names."""
 
     workload: Workload
@@ -108,14 +107,13 @@ class WorkloadSpec:
     somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
-    also: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, Any] = {}
     """What each Request has besides: fields of its `body`, ..."""
     pictures: tuple[tuple[int, int], ...] = ()
     """Sizes of the synthetic pictures in each Request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(msgspec.Struct, frozen=True):
     """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can. It
     holds no connection that is still used: workers may be forks, and the server's tokenizer closed."""
 

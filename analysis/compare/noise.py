@@ -134,7 +134,7 @@ def _gaps(frame: Frame) -> Samples:
         counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
         kept = np.repeat(kept_rows[rows], counts)
         instants, more = frame.chunk_ns[chunks], frame.chunk_tokens[chunks].astype(np.int64) - 1
-        more[~kept] = 0
+        more[~kept | (more < 0)] = 0  # a damaged record may name a chunk without tokens
         kept[frame.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
         gaps += [(np.diff(instants, prepend=0.0) / 1e9)[kept], np.zeros(int(more.sum()))]
         ends += [instants[kept], np.repeat(instants, more)]

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import getitem
 from typing import Any
+
+import msgspec
 
 from analysis.frame import Frame
 from analysis.gaps import samples_of
@@ -49,8 +50,7 @@ INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus":
 SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickformat": ".0%"}
 
 
-@dataclass(frozen=True, slots=True)
-class ChartInput:
+class ChartInput(msgspec.Struct, frozen=True):
     """What a chart's data is made from."""
 
     frame: Frame
@@ -58,8 +58,7 @@ class ChartInput:
     series: Sequence[Series] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(msgspec.Struct, frozen=True):
     """`data` gives None where a run has nothing of it; a page without any such run does not show the chart."""
 
     id: str
@@ -69,11 +68,11 @@ class Chart:
     data: Callable[[ChartInput], Data | None]
     caption: Callable[[Data, Summary], str] = lambda _, __: ""
     traces: Sequence[Data] = ()
-    layout: Data | Callable[[Sequence[Data]], Data] = field(default_factory=dict)
+    layout: Data | Callable[[Sequence[Data]], Data] = {}
     """Or what makes it of all runs' data."""
-    table: Mapping[str, str] = field(default_factory=dict)
+    table: Mapping[str, str] = {}
     """The chart's data as rows: heads, and the column of each."""
-    typical: Mapping[str, Callable[[Data], float | None]] = field(default_factory=dict)
+    typical: Mapping[str, Callable[[Data], float | None]] = {}
     """Of an axis in seconds (`x`, `y`) a value that is to read well; without one it stays in seconds."""
     note: str = ""
     script: str = ""

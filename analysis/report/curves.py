@@ -271,9 +271,9 @@ def lifetime(frame: Frame) -> dict[str, Any]:
     width = max(1, round(nice_step(most / TOKEN_BINS_MAX))) if most else 1
     bins = most // width + 1
     counts, largest = np.zeros((bins, BUCKETS), np.int64), np.zeros(bins)
-    longest: list[tuple[float, int, int, float]] = []
+    longest: list[tuple[float, int, int]] = []
     for rows, chunks in frame.blocks():
-        gaps, tokens, places, ends_ns = _gaps(frame, rows, chunks)
+        gaps, tokens, places = _gaps(frame, rows, chunks)
         if len(gaps) == 0:
             continue
         binned = tokens // width
@@ -281,13 +281,17 @@ def lifetime(frame: Frame) -> dict[str, Any]:
         flat = binned * BUCKETS + np.minimum(buckets, BUCKETS - 1)
         counts += np.bincount(flat, minlength=bins * BUCKETS).reshape(bins, BUCKETS)
         np.maximum.at(largest, binned, gaps)
-        top = np.argpartition(gaps, -LONGEST)[-LONGEST:] if len(gaps) > LONGEST else np.arange(len(gaps))
-        found = zip(gaps[top].tolist(), places[top].tolist(), tokens[top].tolist(), ends_ns[top].tolist(), strict=True)
+        top = np.flatnonzero(gaps >= longest[-1][0]) if len(longest) == LONGEST else np.arange(len(gaps))
+        if len(top) > LONGEST:  # of equal ones the last
+            least = np.partition(gaps[top], -LONGEST)[-LONGEST]
+            top = np.concatenate((top[gaps[top] == least][-LONGEST:], top[gaps[top] > least]))
+        found = zip(gaps[top].tolist(), places[top].tolist(), tokens[top].tolist(), strict=True)
         longest = sorted([*longest, *found], reverse=True)[:LONGEST]
-    placed = [
-        {"request": int(frame.id[row]), "token": token, "from_s": round(ended_ns / 1e9 - gap_s, 6), "gap_s": gap_s}
-        for gap_s, row, token, ended_ns in longest
-    ]
+    placed = []
+    for gap_s, place, token in longest:
+        request = int(frame.id[np.searchsorted(frame.offsets, place, "right") - 1])
+        from_s = round(float(frame.chunk_ns[place : place + 1][0]) / 1e9 - gap_s, 6)
+        placed.append({"request": request, "token": token, "from_s": from_s, "gap_s": gap_s})
     columns = {f"longest_{name}": [each[key] for each in placed] for name, key in LONGEST_COLUMNS.items()}
     # A percentile is drawn only where enough requests reach that far for it to mean something.
     totals = counts.sum(axis=1)
@@ -398,17 +402,15 @@ def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
     return [every[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
-def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers, Floats]:
-    """Of one block: each gap in seconds, the token that ends it (counted from 1), its row, and when it ended."""
+def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
+    """Of one block: each gap in seconds, the token that ends it (counted from 1), and the place of its chunk."""
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
     kept = np.repeat(frame.sampled[rows], counts)
     firsts = frame.offsets[rows][counts > 0] - chunks.start
     kept[firsts] = False  # a request's first chunk ends no gap
-    kept = kept[1:]
+    places = np.flatnonzero(kept)
     before = np.cumsum(frame.chunk_tokens[chunks], dtype=np.int64)  # tokens up to and with each chunk, in the block
     started = np.zeros(len(counts), np.int64)
     started[counts > 0] = before[firsts] - frame.chunk_tokens[chunks][firsts]
-    tokens = (before[:-1] - np.repeat(started, counts)[1:] + 1)[kept]
-    places = np.repeat(np.arange(rows.start, rows.stop), counts)[1:][kept]
-    instants = frame.chunk_ns[chunks]
-    return np.diff(instants)[kept] / 1e9, tokens, places, instants[1:][kept]
+    tokens = before[places - 1] - np.repeat(started, counts)[places] + 1
+    return frame.chunk_ns.steps[chunks][places] / 1e9, tokens, places + chunks.start

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from analysis import report as doc
@@ -62,8 +62,7 @@ HELP = {
 """How to read a section."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedRun:
+class ReportedRun(msgspec.Struct, frozen=True):
     """What a report needs of one Run: its Records are not among it."""
 
     run: Run

@@ -6,12 +6,12 @@ Pure functions of the steps' summaries and of what sweep.jsonl says beside them;
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import fsum
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
 from analysis.report.format import simulated, who

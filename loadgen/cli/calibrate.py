@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import json
+from msgspec import json, to_builtins
+from msgspec.structs import asdict, replace
 from typer import Option
 
 from loadgen.cli.options import seconds
@@ -82,7 +82,7 @@ def calibrate(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version("llm-loadgen"),
         load=point,
-        errors={comparison.stamps: asdict(comparison) for comparison in pair},
+        errors={comparison.stamps: to_builtins(comparison) for comparison in pair},
         events_per_s=fastest.events_per_s if fastest else 0.0,
         limited_by=limited_by,
     )

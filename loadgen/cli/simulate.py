@@ -65,6 +65,8 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
+    from analysis.frame import Gathering
+    from analysis.window import windowed
     from loadgen import prepare, simulate
     from loadgen.cli.twin import predict
     from loadgen.plan import Plan
@@ -81,7 +83,9 @@ def drive(
     output.say(f"SIMULATED (virtual) {simulate.described(asked, modelled)}; nothing is sent")
     for plan in asked.each_repeat() if asked.repeats > 1 else [asked]:
         own = folder / f"repeat-{plan.repeat}" if asked.repeats > 1 else folder
-        simulate.run(plan, modelled, own, command, predict(plan, modelled) if known else ())
+        gathering = Gathering()
+        run = simulate.run(plan, modelled, own, command, predict(plan, modelled) if known else (), gathering.add)
+        output.loaded(own, run, windowed(gathering.frame(), run.header), drawn=report)
     raise Exit(finish(output, folder, report=report))
 
 

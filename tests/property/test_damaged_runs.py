@@ -191,3 +191,32 @@ def test_damaged_folders_of_runs_are_read_or_refused(whole: Path, words: tuple[s
         code, _, said = in_process(folder, *words)
         assert code in {EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_USAGE, EXIT_SERVER, EXIT_CLIENT_LIMITED}, said
         assert code != EXIT_USAGE or said.startswith("loadgen: "), said
+
+
+@pytest.mark.parametrize("name", ["server", "host", "model"])
+def test_lines_of_a_matrix_about_what_is_not_in_its_plan_are_left_out(whole: Path, tmp_path: Path, name: str) -> None:
+    """A start or a failure of a server, host or model that the plan does not name."""
+    folder = shutil.copytree(whole / "matrix", tmp_path / "matrix")
+    lines = [msgspec.json.decode(each) for each in (folder / "matrix.jsonl").read_bytes().splitlines()]
+    up, begin = (next(each for each in lines if each["type"] == kind) for kind in ("up", "begin"))
+    failure = {"type": "failure", "repeat": 1, "kind": "E", "reason": "r", "hint": "", "log": "", "at": up["at"]}
+    other = [up | {name: ""}, failure | {"cell": begin["cell"] | {name: ""}}]
+    with (folder / "matrix.jsonl").open("ab") as file:
+        file.writelines(msgspec.json.encode(each) + b"\n" for each in other)
+    code, _, said = in_process(tmp_path, "matrix", "matrix")
+    assert code == EXIT_OK, said
+    found = msgspec.json.decode((folder / "matrix.json").read_bytes())
+    assert found["failures"] == []
+    assert all(each["host"] and each["server"] for each in found["server_starts"])
+
+
+def test_a_chunk_without_tokens_ends_no_comparison(tmp_path: Path) -> None:
+    """A damaged count of 0: its gap counts, and nothing beside it."""
+    lines = [msgspec.json.decode(each) for each in (DATA / "burst/run.jsonl").read_bytes().splitlines()]
+    first = next(each for each in lines if each["type"] == "request")
+    first["chunk_tokens"][1] = 0
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b"\n")
+    shutil.copytree(DATA / "burst-again", tmp_path / "other")
+    code, out, said = in_process(tmp_path, "compare", "other", "run", "--anyway")
+    assert (code, "itl.p99" in out) == (EXIT_OK, True), said

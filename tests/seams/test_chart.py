@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import expect
 
 from analysis.report import ChartRef, charts, markdown, page
 from analysis.report.charts import CHARTS, Chart, ChartInput
 from analysis.report.sections import ReportedRun, chart_runs, full
+from tests.chromium import chromium
 from tests.runs import burst, part_of, run_of
 
 MADE_UP = Chart(
@@ -40,14 +40,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReportedRun:
     return part_of(run_of(tmp_path / "run", burst(12, 4)))
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """The system's Chromium, else Playwright's own."""
-    with sync_playwright() as playwright:
-        executable = shutil.which("chromium")
-        yield playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-
-
 def test_it_is_in_the_document_and_in_the_figures(run: ReportedRun) -> None:
     """In a section of its own before the last ones, or in the one it names; as traces and layout for notebooks."""
     document = full([run])
@@ -71,21 +63,23 @@ def test_it_is_in_the_document_and_in_the_figures(run: ReportedRun) -> None:
     assert figure["layout"]["title"] == {"text": "How many chunks each request had"}
 
 
-def test_the_page_draws_it(run: ReportedRun, browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.browser
+def test_the_page_draws_it(run: ReportedRun, tmp_path: Path) -> None:
     """From its traces or by its script, with its caption and its data, and without a complaint of the browser's."""
     (tmp_path / "report.html").write_text(page.render(full([run])), "utf-8")
-    window = browser.new_page()
-    complaints: list[str] = []
-    window.on("console", lambda message: complaints.append(message.text))
-    window.on("pageerror", lambda error: complaints.append(str(error)))
-    window.goto((tmp_path / "report.html").as_uri())
-    window.evaluate("Report.drawAll()")
-    for name in ("chunks", "scripted"):
-        assert window.locator(f"#chart-{name} .plot-container").count() == 1
-    assert "4 chunks at most." in window.locator("#text-chunks").inner_text()
-    window.locator("figure", has=window.locator("#chart-chunks")).locator("summary").click()
-    expect(window.locator("[data-rows=chunks] tbody tr")).to_have_count(12)
-    assert complaints == []
+    with chromium() as browser:
+        window = browser.new_page()
+        complaints: list[str] = []
+        window.on("console", lambda message: complaints.append(message.text))
+        window.on("pageerror", lambda error: complaints.append(str(error)))
+        window.goto((tmp_path / "report.html").as_uri())
+        window.evaluate("Report.drawAll()")
+        for name in ("chunks", "scripted"):
+            assert window.locator(f"#chart-{name} .plot-container").count() == 1
+        assert "4 chunks at most." in window.locator("#text-chunks").inner_text()
+        window.locator("figure", has=window.locator("#chart-chunks")).locator("summary").click()
+        expect(window.locator("[data-rows=chunks] tbody tr")).to_have_count(12)
+        assert complaints == []
 
 
 def test_a_run_without_its_data_does_not_show_it(run: ReportedRun) -> None:

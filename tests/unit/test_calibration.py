@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from analysis import client as compared
 from analysis.summary import QuotedCalibration
@@ -169,7 +170,7 @@ def test_the_search_ends_in_time() -> None:
 def test_what_was_found_is_said(tmp_path: Path) -> None:
     """The last line names the rate and what was in the way; without an exact burst it promises nothing."""
     run = run_with(tmp_path, [complete(1, [500 * MS, 520 * MS])])
-    fastest = replace(compared.compare_with_log(run, {1: sends(500, 520)}), events_per_s=51_234.0)
+    fastest = structs.replace(compared.compare_with_log(run, {1: sends(500, 520)}), events_per_s=51_234.0)
     assert compared.exact_up_to(fastest, "server") == (
         "TTFT is exact to 1.00 ms at p99 up to 51,234 events/s: the simulated server sent no faster."
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from analysis.frame import Floats
 from analysis.objectives import ObjectiveError, parse, parse_bounds

@@ -144,6 +144,17 @@ def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: py
     assert few["p90"] == few["p99"] == [None] * 4
 
 
+@pytest.mark.parametrize("entries", [7, 64, 1 << 20])
+def test_of_equal_gaps_the_last_are_named(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    """However the chunks are walked through: a stall of all answers at once is as long in each of them."""
+    monkeypatch.setattr(analysis.frame, "ENTRIES_PER_BLOCK", entries)
+    stalled = [complete(number, [10 * MS, 11 * MS, 41 * MS, 42 * MS], end_ns=42 * MS) for number in range(50)]
+    longer = complete(50, [10 * MS, 50 * MS], end_ns=50 * MS)
+    found = lifetime(frame_of([*stalled[:5], longer, *stalled[5:]]))["longest"]
+    assert [(each["request"], each["token"]) for each in found] == [(50, 2), *((n, 3) for n in range(49, 30, -1))]
+    assert {(each["from_s"], each["gap_s"]) for each in found[1:]} == {(0.011, 0.03)}
+
+
 def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
     """1,000 tokens make groups of 10; the first token of a group names it, token 0 does not exist."""
     drawn = lifetime(frame_of(burst(12, 1000)))

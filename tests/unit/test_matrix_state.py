@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +73,27 @@ def test_a_changed_plan_is_refused_with_what_changed(tmp_path: Path) -> None:
     assert list(differences(PLAN, json.loads(json.dumps(PLAN)))) == []
 
 
-def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_two_commands_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused while the first is there."""
+    monkeypatch.setattr("loadgen.journal.LOCK_LIMIT_S", 0.1)
     with (
         journal(tmp_path / "m", PLAN, resume=False),
         pytest.raises(OutputError, match="another loadgen matrix"),
         journal(tmp_path / "m", PLAN, resume=True),
     ):
         pass
+
+
+def test_workers_of_a_killed_command_are_waited_for(tmp_path: Path) -> None:
+    """A process that a fork gave the journal's file holds its lock until it ends."""
+    with journal(tmp_path / "m", PLAN, resume=False):
+        pass
+    with (tmp_path / "m" / MATRIX.file).open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        orphan = subprocess.Popen(["sleep", "0.5"], pass_fds=(held.fileno(),))
+    with journal(tmp_path / "m", PLAN, resume=True):
+        assert orphan.wait() == 0
+    assert [line["type"] for line in read_lines(tmp_path / "m")] == ["plan", "resumed"]
 
 
 def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:

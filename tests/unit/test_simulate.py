@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,25 @@ def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:
     assert header.server["hardware"] == hardware | {"vintage": "current"}
     assert footer is not None
     assert (footer.sent, footer.complete, footer.ended_ns) == (20, 20, max(each.end_ns or 0 for each in run.records))
+
+
+def test_what_is_told_is_what_is_in_the_file(tmp_path: Path) -> None:
+    """Records as they come, and all else: complete, given up, dropped and refused."""
+    records: list[Record] = []
+    load: dict[str, Any] = {"arrivals": "poisson:80", "input_tokens": "uniform:50..700", "n": 90}
+    plan = Plan(server="vllm", timeout_s=0.5, max_in_flight=30, output_tokens=16, **load)
+    modelled = simulate.Modelled(kv_tokens=512)
+    told = simulate.run(plan, modelled, tmp_path / "run", [], (), records.append)
+    written = runfile.read(tmp_path / "run")
+    assert {(record.state, record.http_status) for record in written.records} >= {
+        ("complete", 200),
+        ("failed", 200),
+        ("failed", 400),
+        ("dropped", None),
+    }
+    assert records == written.records
+    written.records = []
+    assert told == written
 
 
 def test_the_same_plan_gives_the_same_run(tmp_path: Path) -> None:
@@ -102,6 +122,23 @@ def test_a_shared_prefix_is_computed_once(tmp_path: Path) -> None:
     assert max(each.chunk_ns[0] for each in shared.records) < max(each.chunk_ns[0] for each in plain.records) / 2
     hits = [line.values["cached_prompt_tokens"] for line in shared.telemetry if line.source == "server"]
     assert hits[-1] == 19 * 1600
+
+
+def test_blocks_of_a_trace_are_computed_once(tmp_path: Path) -> None:
+    """Leading ids that were there before are 512 tokens each that vLLM's cache has; an id behind another one is not."""
+    rows = [(0, 1300, [1, 2, 3]), (2_000, 1500, [1, 2, 9]), (4_000, 1024, [7, 2]), (6_000, 1300, [1, 2, 3])]
+    named, plain = tmp_path / "named.jsonl", tmp_path / "plain.jsonl"
+    lines = [{"timestamp": at, "input_length": asked, "output_length": 4} for at, asked, _ in rows]
+    plain.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    blocks = [line | {"hash_ids": ids} for line, (*_, ids) in zip(lines, rows, strict=True)]
+    named.write_text("".join(json.dumps(line) + "\n" for line in blocks))
+    cached, alone = (simulated(tmp_path / file.stem, arrivals=f"trace:{file}", n=None) for file in (named, plain))
+    hits = [run.telemetry[-2].values["cached_prompt_tokens"] for run in (cached, alone)]
+    assert hits == [2 * 512 + 1300 // 16 * 16, 0]
+    sooner = [slow.chunk_ns[0] - fast.chunk_ns[0] for fast, slow in zip(cached.records, alone.records, strict=True)]
+    assert [saved > 0 for saved in sooner] == [False, True, False, True]
+    older = simulated(tmp_path / "tgi", server="tgi", arrivals=f"trace:{named}", n=None)
+    assert older.telemetry[-2].values["cached_prompt_tokens"] == 0
 
 
 def test_sessions_grow_by_what_was_said(tmp_path: Path) -> None:

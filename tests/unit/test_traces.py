@@ -45,6 +45,19 @@ def test_azure_lines_of_2024_are_read() -> None:
     ]
 
 
+def test_a_zone_is_taken_off_with_and_without_decimals(tmp_path: Path) -> None:
+    """Instants of one file in three zones; what only looks like a zone is an error."""
+    trace, rows = tmp_path / "trace.csv", ["00:00:00.25+00:00", "02:00:01.5+02:00", "00:00:02Z", "23:00:03.75-01:00"]
+    days = ["2024-05-10", "2024-05-10", "2024-05-10", "2024-05-09"]
+    written = [f"{day} {row},5,6" for day, row in zip(days, rows, strict=True)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *written]) + "\n")
+    assert [entry.at_ns for entry in Trace(trace).entries()] == [0, 1250 * MS, 1750 * MS, 3500 * MS]
+    for wrong in ("00:00:04+00:00.5", "00:00:04.5+0:000", "00:00:04.+00:00"):
+        trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 {wrong},5,6\n")
+        with pytest.raises(WorkloadError, match="has no date and time"):
+            list(Trace(trace).entries())
+
+
 def test_burstgpt_lines_are_read_and_failures_left_out() -> None:
     """Seconds from the first row; a row without tokens is a failed request, which cannot be replayed."""
     assert list(Trace(SAMPLES / "burstgpt.csv").entries()) == [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from workloads import lengths
 from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS

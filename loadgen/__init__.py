@@ -7,8 +7,21 @@ working directory or a script's folder, where a user may have others of these na
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
+from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
+
+
+def _interrupted(*_: object) -> None:
+    os.write(2, b"loadgen: interrupted\n")
+    os._exit(130)
+
+
+# With `python -m loadgen` Python is still looking for our __main__.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__ and getsignal(SIGINT) is default_int_handler:
+    signal(SIGINT, _interrupted)
+
+from importlib.machinery import ModuleSpec, PathFinder  # noqa: E402
 
 TYPE_CHECKING = False  # as typing has it, which takes ten times as long to import as all of this: Ctrl-C may come
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ import os
 # The module signal takes 6 ms to import, in which Ctrl-C would be a traceback.
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
 
+import loadgen
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The command line, which Ctrl-C ends with 130 from its first import on."""
-    if getsignal(SIGINT) is default_int_handler:  # not where it is ignored
+    if getsignal(SIGINT) in (default_int_handler, loadgen._interrupted):  # not where it is ignored
         signal(SIGINT, _interrupted)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is wanted, and looking for them takes 20 ms
     from loadgen.cli import main as command

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ FORMAT = 1
 TAIL_BYTES = 65_536
 """A footer is shorter, its notes included."""
 DIFFERENCES_MOST = 20
+LOCK_LIMIT_S = 3.0
+"""Workers of a command that was killed hold its journal until they have noticed and ended."""
 
 Line = dict[str, Any]
 LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
@@ -83,7 +86,7 @@ def opened(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: 
         raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, of whatever
+            _lock(file)
         except OSError as error:
             hint = "Wait for it, or name another --out."
             raise OutputError(f"another loadgen {kind.name} is writing to {folder}.", hint) from error
@@ -96,6 +99,19 @@ def opened(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: 
         else:
             book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
         yield book
+
+
+def _lock(file: FileIO) -> None:
+    """Until the process ends, of whatever. Raises OSError where another holds the file."""
+    until_s = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.05)
 
 
 def read(kind: JournalKind, folder: Path) -> list[Line]:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import asdict
 
 from loadgen import host
 from loadgen.errors import PlanError
@@ -52,8 +54,7 @@ OnProgress = Callable[[str, "Counts"], str | None]
 """Gets a phase and the counts, ten times a second; what it says is why the run is to end now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """All that is known before the first connection is opened."""
 
     schedule: Schedule
@@ -207,8 +208,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
         plan=plan.stored() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
-        server={name: getattr(facts, name) for name in type(facts).__slots__}
-        | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
+        server=asdict(facts) | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
         host=host.facts(),
         client={"prompts": prompts.how, "exact": prompts.exact, **{name: fact for name, fact in told.items() if fact}},
     )

@@ -9,6 +9,8 @@ from dataclasses import replace
 from string import Template
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
@@ -142,4 +144,4 @@ def server_for(
     )
     with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):
         facts = probe(url, plan.server)
-        yield replace(facts, pids=(pid,))
+        yield structs.replace(facts, pids=(pid,))

@@ -7,7 +7,7 @@ import ast
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.errors import PlanError
 from servers.access import redacted, without_secrets
@@ -40,8 +41,7 @@ Check = Callable[[Any], Any]
 """Beside the type of a field: gives what it is given, or that in its canonical form. Raises ValueError."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOption:
+class RunOption(msgspec.Struct, frozen=True):
     """How people meet a field of the Plan. Its name, unit and form on the command line follow from the field itself:
     `timeout_s` is `--timeout` and takes `500ms`, a bool is a flag, a tuple of several values may be repeated."""
 
@@ -54,8 +54,7 @@ class RunOption:
     """Where it follows from the settings before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
+class Before(msgspec.Struct, frozen=True):
     """Beside the type of a field: makes of what was given what the type takes. Raises ValueError."""
 
     read: Callable[[Any], Any]

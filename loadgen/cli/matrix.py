@@ -235,8 +235,9 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     latest = {
         repeat: line
         for repeat, line in newest(lines, "begin", "failure").items()
-        if line["type"] == "failure" and not finished(folder, repeat)
+        if line["type"] == "failure" and repeat in repeats and not finished(folder, repeat)
     }
+    servers = {each.name for each in plan.servers}
     swept.sort(key=lambda repeat: order.index(repeat.cell))
     summary = matrix(
         begun,
@@ -245,7 +246,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
         sweeps=[_cell_sweep(folder, repeat, failed=repeat in latest) for repeat in swept],
         skipped=skipped(plan),
         failed=list(latest.values()),
-        starts=[line for line in lines if line["type"] == "up"],
+        starts=[line for line in lines if line["type"] == "up" and line["server"] in servers and line["host"] in hosts],
         titles={name: kind.title for name, kind in KINDS.items()},
     )
     return summary, measured

@@ -25,6 +25,7 @@ from loadgen.errors import OutputError, PlanError
 from loadgen.runfile import RunFileError
 
 if TYPE_CHECKING:
+    from analysis.frame import Frame
     from analysis.objectives import Objective
     from analysis.repeats import BetweenRuns, IndexedRun
     from analysis.report import Document
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from loadgen.engine.health import Counts
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
+    from loadgen.runfile import Run
 
 ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
@@ -139,6 +141,7 @@ class Output:
     def __post_init__(self) -> None:
         self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit)
         self._stream = sys.stderr if self.as_json else sys.stdout
+        self._known: dict[Path, ReportedRun] = {}
 
     def say(self, line: str) -> None:
         """One line for people."""
@@ -161,6 +164,10 @@ class Output:
             print(as_json, end="")
         elif not self.quiet:
             print(as_text(), file=coloured(sys.stdout))
+
+    def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
+        """What the file of this run says, so that `results` need not read it."""
+        self._known[path] = summarised(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
@@ -198,7 +205,8 @@ class Output:
 
         parts = []
         for run in runs_in(path):
-            parts.append(summarised(run, self.objectives, self._bounds, drawn=drawn))
+            known = self._known.pop(run, None)
+            parts.append(known or summarised(run, self.objectives, self._bounds, drawn=drawn))
             write_summary(run, parts[-1].summary)
         summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
@@ -286,15 +294,21 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
 
 
 def summarised(
-    path: Path, objectives: Sequence[Objective], bounds: Sequence[Objective], *, drawn: bool = True
+    path: Path,
+    objectives: Sequence[Objective],
+    bounds: Sequence[Objective],
+    *,
+    drawn: bool = True,
+    known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
-    """One run at a time: what is left of its Records in the end is a summary and, if it is to be `drawn`, curves."""
+    """One run at a time: what is left of its Records in the end is a summary and, if it is to be `drawn`, curves.
+    `known` is what its file says, where somebody has read it."""
     from analysis.report.sections import ReportedRun, reported
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
     from analysis.window import load
 
-    run, frame = load(path)
+    run, frame = known or load(path)
     summary = summarise(run, frame)
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)

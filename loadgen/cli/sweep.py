@@ -304,7 +304,9 @@ def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
 
     def serve(plan: Plan, folder: Path, show: OnProgress) -> Footer:
         if made is not None:
-            return simulate.run(plan, made, folder, command)
+            footer = simulate.run(plan, made, folder, command).footer
+            assert footer is not None
+            return footer
         first = plan.seed == sweep.plan.seed  # the others say the same
         say = output.say if first else lambda _line: None
         return prepare.run(plan, folder, command=command, say=say, on_progress=show)
@@ -421,7 +423,7 @@ def _judge(
 
     run, frame = loaded(folder)
     bounds = _bounds(judged)
-    part = summarised(folder, judged, bounds)
+    part = summarised(folder, judged, bounds, known=(run, frame))
     write_summary(folder, part.summary)
     write_page([part], folder / "report.html", [])
     summary = part.summary

@@ -165,7 +165,6 @@
   function draw(live, shown) {
     const run = live.run;
     home.className = isDark() ? "dark" : "";
-    home.style.color = getComputedStyle(document.body).color;
     show("facts", [facts(live)]);
     show("spans", run ? spans() : []);
     show("latency", run ? latencies(run, shown) : []);

@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,6 +21,7 @@ import gevent
 import msgspec
 import numpy as np
 from gevent.lock import RLock
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
@@ -82,8 +82,7 @@ Floats = NDArray[np.float64]
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class LiveTarget:
+class LiveTarget(msgspec.Struct):
     """The server, and the prompts for each of its endpoints, without end. One for all users; the start form changes
     what is asked."""
 
@@ -92,10 +91,10 @@ class LiveTarget:
     address: Target
     headers: Mapping[str, str]
     say: Callable[[str], None]
-    _dialects: dict[str, Dialect] = field(default_factory=dict)
-    _prompts: dict[str, Prompts] = field(default_factory=dict)
-    _draws: dict[str, Iterator[Request]] = field(default_factory=dict)
-    _ids: Iterator[int] = field(default_factory=count)
+    _dialects: dict[str, Dialect] = {}
+    _prompts: dict[str, Prompts] = {}
+    _draws: dict[str, Iterator[Request]] = {}
+    _ids: Iterator[int] = msgspec.field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
         """The server's dialect on an endpoint, as `dialect_for` finds it once. Raises what that raises."""

@@ -45,6 +45,7 @@ from loadgen.server import longest_of, named
 from loadgen.settings import fields_of, run_options
 from servers.errors import LimitError, ServerError
 from servers.simulated import SimulatedError
+from servers.wire.packets import may_see_packets
 from servers.wire.sources import open_source
 from servers.wire.stamps import PLAIN, StampSource
 from workloads import lengths, workload
@@ -185,9 +186,9 @@ class LocustSession:
             self.target, self.failed = None, error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
-        host.may_see_packets(now=True)
+        may_see_packets(now=True)
         self.stamps = open_source(plan.stamps, [(self.target.address.family, self.target.address.address)])
-        host.may_see_packets(now=False)
+        may_see_packets(now=False)
         self._stack.callback(self.stamps.close)
         if environment.web_ui:
             _extend(environment.web_ui, self)

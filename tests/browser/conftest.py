@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from analysis.report.page import render
 from analysis.report.sections import full
 from analysis.summary import Summary
 from loadgen.runfile import Telemetry
+from tests.chromium import chromium
 from tests.runs import burst, failed, header, healthy, loop, part_of, run_of
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
 
 
@@ -33,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module's tests stay in one process: they share a browser and the pages that are open in it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
@@ -56,18 +49,9 @@ class Written:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium, the lightest build that is there, else Playwright's own. Gone with its module: while it is
-    there, Playwright's event loop runs in this thread, and a test that is a coroutine could not."""
-    system = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    with sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=system, args=ARGUMENTS)
-        except Error as error:
-            pytest.fail(
-                f"These tests need Chromium: sudo apt-get install chromium, or playwright install chromium. ({error})"
-            )
+    """Gone with its module."""
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

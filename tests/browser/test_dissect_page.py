@@ -56,7 +56,9 @@ def test_each_technique_is_a_bar_with_its_prediction(browser: Browser, tmp_path:
             "predicted": [2.8, 5.6],
         }
         assert {name: values for name, *values in drawn} == {name: pytest.approx(each) for name, each in parts.items()}
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+        expect(page.locator("html")).to_have_js_property(
+            "scrollWidth", width
+        )  # once the charts have followed the window
 
 
 def test_one_process_has_no_collectives(browser: Browser, tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def test_a_run_by_hand_from_start_to_report(browser: Browser, tmp_path: Path) ->
 
 def _found_by_axe(opened: Page) -> list[str]:
     """What the rules of axe-core find, of any weight."""
-    opened.wait_for_timeout(500)  # colours fade
+    opened.wait_for_timeout(500)  # colours begin to fade
+    opened.evaluate("Promise.allSettled(document.getAnimations().map((each) => each.finished))")
     found = Axe().run(opened).response["violations"]
     return [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
 
@@ -87,7 +88,8 @@ def _accessible_everywhere(opened: Page) -> None:
     for scheme in ("dark", "light"):
         opened.evaluate(f"localStorage.theme = '{scheme}'")
         opened.reload()
-        opened.wait_for_selector("#loadgen-latency")
+        opened.wait_for_selector("header")  # Locust's part, whose theme ours follows
+        opened.wait_for_selector(f"#loadgen{'.dark' if scheme == 'dark' else ':not(.dark)'} #loadgen-latency")
         for width in (360, 1024, 1600):
             opened.set_viewport_size({"width": width, "height": 1000})
             assert _found_by_axe(opened) == [], (width, scheme)

@@ -79,3 +79,15 @@ def test_the_accuracy_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "20 of 20 requests compared; 160 tokens, 160 events logged"
     assert sum(line.startswith(("ring ", "read lateness", "server lateness")) for line in lines) == 3
+
+
+def test_the_accuracy_benchmark_has_a_closed_loop(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long after its arrival each end was seen, and how long after that the next request was sent."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    main(["--concurrency", "3", "--n", "9", "--output-tokens", "4", "--itl", "2ms"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("9 requests, 3 at a time")
+    seen = next(line for line in lines if line.startswith("ends seen after"))
+    assert 0 < float(seen.split()[-8]) <= float(seen.split()[-1])

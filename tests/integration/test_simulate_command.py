@@ -55,6 +55,23 @@ def test_report_compare_export_and_objectives_work_on_it(tmp_path: Path) -> None
         assert words[0] == "export" or "SIMULATED (virtual)" in done.stdout
 
 
+@pytest.mark.parametrize("repeats", [(), ("--repeats", "2")])
+def test_figures_are_those_of_the_file(tmp_path: Path, repeats: tuple[str, ...]) -> None:
+    """Summary and page are made while it simulates: `loadgen report` of the run makes the same ones, byte by byte."""
+    load = ("--n", "60", "--arrivals", "poisson:40", "--output-tokens", "uniform:1..90", "--timeout", "1s")
+    few = ("--kv-tokens", "2000", "--max-in-flight", "40", "--goodput", "ttft < 1s", *repeats)
+    code, _, err = burst(tmp_path, *ENGINE, *load, *few, command="simulate")
+    assert code == 1, err
+    run = tmp_path / "run"
+    files = [*run.rglob("summary.json"), run / "report.html"]
+    made = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+    told = loadgen(ROOT, "report", str(run), "--goodput", "ttft < 1s")
+    assert told.returncode == 0, told.stderr
+    assert [file.read_bytes() for file in files] == made
+
+
 def test_a_plan_file_and_repeats(tmp_path: Path) -> None:
     """As `loadgen run` reads them; options win."""
     plan = tmp_path / "plan.toml"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 N = 64
 SIZE = ("--n", N, "--input-tokens", 128, "--output-tokens", 32, "--warmup", 8)
-REPEATS = {"wide": 8, "narrow": 4}
+REPEATS = {"wide": 8, "narrow": 8}
 SEQUENCES = {"wide": 64, "narrow": 4}
 
 

@@ -28,11 +28,11 @@ test: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone" --ignore tests/browser
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone and not browser"
 	$(BIN)/python -m pytest -m "alone and not scale" tests/integration
 
 test-pages: .venv/.tests .venv/.browser
-	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/browser
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m browser tests/browser tests/seams
 
 test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks

@@ -5,6 +5,7 @@
     python -m benchmarks.accuracy --stop 2s --output-tokens 256  # every worker is stopped for 2 s in mid-run
     python -m benchmarks.accuracy --n 20000 --workers 2 --itl 4s --output-tokens 8     # connections ready after?
     python -m benchmarks.accuracy --n 2000 --output-tokens 1500  # 100,000 tokens a second for 30 s: drops?
+    python -m benchmarks.accuracy --concurrency 64               # a closed loop: how soon is an end seen?
 
 It is one burst of `loadgen calibrate`, which see, with the whole distribution of what went into its row.
 """
@@ -31,6 +32,8 @@ from loadgen import runfile
 from loadgen.cli.calibrate import drive
 from loadgen.cli.options import seconds
 from loadgen.host import Point
+from servers.simulated.config import SimulatedConfig
+from servers.simulated.process import spawn
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 STOPPED_AFTER_S = 1.0
@@ -47,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stamps", default="auto")
     parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
     parser.add_argument("--stop", type=seconds, default=0.0, help="stop every worker for so long")
+    parser.add_argument("--concurrency", type=int, help="a closed loop of so many clients in place of a burst")
     asked = parser.parse_args(arguments)
+    if asked.concurrency:
+        closed_loop(asked)
+        return
     point = Point(asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps)
     with tempfile.TemporaryDirectory() as folder, others(busy=asked.busy):
         if asked.stop:
@@ -105,6 +112,25 @@ def show(run: runfile.Run, log: Path) -> None:
     print(f"\n{'':24}" + "".join(f"{f'p{p:g}':>10}" for p in PERCENTILES))
     percentiles("read lateness, ms", [record.late_ns_max for record in run.records])
     percentiles("server lateness, ms", np.concatenate([np.subtract(s.sent_ns, s.due_ns) for s in sends.values()]))
+
+
+def closed_loop(asked: argparse.Namespace) -> None:
+    """Each end makes the next request due at the instant at which it is seen: by how much that is after its arrival.
+    The server moves each token by up to half of `itl`, so that ends do not come together."""
+    script = SimulatedConfig(server=asked.server, ttft_s=0.05, itl_s=asked.itl, jitter_s=asked.itl / 2)
+    with tempfile.TemporaryDirectory() as folder, others(busy=asked.busy), spawn(script) as url:
+        load = (f"--arrivals=closed:{asked.concurrency}", f"--n={asked.n}", f"--output-tokens={asked.output_tokens}")
+        options = (f"--server={asked.server}", f"--url={url}", f"--workers={asked.workers}", f"--out={folder}/run")
+        command = [sys.executable, "-m", "loadgen", "run", *load, *options, "--quiet", "--no-report"]
+        subprocess.run(command, check=False)
+        records = runfile.read(Path(folder) / "run").records
+        client = json.loads((Path(folder) / "run" / "summary.json").read_text("utf-8"))["client"]
+    due_ns = sorted(record.due_ns for record in records)[asked.concurrency :]
+    ends_ns = sorted(record.end_ns or 0 for record in records)[: len(due_ns)]
+    print(f"{len(records)} requests, {asked.concurrency} at a time; verdict {client['verdict']}")
+    print(f"\n{'':24}" + "".join(f"{f'p{p:g}':>10}" for p in PERCENTILES))
+    percentiles("ends seen after, ms", np.subtract(due_ns, ends_ns))
+    percentiles("sent after due, ms", [(record.sent_ns or 0) - record.due_ns for record in records])
 
 
 def percentiles(name: str, values_ns: Sequence[int] | np.ndarray) -> None:

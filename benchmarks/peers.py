@@ -33,7 +33,6 @@ from benchmarks.comparison import (
     ours,
     table,
     vllm_bench,
-    wire,
 )
 from benchmarks.comparison.client import Client
 from benchmarks.comparison.install import ensure
@@ -85,14 +84,10 @@ column, C aside.
 - burst skew: from the arrival of the first request to that of the last.
 - TTFT, TPOT: the median that the tool reports. Error: that less the true median. True TTFT: from the request's arrival
   to the server's send of its first token. True TPOT: between the server's sends.
-- {seen}
+- Arrivals are stamped by the kernel, before the server has read anything; where the server may not open packet sockets
+  they are what it noted when it read a request, and skews are too large and TTFT errors too. Each run says which.
 - others: CPU that processes of neither side used meanwhile. A run with more than 0.1 of a core is made again, {tries}
   times in all, and the quietest counts."""
-SEEN_BY = {
-    "kernel": "Arrivals are stamped by the kernel, before the server has read anything.",
-    "server": "Arrivals are what the server noted when it read a request (no right to open packet sockets here), so "
-    "they hold the server's own delays: skews are too large and TTFT errors too.",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _title(CLIENTS[name]): found if isinstance(found, str) else _summed_up(found) for name, found in rows.items()
     }
     print(table.markdown(COLUMNS, shown, floor=_title(baseline.CLIENT)), end="\n\n")
-    print(NOTES.format(few=FEW, seen=SEEN_BY["kernel" if wire.permitted() else "server"], **vars(options)))
+    print(NOTES.format(few=FEW, **vars(options)))
 
 
 def measure(client: Client, folder: Path, setting: drive.Setting, turn: int) -> table.Row:

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from benchmarks.comparison import judge, keeper, machine, model, table, wire
+from benchmarks.comparison import judge, keeper, machine, model, table
 from benchmarks.comparison.client import Client, Load, Reported
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
@@ -81,7 +80,7 @@ def once(client: Client, folder: Path, setting: Setting, *, memory: bool = False
         scratch, log = Path(place) / "client", Path(place) / "server.jsonl"
         scratch.mkdir()
         others = machine.watch_others()
-        with _server(setting, log) as url, wire.watching(urlsplit(url).port or 0) as watch:
+        with _server(setting, log) as url:
             load = Load(
                 url=url,
                 n=setting.n,
@@ -91,9 +90,8 @@ def once(client: Client, folder: Path, setting: Setting, *, memory: bool = False
                 scratch=scratch,
             )
             usage = _kept(client, client.command(folder, load), scratch, setting, memory=memory)
-            arrivals_ns = watch.arrivals_ns()
         usage["others_cores"] = others()
-        yield _outcome(client, scratch, log, usage, arrivals_ns, setting.n)
+        yield _outcome(client, scratch, log, usage, setting.n)
 
 
 @contextmanager
@@ -145,12 +143,10 @@ def _environment(client: Client) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", **client.environment}
 
 
-def _outcome(
-    client: Client, scratch: Path, log: Path, usage: dict[str, Any], arrivals_ns: list[int] | None, n: int
-) -> Outcome:
+def _outcome(client: Client, scratch: Path, log: Path, usage: dict[str, Any], n: int) -> Outcome:
     requests, summary = judge.read_log(log)
     try:
-        truth = judge.judge(requests, summary, n, arrivals_ns)
+        truth = judge.judge(requests, summary, n)
         reported = client.reported(scratch)
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise FailedError(f"no results to judge ({problem!r}): {_last_words(scratch)}") from problem

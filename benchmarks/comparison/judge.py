@@ -1,4 +1,4 @@
-"""What really happened in a burst, from the simulated server's log and the kernel's stamps of the requests."""
+"""What really happened in a burst, from the simulated server's log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from servers.wire.sources import common
 
 _NS_PER_MS = 1e6
 
@@ -30,8 +32,8 @@ class Truth:
     """Median: (last send - first send) / (tokens - those of the first send)."""
     server_late_ms: float
     """p99 of how much later than its clock wanted the server sent."""
-    seen_by: str
-    """`kernel` when arrivals are the kernel's, `server` when they are what the server noted when it read them."""
+    stamps: str
+    """Where arrivals are from: `ring`, the kernel's stamps, or `user`, what the server noted when it read them."""
 
 
 def read_log(file: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -40,28 +42,21 @@ def read_log(file: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return sorted(requests, key=lambda line: int(line["received_ns"])), last["summary"]
 
 
-def judge(requests: Sequence[dict[str, Any]], summary: dict[str, Any], n: int, arrivals_ns: list[int] | None) -> Truth:
-    """Says what happened to the burst. Raises ValueError when there is none: fewer than `n` requests got tokens.
-
-    The log does not say which packet a request came in. The server takes them in the order in which they came, so the
-    k-th of the log is taken for the k-th of the wire; for the median that is as good as knowing.
-    """
-    received_ns = [int(line["received_ns"]) for line in requests]
-    known = arrivals_ns is not None and len(arrivals_ns) == len(requests)
-    came_ns = arrivals_ns if known and arrivals_ns is not None else received_ns
-    answered = [(at, line) for at, line in zip(came_ns, requests, strict=True) if line["sent_ns"]]
+def judge(requests: Sequence[dict[str, Any]], summary: dict[str, Any], n: int) -> Truth:
+    """Says what happened to the burst. Raises ValueError when there is none: fewer than `n` requests got tokens."""
+    answered = [(int(line["received_ns"]), line) for line in requests if line["sent_ns"]]
     if len(answered) < n:
         raise ValueError(f"the server answered {len(answered)} of {n} requests")
     burst = _closest(answered, n)
     return Truth(
         requests=len(requests),
         events=sum(len(line["sent_ns"]) for line in requests),
-        first_request_ns=came_ns[0],
+        first_request_ns=int(requests[0]["received_ns"]),
         skew_ms=(burst[-1][0] - burst[0][0]) / _NS_PER_MS,
         ttft_ms=median(line["sent_ns"][0] - at for at, line in burst) / _NS_PER_MS,
         tpot_ms=median(tpot_ms(line) for _, line in burst),
         server_late_ms=summary["late_ns"]["p99"] / _NS_PER_MS,
-        seen_by="kernel" if known else "server",
+        stamps=common(line["stamps"] for _, line in burst),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import json
 import subprocess
 import sys
@@ -11,20 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from benchmarks import goals, peers
-from benchmarks.comparison import (
-    keeper,
-    wire,
-)
+from benchmarks import firehose, goals, peers
+from benchmarks.comparison import keeper
 from benchmarks.comparison.client import Client, Reported
 from benchmarks.comparison.install import ensure, nothing
-from servers.simulated.config import SimulatedConfig
-from tests.simulated import running
 
 HASTY = ("--tries", "1", "--patience-s", "0")
 FAKE = """
@@ -92,22 +85,6 @@ def keep(folder: Path, *arguments: str) -> dict[str, Any]:
     return facts
 
 
-def test_arrivals_are_seen_on_the_wire() -> None:
-    """Every request for tokens to the port is seen, and no other; or nobody may look, and it says nothing."""
-    body = json.dumps({"model": "llama-2-7b", "prompt": "a", "max_tokens": 1})
-    fast = SimulatedConfig(server="vllm", ttft_s=0, itl_s=0)
-    with running(fast) as server, running(fast) as other, wire.watching(urlsplit(server.url).port or 0) as watch:
-        for url, path in ((server.url, "/v1/completions"), (server.url, "/tokenize"), (other.url, "/v1/completions")):
-            connection = http.client.HTTPConnection(urlsplit(url).netloc)
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
-            assert connection.getresponse().status == 200
-            connection.close()
-        arrivals_ns = watch.arrivals_ns()
-    (logged,) = server.log
-    assert (arrivals_ns is not None) == wire.permitted()
-    assert arrivals_ns is None or [at <= logged.received_ns for at in arrivals_ns] == [True]
-
-
 def test_a_client_is_installed_once_per_version(tmp_path: Path) -> None:
     """What is there is left alone; another version is made from nothing."""
     made: list[str] = []
@@ -167,3 +144,12 @@ def _refuse(folder: Path) -> None:
 
 def _cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.split("|")]
+
+
+def test_the_firehose_is_taken_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """At tiny size: what the server in C says that it sent has come, and it says how fast."""
+    firehose.main(["--tiny"])
+    sent, came, dropped, _ = capsys.readouterr().out.splitlines()
+    assert sent.startswith("200 tokens sent in ")
+    assert came.startswith("200 came, by ")
+    assert dropped.startswith("the ring dropped ")

@@ -18,9 +18,9 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 INT8_BYTES = 1.0
 
 
-def expected_bytes(asked: TrainingAsked, technique: Technique, count: int) -> dict[str, float]:
+def expected_bytes(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> dict[str, float]:
     """By kind."""
-    held: StepMemory = peak(_step(asked, technique, count))
+    held: StepMemory = peak(_step(asked, technique, allowed, count))
     return {
         "weights": held.weights,
         "gradients": held.gradients,
@@ -36,10 +36,10 @@ def expected_s(asked: TrainingAsked, technique: Technique, allowed: Bounds, coun
         for name, each in allowed.links.items()
     }
     machine = TorchMachine(_card(allowed), links, allowed.fresh_bytes_per_s)
-    return step_s(_step(asked, technique, count), machine)
+    return step_s(_step(asked, technique, allowed, count), machine)
 
 
-def _step(asked: TrainingAsked, technique: Technique, count: int) -> TorchStep:
+def _step(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> TorchStep:
     return TorchStep(
         model=asked.shape,
         sequences=asked.batch // count,
@@ -48,6 +48,7 @@ def _step(asked: TrainingAsked, technique: Technique, count: int) -> TorchStep:
         recompute=technique.recompute,
         flash=technique.flash,
         cpu=asked.device == "cpu",
+        sums_in_fp32=allowed.sums_in_fp32,
         zero=technique.zero,
         data=count,
         adapter_rank=RANK if technique.adapters else 0,

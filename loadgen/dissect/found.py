@@ -37,6 +37,8 @@ class Bounds:
     """To start one small operator."""
     fresh_bytes_per_s: float = 0.0
     """At which memory is handed out that nobody has touched yet; 0 where an allocator keeps it (CUDA)."""
+    sums_in_fp32: bool = False
+    """A GEMM in 16 bits has an fp32 copy of its result while it runs, as oneDNN's on AVX-512 without bf16."""
     links: Mapping[str, Transfer] = field(default_factory=dict)
     """By collective, where there are several processes."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.profiler import ProfilerActivity, profile
 
 from loadgen.dissect import DissectError
 from loadgen.dissect.found import DATA_SHEET, Bounds, Transfer
@@ -17,7 +18,7 @@ from servers.hardware import HardwareError, gpu
 
 Pick = Callable[[list[float]], float]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-GEMM_SIZE = 1536
+GEMM_SIZE, SUM_SIZE = 1536, 512
 STREAM_VALUES = 1 << 24
 """Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
 PROBES, PROBE_S = 12, 1.0
@@ -55,7 +56,7 @@ def bounds(device: str, dtype: str, pick: Pick = min) -> Bounds:
     rate, moved = _gemm_flops_per_s(device, dtype, pick), _stream_bytes_per_s(device, pick)
     fresh = _fresh_bytes_per_s(pick) if device == "cpu" else 0.0
     source = f"measured: {'best' if pick is min else 'median'} GEMM, and STREAM's triad"
-    return Bounds(name, rate, moved, source, _launch_s(device), fresh)
+    return Bounds(name, rate, moved, source, _launch_s(device), fresh, device == "cpu" and _sums_in_fp32(dtype))
 
 
 def bounds_together(device: str, dtype: str) -> Bounds:
@@ -135,6 +136,26 @@ def _fresh_bytes_per_s(pick: Pick) -> float:
     there = torch.ones(STREAM_VALUES)
     known, fresh = (_best("cpu", step, pick) for step in (lambda: there.fill_(1.0), lambda: torch.ones(STREAM_VALUES)))
     return 4.0 * STREAM_VALUES / (fresh - known) if fresh > 1.1 * known else 0.0
+
+
+def _sums_in_fp32(dtype: str) -> bool:
+    one, other = (torch.ones(SUM_SIZE, SUM_SIZE, dtype=DTYPES[dtype]) for _ in range(2))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = one @ other
+    return any(size >= 2 * result.nbytes for _, _, size in allocations(profiler, "cpu"))
+
+
+def allocations(profiler: Any, device: str) -> list[tuple[int, int, int]]:
+    """Instant (ns), address and bytes of each in order, negative where memory is given back."""
+    from torch._C._profiler import _EventType
+
+    def below(events: Any) -> Iterator[tuple[int, int, int]]:
+        for each in events:
+            if each.typed[0] == _EventType.Allocation and str(each.extra_fields.device).startswith(device):
+                yield each.start_time_ns, each.extra_fields.ptr, each.extra_fields.alloc_size
+            yield from below(each.children)
+
+    return sorted(below(profiler.profiler.kineto_results.experimental_event_tree()))
 
 
 def _launch_s(device: str) -> float:

@@ -87,13 +87,14 @@ def training(asked: TrainingAsked) -> TrainingFound:
                 raise
             found.append(TechniqueFound(technique.name, count, "it does not fit the memory of this GPU"))
             continue
-        predicted = expected_s(asked, technique, measured.bounds or allowed, count)
+        there = measured.bounds or allowed
+        predicted = expected_s(asked, technique, there, count)
         found.append(
             replace(
                 measured,
                 predicted_s=predicted.parts,
                 predicted_communication_s=predicted.communication,
-                predicted_bytes=expected_bytes(asked, technique, count),
+                predicted_bytes=expected_bytes(asked, technique, there, count),
             )
         )
     if all(each.cannot for each in found):
@@ -317,9 +318,8 @@ def _at_the_peak(profiler: Any, device: str) -> tuple[float, float]:
     live: dict[int, int] = {}
     now = most = 0
     then: dict[int, int] = {}
-    allocations = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), device))
     born: dict[int, int] = {}
-    for place, (_, address, size) in enumerate(allocations):
+    for place, (_, address, size) in enumerate(machine.allocations(profiler, device)):
         if size > 0:
             live[address], born[address] = size, place
         elif address in live:
@@ -332,16 +332,6 @@ def _at_the_peak(profiler: Any, device: str) -> tuple[float, float]:
     last = {born[address] for address in live}
     gradients = sum(size for place, size in then.items() if place in last)
     return float(gradients), float(most - gradients)
-
-
-def _allocations(events: Any, device: str) -> Iterator[tuple[int, int, int]]:
-    """Instant, address and bytes, which are negative where memory is given back."""
-    from torch._C._profiler import _EventType
-
-    for each in events:
-        if each.typed[0] == _EventType.Allocation and str(each.extra_fields.device).startswith(device):
-            yield each.start_time_ns, each.extra_fields.ptr, each.extra_fields.alloc_size
-        yield from _allocations(each.children, device)
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:

@@ -27,7 +27,8 @@ class TorchStep:
     value_bytes: float = FP32_BYTES  # Of weights, gradients, optimiser states and activations
     recompute: bool = False  # Of each layer its input alone is kept
     flash: bool = False  # Attention keeps no scores
-    cpu: bool = True  # Norms are not fused, GEMMs of 16-bit numbers add up in fp32, gloo sums a copy
+    cpu: bool = True  # Norms are not fused, gloo sums a copy
+    sums_in_fp32: bool = False  # A GEMM of 16-bit numbers, in a copy of its result
     zero: int = 0
     data: int = 1
     adapter_rank: int = 0  # LoRA on all seven matrices of a layer
@@ -185,7 +186,7 @@ def _gathered_bytes(step: TorchStep, left: int) -> float:
 
 def _made_bytes(step: TorchStep, resident: bool) -> float:
     """While a gradient is made, how often it is there besides: on its way into DDP's bucket, and in fp32."""
-    return resident + (FP32_BYTES / step.value_bytes if step.cpu and step.value_bytes < FP32_BYTES else 0.0)
+    return resident + step.sums_in_fp32 * FP32_BYTES / step.value_bytes
 
 
 def _summing_bytes(step: TorchStep, gradients: float) -> float:

@@ -44,6 +44,13 @@ def test_bf16_halves_all_but_norms_and_loss() -> None:
     assert whole.activations / 2 < half.activations < whole.activations * 1.1
 
 
+def test_sums_in_fp32_stand_beside_the_gradient_of_the_output_head() -> None:
+    """DDP's buckets have all gradients; besides them one is made in bf16, and summed in fp32 where the CPU does so."""
+    step = TorchStep(model=LARGE, sequences=1, sequence=1, data=2, zero=1, value_bytes=2.0)
+    made, summed = (peak(replace(step, sums_in_fp32=each)).activations for each in (False, True))
+    assert [made, summed] == pytest.approx([2 * LARGE.head_parameters, (2 + 4) * LARGE.head_parameters], rel=0.05)
+
+
 @pytest.mark.parametrize(("zero", "weights", "optimiser"), [(0, 1, 1), (1, 1, 2), (2, 2, 2), (3, 2, 2)])
 def test_zero_splits_by_stage(zero: int, weights: int, optimiser: int) -> None:
     """Over two devices: moments from stage 1, weights from stage 2 (FSDP2), and more of the peak at each."""

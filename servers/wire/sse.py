@@ -32,11 +32,9 @@ def of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
     count = len(bounds) // 2
     if not count or not raw.startswith(b"data: ", bounds[0]) or not raw.startswith(b"\n\n", bounds[-1] - 2):
         return None
-    events = raw[bounds[0] + 6 : bounds[-1] - 2]
-    payloads = _BETWEEN_CHUNKS.split(events)
-    # With all line ends between chunks accounted for, none is in a payload.
-    usual = len(payloads) == count and events.count(b"\n") == 4 * count - 4 and events.count(b"\r") == 2 * count - 2
-    return payloads if usual else None
+    payloads = _BETWEEN_CHUNKS.split(raw[bounds[0] + 6 : bounds[-1] - 2])
+    together = b"".join(payloads)  # in which one character is found at ten times the rate at which it is counted
+    return payloads if len(payloads) == count and b"\n" not in together and b"\r" not in together else None
 
 
 def _split_usual(body: bytes) -> tuple[list[bytes], list[int], bytes] | None:

@@ -37,11 +37,11 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: Sweeps | None = None) -> None:
         """With `sweeps` reads may be late: they say by how much."""
         self.loop = loop
-        self.most = self.total = 0  # Bytes of the largest late read since the last sweep, and of all
+        self.most = self.total = 0  # Bytes of the largest read since the last sweep, and of all
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         self._sweeps = sweeps
-        self._served = 0  # In this sweep
+        self._unserved = 0  # In this sweep, at most
         self._ended_ns = time.monotonic_ns()
         self._left_s = 0.0
         self._resume: asyncio.TimerHandle | None = None
@@ -72,14 +72,15 @@ class Poller:
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
         self.late = began_ns - self._ended_ns > LATE_NS
+        self._unserved = self._unserved or len(callbacks)
         ready = self._epoll.poll(0, EVENTS_PER_TURN)
         for descriptor, _ in ready:
             callback = callbacks.get(descriptor)
             if callback is not None:  # removed by a callback before it in this very turn
                 callback()
-        self._served += len(ready)
-        if len(ready) < EVENTS_PER_TURN or self._served >= len(callbacks):  # else the same sweep goes on, as late
-            self._served = 0
+        self._unserved -= len(ready)
+        if len(ready) < EVENTS_PER_TURN or self._unserved <= 0:  # else the same sweep goes on, as late
+            self._unserved = 0
             self._ended_ns = time.monotonic_ns()
             if self._sweeps is not None and (apart_s := self._sweeps.apart_s(self._ended_ns, self.most, self.total)):
                 self.loop.remove_reader(self._epoll.fileno())

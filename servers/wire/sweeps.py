@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-SELDOM, MODERATE, OFTEN = (4.0, 0.1), (0.1, 0.3), (0.001, 0.8)
+SELDOM, MODERATE, OFTEN = (4.0, 0.03), (0.1, 0.3), (0.001, 0.8)
 """Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
 the next request due or lets it be sent, `MODERATE` where it only frees a connection for it, `SELDOM` in a burst."""
 ROOM_BYTES = 1 << 18
@@ -57,7 +57,7 @@ class Sweeps:
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
     def apart_s(self, now_ns: int, most: int, total: int) -> float:
-        """A sweep is over, in which the largest late read had so many bytes, and all together: when is the next?"""
+        """A sweep is over, in which the largest read had so many bytes, and all together: when is the next?"""
         self._full = max(self._full, most / self._swept_bytes, total / SWEPT_BYTES)
         wall_ns = now_ns - self._looked_ns
         if wall_ns >= LOOK_NS:

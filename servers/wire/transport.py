@@ -155,8 +155,7 @@ class Exchange:
         if not count:
             self._closed("the server closed the connection")
             return
-        if late:
-            self._poller.most, self._poller.total = max(self._poller.most, count), self._poller.total + count
+        self._poller.most, self._poller.total = max(self._poller.most, count), self._poller.total + count
         data, framing = bytes(_INTO[0][:count]), self.framing
         if connection.tls is not None:
             data = self._unseal(connection, data)

@@ -7,6 +7,7 @@ import ssl
 import struct
 import time
 from array import array
+from operator import sub
 
 import pytest
 import trustme
@@ -17,13 +18,16 @@ from servers.wire.connection import connect
 from servers.wire.http1 import joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
+from servers.wire.sweeps import Sweeps
 from servers.wire.transport import Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')
 
 
-async def exchange(script: Script, *, host: str = "127.0.0.1", authority: trustme.CA | None = None) -> Exchange:
+async def exchange(
+    script: Script, *, host: str = "127.0.0.1", authority: trustme.CA | None = None, sweeps: Sweeps | None = None
+) -> Exchange:
     """Send one request to a server that plays `script` and wait for the exchange's end."""
     server_tls = client_tls = None
     if authority is not None:
@@ -33,7 +37,7 @@ async def exchange(script: Script, *, host: str = "127.0.0.1", authority: trustm
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
         connection = await connect(target_of(server.url, client_tls), 5, SocketStamps())
-        made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
+        made = Exchange(Poller(asyncio.get_running_loop(), sweeps), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
         made.listen()
@@ -69,6 +73,20 @@ async def test_each_read_has_a_kernel_stamp_between_send_and_read(host: str) -> 
     assert stamps[-1] < time.time_ns()
     assert body(made) == b"data: 1\n\ndata: 2\n\n"
     assert not made.error_kind
+
+
+async def test_sweeps_know_what_each_read_had() -> None:
+    """However soon after the one before: with that unknown they would never be farther apart."""
+    had: list[tuple[int, int]] = []
+
+    class Told(Sweeps):
+        def apart_s(self, now_ns: int, most: int, total: int) -> float:
+            had.append((most, total))
+            return super().apart_s(now_ns, most, total)
+
+    made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), sweeps=Told(0.01, 0.4))
+    assert sum(total for _, total in had) == made.size
+    assert max(most for most, _ in had) == max(map(sub, made.sizes, [0, *made.sizes]))
 
 
 async def test_sent_instants_frame_the_send() -> None:

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 import uvloop
 
-from servers.wire import sweeps
+from servers.wire import poller, sweeps
 from servers.wire.poller import Poller
 from servers.wire.sweeps import Sweeps
 
@@ -106,6 +106,33 @@ def test_what_all_sockets_hold_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
         assert found[-1] == 4.0
         assert pace.apart_s(sweeps.time.monotonic_ns(), 1, sweeps.SWEPT_BYTES + 1) == 2.0
         assert pace.apart_s(sweeps.time.monotonic_ns(), 1, sweeps.SWEPT_BYTES // 2) == 4.0
+
+
+def test_a_sweep_in_which_streams_end_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when fewer are left than were served, as at a burst's end: none waits for the next sweep, seconds later."""
+    monkeypatch.setattr(poller, "EVENTS_PER_TURN", 2)
+    served, at_ends = list[int](), list[int]()
+
+    class Once(Sweeps):
+        def apart_s(self, *_: int) -> float:
+            at_ends.append(len(served))
+            return 60.0
+
+    async def held() -> None:
+        watched, pairs = Poller(asyncio.get_running_loop(), Once(60.0, busy=0.4)), list[socket.socket]()
+        for number in range(8):
+            ours, theirs = socket.socketpair()
+            pairs += ours, theirs
+            theirs.send(b"the end")
+            watched.add(ours, lambda ours=ours, number=number: (served.append(number), watched.remove(ours)))
+        while not at_ends:
+            await asyncio.sleep(0.001)
+        watched.close()
+        for each in pairs:
+            each.close()
+
+    uvloop.run(held())
+    assert (sorted(served), at_ends) == ([*range(8)], [8])
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
-COLLECTED_AFTER = 100_000
-"""New objects before the garbage collector looks: what is imported has few, and 12 ms went into looking for them."""
-
 
 def main() -> None:
     """The command line, which Ctrl-C ends with 130 from its first import on."""
     if getsignal(SIGINT) in (default_int_handler, loadgen._interrupted):  # not where it is ignored
         signal(SIGINT, _interrupted)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is wanted, and looking for them takes 20 ms
-    gc.set_threshold(COLLECTED_AFTER)
+    gc.set_threshold(100_000)  # what is imported has few cycles, and looking for them takes 12 ms
     from loadgen.cli import main as command
 
     command()

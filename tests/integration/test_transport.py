@@ -15,7 +15,7 @@ import uvloop
 
 from servers.access import target_of
 from servers.wire.connection import connect
-from servers.wire.http1 import joined, post
+from servers.wire.http1 import Framing, joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.sweeps import Sweeps
@@ -87,6 +87,21 @@ async def test_sweeps_know_what_each_read_had() -> None:
     made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), sweeps=Told(0.01, 0.4))
     assert sum(total for _, total in had) == made.size
     assert max(most for most, _ in had) == max(map(sub, made.sizes, [0, *made.sizes]))
+
+
+async def test_what_came_is_looked_at_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many reads some before the end, when little is left to look at and the next request may be waiting for it."""
+    left, scan = list[int](), Framing.scan
+
+    def looked(self: Framing, raw: bytes, start: int = 0) -> bool:
+        left.append(start + len(raw) - self.position)
+        return scan(self, raw, start)
+
+    monkeypatch.setattr(Framing, "scan", looked)
+    made = await exchange(chunked(*[b"data: 1\n\n"] * 60))
+    assert len(made.sizes) > 50
+    assert left[-1] < made.size / 2
+    assert body(made) == b"data: 1\n\n" * 60
 
 
 async def test_sent_instants_frame_the_send() -> None:

@@ -154,7 +154,7 @@ class UserConnection:
     """One user's connection, and to the Exchanges on it, one after another, their Poller and its event loop at
     once, in gevent's hub."""
 
-    late, most = False, 0
+    late, most, total = False, 0, 0
 
     def __init__(self, target: LiveTarget, stamps: StampSource) -> None:
         self.loop = self

@@ -96,16 +96,21 @@ def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_what_all_sockets_hold_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little each of them: it is the system's memory."""
-    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
-    monkeypatch.setattr(sweeps, "LOOK_NS", 0)
+    now, begin = 0, sweeps.time.monotonic_ns()
+    monkeypatch.setattr(sweeps, "wanted_ns", lambda: now)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         pace = Sweeps(4.0, busy=0.4)
         pace.watch(ours)
-        found = [pace.apart_s(sweeps.time.monotonic_ns(), 1, 1) for _ in range(8)]
-        assert found[-1] == 4.0
-        assert pace.apart_s(sweeps.time.monotonic_ns(), 1, sweeps.SWEPT_BYTES + 1) == 2.0
-        assert pace.apart_s(sweeps.time.monotonic_ns(), 1, sweeps.SWEPT_BYTES // 2) == 4.0
+
+        def apart_s(total: int) -> float:
+            nonlocal now
+            now += 2 * sweeps.LOOK_NS
+            return pace.apart_s(begin + now, 1, total)
+
+        assert [apart_s(1) for _ in range(8)][-1] == 4.0
+        assert apart_s(sweeps.SWEPT_BYTES + 1) == 2.0
+        assert apart_s(sweeps.SWEPT_BYTES // 2) == 4.0
 
 
 def test_a_sweep_in_which_streams_end_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:

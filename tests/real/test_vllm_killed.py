@@ -16,7 +16,7 @@ from loadgen.record import Record
 if TYPE_CHECKING:
     from tests.real.conftest import Engine, FinishBurst, Outcome, StartBurst
 
-N = 64
+N = 128
 
 
 def wait_until_generating(engine: Engine, tokens: int) -> None:
@@ -30,7 +30,7 @@ def wait_until_generating(engine: Engine, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Died:
-    """How a burst of 64 ended whose server died when all of it was streaming."""
+    """How a burst ended whose server died when all of it was streaming."""
 
     outcome: Outcome
     records: list[Record]
@@ -42,7 +42,7 @@ def burst_until(
 ) -> Callable[[Callable[[], None]], Died]:
     def run(kill: Callable[[], None]) -> Died:
         folder = tmp_path / "run"
-        options = ("--n", N, "--input-tokens", 512, "--output-tokens", 1024, "--seed", 1)
+        options = ("--n", N, "--input-tokens", 512, "--output-tokens", 1500, "--seed", 1)
         process = start_burst(vllm_of_my_own, folder, *options)
         wait_until_generating(vllm_of_my_own, 2000)
         kill()

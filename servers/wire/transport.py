@@ -22,7 +22,7 @@ from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES
 from servers.wire.tcp_info import losses, window
 
 RESPONSE_LIMIT_BYTES = 64 << 20
-PARTS_MOST = 16  # What is looked at now need not be at the end, for which the next request may wait
+PARTS_MOST, SMALL_BYTES = 16, 65_536  # Looked at before the end, for which others may wait; to join more is dear
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
@@ -168,7 +168,7 @@ class Exchange:
         self.user.append(now)
         self.kernel += control[0][2][:TIMESPEC_BYTES] if control else _NO_STAMP
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
-        ending = data.endswith(b"\r\n\r\n") or len(data) < 5 or len(self.parts) > PARTS_MOST
+        ending = data.endswith(b"\r\n\r\n") or len(data) < 5 or (len(self.parts) > PARTS_MOST and size < SMALL_BYTES)
         if size > RESPONSE_LIMIT_BYTES:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         elif ending if framing.chunked else size >= framing.need:

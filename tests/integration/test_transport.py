@@ -19,7 +19,7 @@ from servers.wire.http1 import Framing, joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.sweeps import Sweeps
-from servers.wire.transport import Exchange
+from servers.wire.transport import SMALL_BYTES, Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')
@@ -90,7 +90,8 @@ async def test_sweeps_know_what_each_read_had() -> None:
 
 
 async def test_what_came_is_looked_at_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many reads some before the end, when little is left to look at and the next request may be waiting for it."""
+    """Of many reads some before the end, when little is left to look at and the next request may be waiting for it. Not
+    of a long answer: its parts are joined for that, each time."""
     left, scan = list[int](), Framing.scan
 
     def looked(self: Framing, raw: bytes, start: int = 0) -> bool:
@@ -102,6 +103,9 @@ async def test_what_came_is_looked_at_on_the_way(monkeypatch: pytest.MonkeyPatch
     assert len(made.sizes) > 50
     assert left[-1] < made.size / 2
     assert body(made) == b"data: 1\n\n" * 60
+    left.clear()
+    await exchange(chunked(b"data: %s\n\n" % bytes(SMALL_BYTES), *[b"data: 1\n\n"] * 40))
+    assert len(left) <= 2  # the head, and the end
 
 
 async def test_sent_instants_frame_the_send() -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def handled(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
+    """Within this block these signals call `handler`, SIGHUP not where it is ignored (nohup)."""
+    heard = [each for each in numbers if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 class Interrupts:
@@ -15,18 +27,9 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """Within this block the signals only count."""
+        return handled(INTERRUPTS, self._counted)
 
-        def on_signal(*_: object) -> None:
-            self.count += 1
-
-        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        heard = [each for each in INTERRUPTS if each is not signal.SIGHUP or not nohup]
-        previous = {number: signal.signal(number, on_signal) for number in heard}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _counted(self, *_: object) -> None:
+        self.count += 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
@@ -22,6 +22,7 @@ from msgspec import to_builtins
 
 from loadgen import matrix as planned
 from loadgen import prepare
+from loadgen.engine.interrupts import handled
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.journal import Journal, Line, make_way
 from loadgen.matrix import Cell, MatrixPlan, Repeat, Start, finished, run_settings
@@ -288,21 +289,14 @@ class Serving:
         self._book.write("failure", **repeat.key, start=self._start.number, **said, log=end)
 
 
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def _terminated_like_interrupted() -> AbstractContextManager[None]:
     """SIGTERM, and SIGHUP of a terminal that is gone, take the server down as Ctrl-C does. Within a run the coordinator
     counts the first two, so that what came until then is kept."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
-    previous = {number: signal.signal(number, stop) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    return handled((signal.SIGTERM, signal.SIGHUP), stop)
 
 
 class Estimate(NamedTuple):

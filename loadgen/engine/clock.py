@@ -33,6 +33,8 @@ class ClockPairs:
         self._monotonic_ns = monotonic_ns
         self._realtime: list[int] = []
         self._offsets: list[int] = []
+        self.disagreement_ns = 0
+        """How far the two clocks moved against each other since the first pair, at most."""
         self.take()
 
     def take(self) -> None:
@@ -41,11 +43,7 @@ class ClockPairs:
         before, realtime, after = min(tries, key=lambda each: each[2] - each[0])
         self._realtime.append(realtime)
         self._offsets.append((before + after) // 2 - realtime)
-
-    @property
-    def disagreement_ns(self) -> int:
-        """How far the two clocks moved against each other since the first pair, at most."""
-        return max(abs(offset - self._offsets[0]) for offset in self._offsets)
+        self.disagreement_ns = max(self.disagreement_ns, abs(self._offsets[-1] - self._offsets[0]))
 
     def to_monotonic(self, stamps: Sequence[int]) -> list[int]:
         """CLOCK_REALTIME stamps in ns to CLOCK_MONOTONIC; between two pairs the offset is interpolated."""

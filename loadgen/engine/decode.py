@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, compress, islice, pairwise
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -61,14 +61,13 @@ def record_of(
         answer = dialect.decode(payloads)
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
             answer = dialect.decode([*map(hide, payloads)])
-        sizes = exchange.sizes
-        holding = (place for place, tokens in zip(places, answer.tokens, strict=True) if tokens)
-        first_token_read = bisect_left(sizes, next(holding, sizes[-1] + 1))
-        (first_ns, *instants), by = stamps.instants(exchange, [1, *places], clocks.to_monotonic)
-        record.first_byte_ns = first_ns - start_ns
-        # Where reads do not stamp, every event has a stamp of its own, however many came in one read.
-        reads = [bisect_left(sizes, place) for place in places] if by.by_read else places
-        _fill(record, answer, reads, instants, start_ns)
+        sizes, token_places = exchange.sizes, [*compress(places, answer.tokens)]
+        first_token_read = bisect_left(sizes, token_places[0] if token_places else sizes[-1] + 1)
+        instants, by = stamps.instants(exchange, array("q", (1,)) + array("q", places), clocks.to_monotonic)
+        record.first_byte_ns = instants.pop(0) - start_ns
+        _fill(record, answer, instants, start_ns)
+        if by.by_read:  # else every event has a stamp of its own, however many came in one read
+            _note_merged(record, [bisect_left(sizes, place) for place in token_places])
         if not payloads and rest.strip() and not answer.error_kind:
             body = joined(exchange.raw, bounds)
             detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
@@ -121,15 +120,16 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
     return payloads, places_of(ends, bounds), rest
 
 
-def _fill(record: Record, answer: Answer, reads: Sequence[int], instants: Sequence[int], start_ns: int) -> None:
-    """What the answer says, with the read and the instant of each of its events."""
-    holding = [event for event, tokens in enumerate(answer.tokens) if tokens]
-    token_reads = [reads[event] for event in holding]
-    record.chunk_ns = [instants[event] - start_ns for event in holding]
-    record.chunk_tokens = [answer.tokens[event] for event in holding]
-    if len(set(token_reads)) < len(token_reads):
-        record.coalesced_reads = len({read for read, following in pairwise(token_reads) if read == following})
-    record.first_token_merged = len(token_reads) > 1 and token_reads[0] == token_reads[1]
+def _note_merged(record: Record, reads: Sequence[int]) -> None:
+    """`reads` brought the chunks."""
+    record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
+    record.first_token_merged = len(reads) > 1 and reads[0] == reads[1]
+
+
+def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int) -> None:
+    """What the answer says, with the instant of each of its events."""
+    record.chunk_ns = [instant - start_ns for instant in compress(instants, answer.tokens)]
+    record.chunk_tokens = [*filter(None, answer.tokens)]
     record.finish_reason = answer.finish_reason
     record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
     record.counted_by = answer.counted_by

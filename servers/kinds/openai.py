@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import lt, sub
+from operator import attrgetter, lt, sub
 from typing import Any
 
 import msgspec
@@ -76,6 +76,8 @@ REFUSABLE = {
 """Fields that some server refuses, and what they are called there; empty: nothing takes their place."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
+_NONE = Choice()  # Of an event without one
+_TOKEN_IDS = attrgetter("token_ids")
 
 
 def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> Answer:
@@ -84,12 +86,15 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     `always_done` nothing but `[DONE]` proves the end;
     without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
-    answer = Answer([0] * len(payloads))
+    choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
+    tokens = [1 if choice.text and choice.token_ids is None else _held(choice) for choice in choices]
+    answer = Answer(tokens + [0] * (len(payloads) - len(chunks)))
     for index in [index for index, chunk in enumerate(chunks) if not chunk.choices or chunk.error]:
         if payloads[index] != DONE:
             note_error(answer, payloads[index])
-    held = [(index, chunk.choices[0]) for index, chunk in enumerate(chunks) if chunk.choices]
-    without_text = _read_choices(held, payloads, answer)
+    for index in [index for index, choice in enumerate(choices) if choice.finish_reason]:
+        answer.end_event = index
+        note_finish(answer, choices[index].finish_reason or "", payloads[index])
     if DONE in payloads:
         answer.end_event = payloads.index(DONE)
     elif always_done:
@@ -97,8 +102,8 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     usages = [chunk.usage for chunk in chunks]
     last = next(filter(None, reversed(usages)), Usage())
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
-    if not _read_running_totals(held, usages, answer.tokens) and empty_is_token and without_text:
-        _read_empty(held, without_text, answer.tokens, total, empty_is_token)
+    if not _read_running_totals(choices, usages, answer.tokens) and empty_is_token:
+        _read_empty(choices, answer.tokens, total, empty_is_token)
     settle(answer, total, broken)
     if empty_is_token is None and total is None:
         answer.counted_by = "chunks"
@@ -184,50 +189,38 @@ def has_role(choice: Choice) -> bool:
     return choice.delta is not None and bool(choice.delta.role)
 
 
-def _read_choices(held: Sequence[tuple[int, Choice]], payloads: Sequence[bytes], answer: Answer) -> list[int]:
-    """Take tokens and finish reason from the choices, each with its event's index. Returns the places in `held` of
-    those without text or token ids, which only the dialect can read."""
-    without_text, tokens = [], answer.tokens
-    for place, (index, choice) in enumerate(held):
-        if choice.token_ids is not None:
-            tokens[index] = len(choice.token_ids)
-        elif choice.text or (
-            (delta := choice.delta) is not None
-            and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
-        ):
-            tokens[index] = 1
-        else:
-            without_text.append(place)
-        if choice.finish_reason:
-            answer.end_event = index
-            note_finish(answer, choice.finish_reason, payloads[index])
-    return without_text
+def _held(choice: Choice) -> int:
+    """Generated tokens in a choice, as far as it shows them itself."""
+    if choice.token_ids is not None:
+        return len(choice.token_ids)
+    delta = choice.delta
+    shown = delta and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
+    return 1 if choice.text or shown else 0
 
 
-def _read_running_totals(held: Sequence[tuple[int, Choice]], usages: Sequence[Usage | None], tokens: list[int]) -> bool:
+def _read_running_totals(choices: Sequence[Choice], usages: Sequence[Usage | None], tokens: list[int]) -> bool:
     """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
-    if any(choice.token_ids is not None for _, choice in held):
-        return False
-    totals = [usage.completion_tokens or 0 for index, _ in held if (usage := usages[index])]
-    if len(totals) < len(held):
+    held = [index for index, choice in enumerate(choices) if choice is not _NONE]
+    totals = [usage.completion_tokens or 0 for index in held if (usage := usages[index])]
+    if len(totals) < len(held) or any(map(_TOKEN_IDS, choices)):
         return False
     grown = [*map(sub, totals, [0, *totals])]
-    if any(map(lt, grown, [tokens[index] for index, _ in held])):
+    if any(map(lt, grown, map(tokens.__getitem__, held))):
         return False  # a total given once, at the end or at the start, and not a running one
-    for new, (index, _) in zip(grown, held, strict=True):
+    for index, new in zip(held, grown, strict=True):
         tokens[index] = new
     return True
 
 
-def _read_empty(
-    held: Sequence[tuple[int, Choice]], places: Sequence[int], tokens: list[int], total: int | None, rule: EmptyRule
-) -> None:
-    """Count the choices at these places by the dialect's rule, unless the server's total does not cover them all:
-    nobody knows which of them it counted."""
-    choices, empty, known = [choice for _, choice in held], list[int](), sum(tokens)
-    for place in places:
-        if rule(choices, place, total is not None and total > known + len(empty)):
-            empty.append(held[place][0])
+def _read_empty(choices: Sequence[Choice], tokens: list[int], total: int | None, rule: EmptyRule) -> None:
+    """Count the choices without text or token ids by the dialect's rule, unless the server's total does not cover them
+    all: nobody knows which of them it counted."""
+    held = [index for index, choice in enumerate(choices) if choice is not _NONE]
+    choices, empty, known = [choices[index] for index in held], list[int](), sum(tokens)
+    for place, index in enumerate(held):
+        shown = tokens[index] or choices[place].token_ids is not None
+        if not shown and rule(choices, place, total is not None and total > known + len(empty)):
+            empty.append(index)
     if total is None or known + len(empty) <= total:
         for index in empty:
             tokens[index] = 1

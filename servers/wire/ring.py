@@ -50,21 +50,20 @@ def segments(words: Words, blocks: NDArray[np.int64], family: int, addresses: Se
     if family == socket.AF_INET:
         first = flat[ip]
         tcp = ip + (first & 0xF)
-        said = length = _half(first >> 16)
-        source = [flat[ip + 3]]
+        said, more = _half(first >> 16), 0
+        source = ip + 3
     else:
         tcp = ip + IPV6_BYTES // 4
-        said = _half(flat[ip + 1] & 0xFFFF)
-        length = said + IPV6_BYTES
-        source = [flat[ip + 2 + index] for index in range(4)]
-    total = np.where(said == 0, flat[at + 4], length)  # tp_len, where IP cannot say it (BIG TCP)
+        said, more = _half(flat[ip + 1] & 0xFFFF), IPV6_BYTES
+        source = ip + 2
+    total = said + more if said.all() else np.where(said == 0, flat[at + 4], said + more)  # tp_len: BIG TCP says none
     ports, last = flat[tcp], flat[tcp + 3]
     key = _half(ports >> 16 if addresses[0][1] else ports & 0xFFFF)
     for index, address in enumerate(addresses[1:], 1):
         wanted = address_words(family, address)
         same = _half(ports & 0xFFFF) == address[1]
-        for word, column in zip(wanted, source, strict=True):
-            same &= column.byteswap() == word
+        for place, word in enumerate(wanted):
+            same &= flat[source + place].byteswap() == word
         key += same * (index << 16)
     return Segments(
         key,
@@ -214,7 +213,10 @@ class Flows:
         order = np.flatnonzero(kept)
         if not len(order):
             return
-        order = order[np.argsort(key[order], kind="stable")]
+        narrow = (
+            key[order].astype(np.uint16) if len(self._first) == 1 << 16 else key[order]
+        )  # sorted in a tenth of the time
+        order = order[np.argsort(narrow, kind="stable")]
         key, stamp = key[order], came.stamp_ns[order]
         through = self._through[key]
         away = (came.sequence[order].astype(np.int64) - self._first[key] - through) & 0xFFFFFFFF

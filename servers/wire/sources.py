@@ -112,7 +112,8 @@ class RingStamps(StampSource):
         flow: Flow | None = received.watched
         if flow is None:
             return self._instead.pieces(received)
-        return len(flow.ends) - bisect_right(flow.ends, received.begins)
+        ends, begins = flow.ends, received.begins
+        return len(ends) - bisect_right(ends, begins) if begins else len(ends)
 
     def collect(self, *, at_once: bool = False) -> None:
         """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""

@@ -46,7 +46,7 @@ class Received(Protocol):
     begins: int  # Where it begins in all that came on the connection, TLS included ...
     read_ends: list[int]  # ... and where each read ended there; empty without TLS, where `offsets` says it
 
-    def offsets(self, places: Sequence[int]) -> list[int]:
+    def offsets(self, places: Sequence[int]) -> Sequence[int]:
         """Where these places are in all that came on the connection."""
         ...
 

@@ -105,10 +105,10 @@ class Exchange:
         if self.connection is not None and not self.error_kind:
             self._poller.add(self.connection.sock, self._on_readable)
 
-    def offsets(self, places: Sequence[int]) -> list[int]:
+    def offsets(self, places: Sequence[int]) -> Sequence[int]:
         """Where these places of `raw` are in all that came on the connection (servers.wire.stamps.Received)."""
         if not self.seals:
-            return [self.begins + place for place in places]
+            return [self.begins + place for place in places] if self.begins else places
         return [self.seals[bisect_left(self.seals, (place,))][1] for place in places]
 
     def fail(self, kind: WireError, detail: str) -> None:
@@ -220,7 +220,8 @@ class Exchange:
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:
-            self._poller.loop.remove_writer(connection.sock)
+            if self.sent_end_ns is None:
+                self._poller.loop.remove_writer(connection.sock)
             self._poller.remove(connection.sock)
         if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.size):
             self.free = connection

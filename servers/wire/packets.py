@@ -1,8 +1,9 @@
 """The packet socket of a ring: the kernel keeps each TCP segment's headers and stamp in memory that it shares with us.
 
 A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) sees what comes in on the interface
-of the route to the server, before IP does. The filter keeps the IP header and 14 bytes of the TCP header: of what was
-said nothing is ever copied.
+of the route to the server. It asks for all protocols: one that asks for IP alone is served after IP, TCP and the
+wake-up of the reader, and stamps up to 0.1 ms late (net/core/dev.c, __netif_receive_skb_core). The filter keeps the IP
+header and 14 bytes of the TCP header: of what was said nothing is ever copied.
 
 A server that listens sees its clients' requests so: their address has port 0, any, and `ports` is its own.
 """
@@ -25,9 +26,11 @@ BLOCK_BYTES, BLOCKS, BLOCKS_OF_REQUESTS = 8_192, 4_096, 256
 requests 2 MiB, 14,000 segments, a quarter of a second."""
 RETIRE_MS = 1
 """A block is handed over when it is full, or this long after its first segment."""
-ADDRESSES_MOST: dict[int, int] = {socket.AF_INET: 60, socket.AF_INET6: 20}
+ADDRESSES_MOST: dict[int, int] = {socket.AF_INET: 59, socket.AF_INET6: 20}
 """What jumps of a filter reach over: 255 instructions."""
 _ETHERTYPE: dict[int, int] = {socket.AF_INET: 0x0800, socket.AF_INET6: 0x86DD}
+_ALL, _PROTOCOL = 0x0003, 0xFFFFF000
+"""linux/if_ether.h, ETH_P_ALL; linux/filter.h, SKF_AD_OFF + SKF_AD_PROTOCOL."""
 _SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TIMESTAMP, _IGNORE_OUTGOING = 263, 5, 6, 10, 17, 23
 _TPACKET_V3, _SOFTWARE_STAMPS, _ATTACH_FILTER = 2, 1 << 4, 26
 _INSTRUCTION = struct.Struct("=HBBI")
@@ -63,7 +66,7 @@ def open_packets(
         frames = blocks * BLOCK_BYTES // 2048
         packets.setsockopt(_SOL_PACKET, _RX_RING, struct.pack("7I", BLOCK_BYTES, blocks, 2048, frames, RETIRE_MS, 0, 0))
         memory = mmap.mmap(packets.fileno(), blocks * BLOCK_BYTES)
-        _bind(packets, family, {_interface(family, address) for address in addresses})
+        _bind(packets, {_interface(family, address) for address in addresses})
     except BaseException:
         packets.close()
         raise
@@ -101,6 +104,8 @@ def program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | No
     accept, reject = -1, -2
     four = family == socket.AF_INET
     code: list[tuple[int, int, int, int]] = [
+        (_LOAD_HALF, 0, 0, _PROTOCOL),
+        (_EQUAL, 0, reject, _ETHERTYPE[family]),
         (_LOAD_BYTE, 0, 0, 9 if four else 6),
         (_EQUAL, 0, reject, _TCP),
     ]
@@ -142,12 +147,12 @@ def _attach(packets: socket.socket, code: bytes) -> None:
     packets.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
 
 
-def _bind(packets: socket.socket, family: int, interfaces: set[int]) -> None:
+def _bind(packets: socket.socket, interfaces: set[int]) -> None:
     """To the interface, or to all where there are several; Python's own `bind` knows them by name only. Before it
     nothing comes, and so nothing unfiltered."""
     libc = ctypes.CDLL(None, use_errno=True)
     only = interfaces.pop() if len(interfaces) == 1 else 0
-    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ETHERTYPE[family]), only)
+    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ALL), only)
     if libc.bind(packets.fileno(), address, len(address)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

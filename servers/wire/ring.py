@@ -106,11 +106,10 @@ def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np
 class Flow:
     """When what came on one connection was deliverable."""
 
-    __slots__ = ("closed_ns", "ends", "forgotten", "greeted", "held", "opened_ns", "stamps", "swapped")
+    __slots__ = ("closed_ns", "ends", "forgotten", "held", "opened_ns", "stamps", "swapped")
 
     def __init__(self, opened_ns: int) -> None:
-        self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before ...
-        self.greeted = False  # ... and was seen, without which nothing is known of it
+        self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before
         self.ends = array("q")  # Up to here everything was there ...
         self.stamps = array("q")  # ... at this instant, or UNKNOWN where a segment is missing in the ring
         self.held: list[tuple[int, int, int]] = []  # (start, end, stamp) of what came before bytes in front of it
@@ -193,7 +192,6 @@ class Flows:
     def watch(self, key: int, opened_ns: int) -> Flow:
         """From now on. What came on a connection that was watched by this key is to be added first."""
         flow = self._flows[key] = Flow(opened_ns)
-        flow.greeted = key in self._greeted
         self._holding.discard(key)
         self._first[key], self._began_ns[key] = self._greeted.pop(key, (UNKNOWN, 0))
         self._through[key] = 0
@@ -249,7 +247,7 @@ class Flows:
     def _greet(self, key: int, first: int, stamp_ns: int) -> None:
         flow = self._flows.get(key)
         if flow is not None and not flow.through and stamp_ns <= flow.opened_ns:
-            self._first[key], self._began_ns[key], flow.greeted = first, stamp_ns, True
+            self._first[key], self._began_ns[key] = first, stamp_ns
         elif self._first[key] != first or flow is None:
             self._greeted[key] = first, stamp_ns
 

@@ -25,7 +25,7 @@ from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.ports import ports_of
 from servers.wire.sources import RingStamps, open_source
-from servers.wire.stamps import RETRY_S
+from servers.wire.stamps import RETRY_S, kernel_stamps
 from servers.wire.transport import Exchange
 from tests.command import start, summary_of
 from tests.loopback import chunked, playing
@@ -54,8 +54,10 @@ print(before, open_source("auto", [(2, ("127.0.0.1", 1))]).name)
 """
 
 
-async def read_late(host: str, authority: trustme.CA | None = None) -> tuple[Exchange, RingStamps]:
-    """One request, of whose answer nothing is read before all of it has come."""
+async def read_late(
+    host: str, authority: trustme.CA | None = None, late_s: float = PLAYED_S
+) -> tuple[Exchange, RingStamps]:
+    """One request, of whose answer nothing is read before all of it has come, or so late."""
     server_tls = client_tls = None
     if authority is not None:
         server_tls, client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
@@ -70,7 +72,7 @@ async def read_late(host: str, authority: trustme.CA | None = None) -> tuple[Exc
         made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
-        await asyncio.sleep(PLAYED_S)
+        await asyncio.sleep(late_s)
         made.listen()
         result = await asyncio.wait_for(ended, 10)
         while not stamps.ready(made):
@@ -111,6 +113,18 @@ async def test_what_is_read_at_once_has_the_stamps_of_its_packets(host: str, sec
     assert (told["ring_drops"], told["ring_missed"]) == (0, 0)
     assert sum(told["ring_off_counts"].values()) == len(made.sizes)
     assert max(map(int, told["ring_off_counts"])) < (found[-1] - found[-2]).bit_length()
+    stamps.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_packets_pass_the_ring_before_they_wake_who_reads(host: str) -> None:
+    """Or its stamps would be late by what TCP takes, and the wake-up. The socket's is taken on the way to TCP."""
+    made, stamps = await read_late(host, late_s=0)
+    by_ring, by_socket = made.watched.arrivals(made.sizes), kernel_stamps(made)
+    assert by_socket is not None
+    before_fin = [*zip(by_ring, by_socket, strict=True)][:-1]
+    assert before_fin
+    assert all(ours <= its for ours, its in before_fin)
     stamps.close()
 
 

@@ -130,10 +130,6 @@ class Gpu:
     def flops_per_s(self) -> float:
         return self.peaks["bf16"]
 
-    @property
-    def link_bytes_per_s(self) -> float:
-        return self.link.bytes_per_s
-
     def stored(self, number_format: Format) -> Format:
         """The format as this GPU computes it: where its tensor cores do not know it, weights alone are stored so."""
         if number_format.computes in self.peaks:

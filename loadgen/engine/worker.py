@@ -183,7 +183,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     due_ns, most = task.schedule.due_ns, task.schedule.in_flight
     waited_for = task.prompts.of_sessions or due_ns is None or most < len(due_ns)
     apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == most else MODERATE
-    sweeps = None if stamps.by_read else Sweeps(*apart, ebbs=stamps.ebbs)
+    sweeps = None if stamps.by_read else Sweeps(*apart, ebbs=stamps.ebbs, by_read=lambda: stamps.at_work.by_read)
     room = ROOM_BYTES if sweeps is not None and apart is SELDOM else 0
     aside = None if sweeps is None else Aside(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
@@ -209,7 +209,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
     with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
-        pipe.send(("ready", stamps.name))
+        pipe.send(("ready", stamps.at_work.name))
     start_ns = await started
     for record in held.records:
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))

@@ -83,8 +83,7 @@ _TOKEN_IDS = attrgetter("token_ids")
 def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool) -> Answer:
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
     running usage total, else one for a chunk with text, which counts chunks where nothing is known of the server. With
-    `always_done` nothing but `[DONE]` proves the end;
-    without, a finish reason does where no `[DONE]` came."""
+    `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
     choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _held(choice) for choice in choices]

@@ -57,5 +57,5 @@ class Clients(Flows):
 
     def _greet(self, key: int, first: int, stamp_ns: int) -> None:
         super()._greet(key, first, stamp_ns)
-        if key in self._greeted:
+        if key in self.greeted:
             self._waiting[key] = super().watch(key, stamp_ns)

@@ -50,12 +50,10 @@ def segments(words: Words, blocks: NDArray[np.int64], family: int, addresses: Se
     if family == socket.AF_INET:
         first = flat[ip]
         tcp = ip + (first & 0xF)
-        said, more = _half(first >> 16), 0
-        source = ip + 3
+        said, more, source = _half(first >> 16), 0, ip + 3
     else:
         tcp = ip + IPV6_BYTES // 4
-        said, more = _half(flat[ip + 1] & 0xFFFF), IPV6_BYTES
-        source = ip + 2
+        said, more, source = _half(flat[ip + 1] & 0xFFFF), IPV6_BYTES, ip + 2
     total = said + more if said.all() else np.where(said == 0, flat[at + 4], said + more)  # tp_len: BIG TCP says none
     ports, last = flat[tcp], flat[tcp + 3]
     key = _half(ports >> 16 if addresses[0][1] else ports & 0xFFFF)
@@ -183,7 +181,7 @@ class Flows:
         """Of each key the stamp of its SYN-ACK: what came before is of a connection before this one."""
         self._holding: set[int] = set()
         """Keys of flows of which something is missing before what came."""
-        self._greeted: dict[int, tuple[int, int]] = {}
+        self.greeted: dict[int, tuple[int, int]] = {}
         """First sequence number and stamp of connections that are not watched yet."""
 
     def __contains__(self, key: int) -> bool:
@@ -193,7 +191,7 @@ class Flows:
         """From now on. What came on a connection that was watched by this key is to be added first."""
         flow = self._flows[key] = Flow(opened_ns)
         self._holding.discard(key)
-        self._first[key], self._began_ns[key] = self._greeted.pop(key, (UNKNOWN, 0))
+        self._first[key], self._began_ns[key] = self.greeted.pop(key, (UNKNOWN, 0))
         self._through[key] = 0
         return flow
 
@@ -247,7 +245,7 @@ class Flows:
         if flow is not None and not flow.through and stamp_ns <= flow.opened_ns:
             self._first[key], self._began_ns[key] = first, stamp_ns
         elif self._first[key] != first or flow is None:
-            self._greeted[key] = first, stamp_ns
+            self.greeted[key] = first, stamp_ns
 
 
 class Ring:

@@ -11,10 +11,11 @@ import socket
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from servers.wire.agreement import off
+from servers.wire.agreement import comes, off
 from servers.wire.stamps import (
     PLAIN,
     Address,
@@ -49,7 +50,7 @@ class RingStamps(StampSource):
     exact = True
     error_s = 20e-6
     by_read = False
-    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (`loadgen calibrate` says how to get it)"
+    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (see `loadgen calibrate`) and without NAT"
 
     def __init__(
         self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource, ports: Ports | None = None
@@ -59,6 +60,7 @@ class RingStamps(StampSource):
         self._rings, self._sorted_by, self._instead, self._ports = rings, sorted_by, instead, ports
         self._unsorted: list[list[Segments]] = [[] for _ in rings]
         self._collected_ns = self._sorted_ns = 0
+        self._sees: bool | None = None  # Packets of our connections; None before the first
         self._ebb = Ebb()
         self._reset()
 
@@ -96,8 +98,14 @@ class RingStamps(StampSource):
                     self.collect(at_once=True)
                 elif monotonic_ns() - self._collected_ns > OPENING_NS:
                     self.collect()
-                return flows.watch(key, time_ns())
+                if self._sees is None:
+                    self._sees = comes(key, flows.greeted, partial(self.collect, at_once=True), SETTLED_NS)
+                return flows.watch(key, time_ns()) if self._sees else None
         return None
+
+    @property
+    def at_work(self) -> StampSource:
+        return self._instead if self._sees is False else self
 
     def ready(self, received: Received) -> bool:
         flow: Flow | None = received.watched
@@ -112,8 +120,7 @@ class RingStamps(StampSource):
         flow: Flow | None = received.watched
         if flow is None:
             return self._instead.pieces(received)
-        ends, begins = flow.ends, received.begins
-        return len(ends) - bisect_right(ends, begins) if begins else len(ends)
+        return len(flow.ends) - (bisect_right(flow.ends, received.begins) if received.begins else 0)
 
     def collect(self, *, at_once: bool = False) -> None:
         """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""

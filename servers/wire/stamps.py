@@ -6,8 +6,7 @@
     source.instants(...)   after the end of an exchange, for places in its bytes
     source.counts()        once a second, what there is to say of it in the Run
 
-Nobody else asks which source it is: it says its name, whether it is exact, and what its stamps are off by. Records and
-headers keep that.
+It says its name, whether it is exact, and what its stamps are off by; Records and headers keep that.
 
 Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
 asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
@@ -74,6 +73,11 @@ class StampSource:
 
     def watch(self, sock: socket.socket) -> Any:
         """A connection has been opened, and nothing was read from it yet. What is given back belongs to it."""
+
+    @property
+    def at_work(self) -> StampSource:
+        """What stamps connections that are open: this, or what stands in for it where it sees nothing of them."""
+        return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
         """Whether all is known that will be. Otherwise ask again in RETRY_S."""

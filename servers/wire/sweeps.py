@@ -43,10 +43,13 @@ class Sweeps:
     """At most `most_s` apart: farther while reading takes much of a core, closer again when it does not or sockets
     held much."""
 
-    def __init__(self, most_s: float, busy: float, *, ebbs: Callable[[], bool] = bool) -> None:
+    def __init__(
+        self, most_s: float, busy: float, *, ebbs: Callable[[], bool] = bool, by_read: Callable[[], bool] = bool
+    ) -> None:
         """`busy` is the share of a core, had or waited for, beyond which reading is to take less. `ebbs` says whether
-        less comes than when it was last asked: then answers may have ended, and a long pause does too."""
-        self.ebbs = ebbs
+        less comes than when it was last asked: then answers may have ended, and a long pause does too. While it is
+        reads that stamp, `by_read`, none is put off."""
+        self.ebbs, self._by_read = ebbs, by_read
         self._most_s, self._busy, self._idle = most_s, busy, min(IDLE_SHARE, busy / 3)
         self._swept_bytes, self._full = 1, 0.0
         self._apart_s = self._widest_s = 0.0
@@ -58,6 +61,8 @@ class Sweeps:
 
     def apart_s(self, now_ns: int, most: int, total: int) -> float:
         """A sweep is over, in which the largest read had so many bytes, and all together: when is the next?"""
+        if self._by_read():
+            return 0.0
         self._full = max(self._full, most / self._swept_bytes, total / SWEPT_BYTES)
         wall_ns = now_ns - self._looked_ns
         if wall_ns >= LOOK_NS:

@@ -19,7 +19,7 @@ from loadgen.runfile import read
 from servers.access import target_of
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
-from servers.wire import ring, sources
+from servers.wire import packets, ring, sources, sweeps
 from servers.wire.connection import connect
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
@@ -130,7 +130,8 @@ async def test_packets_pass_the_ring_before_they_wake_who_reads(host: str) -> No
 
 async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections of two workers have ports of two parts, on IPv4 and IPv6, and no ring has a packet of the other's."""
-    monkeypatch.setattr(sources, "OPENING_NS", 1 << 62)  # all is left in the ring
+    monkeypatch.setattr(sources, "OPENING_NS", 1 << 62)  # all is left in the ring ...
+    monkeypatch.setattr(sources, "SETTLED_NS", 0)  # ... also of the first connection
     parts = [ports_of(worker, 2) for worker in range(2)]
     assert None not in parts
     assert ports_of(0, 1) is None
@@ -209,6 +210,20 @@ def test_a_stretch_that_the_ring_dropped_has_the_sockets_stamps(
     assert all(record.state == "complete" and record.chunk_ns == sorted(record.chunk_ns) for record in records)
     assert summary_of(tmp_path)["client"]["ring_missed"] > 0
     assert "instants are the socket's" in printed
+
+
+def test_where_addresses_are_translated_the_socket_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets that bear another address than the connection has pass the ring unseen. Then nothing is read late, though
+    this machine would be busy enough for it, and the run says whose stamps it has."""
+    kept = packets.program
+    monkeypatch.setattr(packets, "program", lambda family, _, ports: kept(family, [("192.0.2.1", 9)], ports))
+    monkeypatch.setattr(sweeps, "SELDOM", (0.2, -1.0))
+    with spawn(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.01)) as url:
+        printed = ran(tmp_path, url, "--n", "20", "--output-tokens", "20")
+    run, client = read(tmp_path / "run"), summary_of(tmp_path)["client"]
+    assert {run.header.stamps.name, *(record.stamps for record in run.records)} == {"socket"}
+    assert (client["ring_missed"], client["sweep_max_s"]) == (0, 0)
+    assert "without NAT" in printed
 
 
 def test_without_permission_a_run_says_once_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,7 @@ class Aside:
 
     def relieve(self, in_flight: Collection[Exchange]) -> None:
         """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
-        laid = BLOCK_BYTES * (self._blocks - len(self._free))
-        more = min(sum([exchange.size for exchange in in_flight]) - laid - HELD_BYTES, AT_ONCE_BYTES)
+        more = min(sum(map(held, in_flight)) - HELD_BYTES, AT_ONCE_BYTES)
         for exchange in [*in_flight] if more > 0 and not self._full else ():
             if held(exchange) >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
                 more -= held(exchange)

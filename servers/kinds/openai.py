@@ -86,7 +86,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came."""
     chunks, broken = decode_events(payloads, _CHUNKS)
     choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
-    tokens = [1 if choice.text and choice.token_ids is None else _held(choice) for choice in choices]
+    tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
     answer = Answer(tokens + [0] * (len(payloads) - len(chunks)))
     for index in [index for index, chunk in enumerate(chunks) if not chunk.choices or chunk.error]:
         if payloads[index] != DONE:
@@ -101,8 +101,9 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     usages = [chunk.usage for chunk in chunks]
     last = next(filter(None, reversed(usages)), Usage())
     answer.prompt_tokens, total = last.prompt_tokens, last.completion_tokens
-    if not _read_running_totals(choices, usages, answer.tokens) and empty_is_token:
-        _read_empty(choices, answer.tokens, total, empty_is_token)
+    held = [index for index, chunk in enumerate(chunks) if chunk.choices]
+    if not _read_running_totals(held, choices, usages, answer.tokens) and empty_is_token:
+        _read_empty(held, choices, answer.tokens, total, empty_is_token)
     settle(answer, total, broken)
     if empty_is_token is None and total is None:
         answer.counted_by = "chunks"
@@ -188,7 +189,7 @@ def has_role(choice: Choice) -> bool:
     return choice.delta is not None and bool(choice.delta.role)
 
 
-def _held(choice: Choice) -> int:
+def _tokens_in(choice: Choice) -> int:
     """Generated tokens in a choice, as far as it shows them itself."""
     if choice.token_ids is not None:
         return len(choice.token_ids)
@@ -197,9 +198,8 @@ def _held(choice: Choice) -> int:
     return 1 if choice.text or shown else 0
 
 
-def _read_running_totals(choices: Sequence[Choice], usages: Sequence[Usage | None], tokens: list[int]) -> bool:
-    """Count by running totals if every choice came with one that grew as it should; if not, change nothing."""
-    held = [index for index, choice in enumerate(choices) if choice is not _NONE]
+def _read_running_totals(held: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]) -> bool:
+    """Count by running totals if every choice held came with one that grew as it should; if not, change nothing."""
     totals = [usage.completion_tokens or 0 for index in held if (usage := usages[index])]
     if len(totals) < len(held) or any(map(_TOKEN_IDS, choices)):
         return False
@@ -211,10 +211,9 @@ def _read_running_totals(choices: Sequence[Choice], usages: Sequence[Usage | Non
     return True
 
 
-def _read_empty(choices: Sequence[Choice], tokens: list[int], total: int | None, rule: EmptyRule) -> None:
+def _read_empty(held: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule) -> None:
     """Count the choices without text or token ids by the dialect's rule, unless the server's total does not cover them
     all: nobody knows which of them it counted."""
-    held = [index for index, choice in enumerate(choices) if choice is not _NONE]
     choices, empty, known = [choices[index] for index in held], list[int](), sum(tokens)
     for place, index in enumerate(held):
         shown = tokens[index] or choices[place].token_ids is not None

@@ -62,10 +62,12 @@ def test_several_addresses_are_told_apart() -> None:
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_the_filter_keeps_no_more_than_the_ports_numbers_and_flags(family: int) -> None:
-    """Its last instruction returns the IP header's length and 14 bytes; its other end returns none."""
-    server = SERVER if family == socket.AF_INET else SERVER_6
+    """Of its own family alone, as all protocols come to it. Its last instruction returns the IP header's length and 14
+    bytes; its other end returns none."""
+    server, protocol = (SERVER, 0x0800) if family == socket.AF_INET else (SERVER_6, 0x86DD)
     most = [server] * ADDRESSES_MOST[family]
     code = np.frombuffer(program(family, most, Ports(40_000, 41_000)), np.dtype("u2,u1,u1,u4"))
+    assert [(do, value) for do, _, _, value in code[:2].tolist()] == [(0x28, 0xFFFFF000), (0x15, protocol)]
     assert code[-4:].tolist() == [(0x06, 0, 0, 0), (0x87, 0, 0, 0), (0x04, 0, 0, 14), (0x16, 0, 0, 0)]
     for at, (_, true, false, _) in enumerate(code.tolist()):
         assert at + max(true, false) + 1 <= len(code)

@@ -424,7 +424,7 @@ class LiveRun:
         passed_ns = time.monotonic_ns() - self.start_ns
         found = of_samples(
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
-            stamp_facts(self._stamps.name),
+            stamp_facts(self._stamps.at_work.name),
             np.sort(figures.send_late.copy()),
             reads=self._total["reads"],
             coalesced=self._total["coalesced_reads"],

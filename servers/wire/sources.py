@@ -125,7 +125,7 @@ class RingStamps(StampSource):
     def collect(self, *, at_once: bool = False) -> None:
         """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""
         now_ns = monotonic_ns()
-        if now_ns - self._collected_ns < COLLECTED_EVERY_NS:
+        if now_ns - self._collected_ns < COLLECTED_EVERY_NS and not at_once:
             return
         self._collected_ns = now_ns
         for ring, unsorted in zip(self._rings, self._unsorted, strict=True):

@@ -173,10 +173,10 @@ def test_what_has_come_is_known_before_it_is_read() -> None:
 
 def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 20 ms or so: each millisecond in which a packet comes takes one of its blocks."""
-    reads = list[int]()
+    reads = set[int]()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ring = SimpleNamespace(
-            family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.append(now_ns)
+            family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.add(now_ns)
         )
         stamps = RingStamps([ring], [Flows()], PLAIN)  # type: ignore[list-item]
         for now_ns in range(1_000_000_000, 1_100_000_000, 1_000_000):
@@ -184,3 +184,18 @@ def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.Monke
             with socket.create_connection(listening.getsockname()) as sock:
                 stamps.watch(sock)
     assert 4 <= len(reads) <= 6
+
+
+def test_what_is_asked_for_is_sorted_however_lately_the_ring_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an answer that ended a while ago, asked for right after the ring was read, would lack its stamps."""
+    now_ns = 1_000_000_000
+    monkeypatch.setattr("servers.wire.sources.monotonic_ns", lambda: now_ns)
+    blocks = [came([greeting()]), came([Sent(1000, 100, 70)]), None]
+    flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0))
+    stamps = RingStamps([ring], [flows], PLAIN)  # type: ignore[list-item]
+    answer: Any = SimpleNamespace(watched=flows.watch(PORT, 10), sizes=[100], user=[0], offsets=lambda places: places)
+    stamps.collect()
+    now_ns += 2_000_000
+    stamps.collect()
+    assert stamps.ready(answer)
+    assert answer.watched.arrivals([100]) == [70]

@@ -24,7 +24,8 @@ PERIOD = 8192  # power of two: how many drawn words repeat
 
 SPECIALS = ("<unk>", "<s>", EOS_TEXT)
 _FIRST_BYTE = len(SPECIALS)
-_UNITS = re.compile(r" ?[A-Za-z]+|.", re.DOTALL)
+# 30 letters at a time: WordPiece takes the square of a word's length, and some tools make words of thousands.
+_UNITS = re.compile(r" ?[A-Za-z]{1,30}|[\s\S]")
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
 _LONGEST = 1 + max(map(len, _WORDS))  # characters of a piece, with the blank before it
 # A message on lines of its own, as `chat_text` writes it. The servers put BOS before a chat.
@@ -171,9 +172,8 @@ def _tokenizer_file() -> str:
     texts[: len(SPECIALS)] = SPECIALS
     vocabulary = {text: token for token, text in enumerate(texts)}
     model = models.WordPiece(vocabulary, unk_token=SPECIALS[0], continuing_subword_prefix="")
-    model.max_input_chars_per_word = 1 << 20
     made = Tokenizer(model)
-    units = pre_tokenizers.Split(Regex(" ?[A-Za-z]+|[\\s\\S]"), "isolated")
+    units = pre_tokenizers.Split(Regex(_UNITS.pattern), "isolated")
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.pre_tokenizer = pre_tokenizers.Sequence([units, letters])
     made.decoder = decoders.ByteLevel()

@@ -29,7 +29,11 @@ def read(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-@given(text=st.text(max_size=40) | st.text(alphabet="abcdeT .,1\n", max_size=60))
+@given(
+    text=st.text(max_size=40)
+    | st.text(alphabet="abcdeT .,1\n", max_size=60)
+    | st.text(alphabet="abcdeT ", min_size=60, max_size=300)
+)
 def test_any_text_has_the_tokens_that_the_servers_count(read: Tokenizer, text: str) -> None:
     """Bytes, blanks, line ends and words; and the text comes back. Only specials are special to a tokenizer."""
     text = text.encode("utf-8", "replace").decode()
@@ -37,6 +41,15 @@ def test_any_text_has_the_tokens_that_the_servers_count(read: Tokenizer, text: s
     assert ids == tokenizer.encode(text)
     assert read.decode(ids) == text
     assert read.encode(text).ids == [tokenizer.BOS_ID, *ids]
+
+
+def test_words_of_any_length_take_no_longer_than_others(read: Tokenizer) -> None:
+    """WordPiece takes the square of a word's length. Tools that join neighbours in the vocabulary make words of
+    thousands of letters, which stay the tokens that they are made of."""
+    triples = range(read.token_to_id("aaa"), read.token_to_id("aaa") + 512)
+    word = read.decode([*triples])
+    assert (word.isalpha(), len(word), tokenizer.encode(word)) == (True, 3 * 512, [*triples])
+    assert max(len(unit) for unit, _ in read.pre_tokenizer.pre_tokenize_str(word)) == 30
 
 
 def test_every_token_is_in_it(read: Tokenizer) -> None:

@@ -96,9 +96,7 @@ def once(client: Client, folder: Path, setting: Setting, *, memory: bool = False
 
 @contextmanager
 def _server(setting: Setting, log: Path) -> Iterator[str]:
-    """A child inherits the cores of its parent, which has nothing to do meanwhile."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {setting.server_core})
+    """This process, which has nothing to do meanwhile, stays on the server's core."""
     config = SimulatedConfig(
         server="vllm",
         model=model.NAME,
@@ -107,11 +105,8 @@ def _server(setting: Setting, log: Path) -> Iterator[str]:
         itl_s=setting.itl_s,
         log=log,
     )
-    try:
-        with spawn(config) as url:
-            yield url
-    finally:
-        os.sched_setaffinity(0, before)
+    with machine.pinned(setting.server_core), spawn(config) as url:
+        yield url
 
 
 def _kept(client: Client, command: list[str], scratch: Path, setting: Setting, *, memory: bool) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LOOK_S = 2.0
@@ -15,6 +16,17 @@ def cores() -> tuple[int, tuple[int, ...]]:
     """The server's core and the client's: the first and the second, or the same where there is one."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[0], (usable[1] if len(usable) > 1 else usable[0],)
+
+
+@contextmanager
+def pinned(*cores: int) -> Iterator[None]:
+    """What is started meanwhile runs on these cores, as a child inherits them."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def described() -> str:

@@ -28,7 +28,7 @@ from threading import Thread
 import numpy as np
 
 from analysis.client import compare_with_log, read_log, stamps_heading, stamps_notes, stamps_row
-from benchmarks.comparison.machine import cores, pinned
+from benchmarks.comparison.machine import pinned
 from loadgen import runfile
 from loadgen.cli.calibrate import drive
 from loadgen.cli.options import seconds
@@ -119,14 +119,14 @@ def closed_loop(asked: argparse.Namespace) -> None:
     """Each end makes the next request due at the instant at which it is seen: by how much that is after its arrival.
     The server moves each token by up to half of `itl`, so that ends do not come together. It has a core of its own: on
     one that it shares, the client waits milliseconds for it to be done."""
-    server_core, client_cores = cores()
+    server_core, *client_cores = sorted(os.sched_getaffinity(0))
     script = SimulatedConfig(server=asked.server, ttft_s=0.05, itl_s=asked.itl, jitter_s=asked.itl / 2)
     with (
         tempfile.TemporaryDirectory() as folder,
         others(busy=asked.busy),
         pinned(server_core),
         spawn(script) as url,
-        pinned(*client_cores),
+        pinned(*(client_cores or [server_core])),
     ):
         load = (f"--arrivals=closed:{asked.concurrency}", f"--n={asked.n}", f"--output-tokens={asked.output_tokens}")
         options = (f"--server={asked.server}", f"--url={url}", f"--workers={asked.workers}", f"--out={folder}/run")

@@ -19,10 +19,10 @@ def cores() -> tuple[int, tuple[int, ...]]:
 
 
 @contextmanager
-def pinned(*cores: int) -> Iterator[None]:
-    """What is started meanwhile runs on these cores, as a child inherits them."""
+def pinned(*numbers: int) -> Iterator[None]:
+    """What is started meanwhile runs on the cores of these numbers, as a child inherits them."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, numbers)
     try:
         yield
     finally:

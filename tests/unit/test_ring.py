@@ -173,10 +173,11 @@ def test_what_has_come_is_known_before_it_is_read() -> None:
 
 def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 20 ms or so: each millisecond in which a packet comes takes one of its blocks."""
-    reads = set[int]()
+    reads = list[int]()
+    monkeypatch.setattr("servers.wire.sources.SETTLED_NS", 0)  # nobody waits for the first connection's SYN-ACK
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ring = SimpleNamespace(
-            family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.add(now_ns)
+            family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.append(now_ns)
         )
         stamps = RingStamps([ring], [Flows()], PLAIN)  # type: ignore[list-item]
         for now_ns in range(1_000_000_000, 1_100_000_000, 1_000_000):

@@ -23,17 +23,17 @@ from analysis.stats import (
 
 
 def described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
-    """Each of these metrics, by its name."""
-    found, of_gaps = dict[str, Distribution](), None
-    for metric in metrics:
-        zeros = metric.many(frame)
-        if zeros is None:
-            found[metric.name] = describe(metric.values(frame), metric.groups(frame))
-        elif zeros.any():
-            found[metric.name] = describe_gaps(frame, zeros)
-        else:  # with a token in each chunk, those between tokens are those between chunks
-            found[metric.name] = of_gaps = of_gaps or describe_gaps(frame, zeros)
-    return found
+    """Each of these metrics, by its name. With one token in each chunk ITL is ICL, and what takes long is done once."""
+    alike, known = bool((frame.later_counts == frame.gap_counts).all()), dict[str, Distribution]()
+    keys = {each: "gaps" if alike and each.per in ("chunk", "token") else each.name for each in metrics}
+    for metric, key in keys.items():
+        known[key] = known.get(key) or _described(metric, frame)
+    return {metric.name: known[key] for metric, key in keys.items()}
+
+
+def _described(metric: Metric, frame: Frame) -> Distribution:
+    zeros = metric.many(frame)
+    return describe(metric.values(frame), metric.groups(frame)) if zeros is None else describe_gaps(frame, zeros)
 
 
 def samples_of(metric: Metric, frame: Frame) -> Floats | Ranked:

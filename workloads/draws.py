@@ -32,8 +32,8 @@ def picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
 
     def pick(random: Random, count: int) -> list[int]:
         words = np.frombuffer(random.randbytes(8 * count), "<u4")
-        draws = ((words[::2] >> 5) * 67108864.0 + (words[1::2] >> 6)) / 9007199254740992.0
-        picked: list[int] = ordered[(draws * len(ordered)).astype(np.int64)].tolist()
+        draws = (words[::2] >> 5) * 67108864.0 + (words[1::2] >> 6)
+        picked: list[int] = ordered[(draws * (len(ordered) / 9007199254740992.0)).astype(np.int64)].tolist()
         return picked
 
     return pick

@@ -203,10 +203,10 @@ def _read_running_totals(held: list[int], choices: list[Choice], usages: list[Us
     totals = [usage.completion_tokens or 0 for index in held if (usage := usages[index])]
     if len(totals) < len(held) or any(map(_TOKEN_IDS, choices)):
         return False
-    grown = [*map(sub, totals, [0, *totals])]
-    if any(map(lt, grown, map(tokens.__getitem__, held))):
+    grown, shown = [*map(sub, totals, [0, *totals])], [*map(tokens.__getitem__, held)]
+    if any(map(lt, grown, shown)):
         return False  # a total given once, at the end or at the start, and not a running one
-    for index, new in zip(held, grown, strict=True):
+    for index, new in zip(held, grown, strict=True) if grown != shown else ():
         tokens[index] = new
     return True
 

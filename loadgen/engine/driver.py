@@ -107,8 +107,7 @@ class Driver:
         if not self._started:
             return  # `run` comes back here once there is an instant 0
         for exchange in list(self._in_flight):
-            exchange.drain()
-            exchange.fail("cancelled", "cut off by an interrupt")
+            exchange.give_up("cancelled", "cut off by an interrupt")
         for task in self._opening:
             task.cancel()
         waiting, self._group, self._thinking = [*self._group, *self._thinking], [], []
@@ -279,9 +278,10 @@ class Driver:
             self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
             if ticks % TICKS_PER_LOOK == 0:
                 limit_ns = now_ns - int(self._timeout_s * 1e9)
-                for exchange in [each for each in self._in_flight if (each.sent_ns or now_ns) <= limit_ns]:
-                    exchange.drain()
-                    exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
+                for exchange in [*self._in_flight]:  # in the order in which they were sent
+                    if (exchange.sent_ns or now_ns) > limit_ns:
+                        break
+                    exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
                 self._recorder.watch(self._in_flight.keys())
                 if self._feed.more:
                     self._pool.top_up()
@@ -351,10 +351,10 @@ class Recorder:
     def watch(self, in_flight: Set[Exchange]) -> None:
         """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
         self._stamps.collect()
-        arriving = [pieces for exchange in in_flight if (pieces := self._stamps.pieces(exchange))]
-        ended = [self._stamps.pieces(exchange) for _, exchange, *_ in self.ended if exchange is not None]
-        self.counts.streaming = len(arriving)
-        self.counts.tokens = self._tokens + sum(arriving) + sum(ended)
+        arriving = self._stamps.pieces(in_flight)
+        ended = self._stamps.pieces([exchange for _, exchange, *_ in self.ended if exchange is not None])
+        self.counts.streaming = len(arriving) - arriving.count(0)
+        self.counts.tokens = self._tokens + sum(arriving) + sum(ended) + self._stamps.unsorted
         self._first.look(in_flight)
         if self._aside is not None:
             self._aside.relieve(in_flight)

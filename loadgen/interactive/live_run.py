@@ -347,7 +347,7 @@ class LiveRun:
         self._part.flush()
         # Once an answer's first event has come: some servers send the head at once and the first token much later.
         begun = [each for each in self.in_flight if each.raw.find(b"data:", 0, LOOKED_AT_BYTES) >= 0]
-        arrived = self.figures.tokens + sum(map(self._stamps.pieces, begun))
+        arrived = self.figures.tokens + sum(self._stamps.pieces(begun)) + self._stamps.unsorted
         rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
         self._arrived = max(arrived, self._arrived)
         waiting = len(self.in_flight) - len(begun)

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Collection
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ HELD_BYTES = 64 << 20
 """What answers under way may take of a worker's memory."""
 AT_ONCE_BYTES = 6 << 20
 """What of them is laid aside at a time: nothing else is done meanwhile."""
+_SIZE = attrgetter("size")
 
 
 def held(exchange: Exchange) -> int:
@@ -37,8 +39,10 @@ class Aside:
 
     def relieve(self, in_flight: Collection[Exchange]) -> None:
         """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
+        if self._full or sum(map(_SIZE, in_flight)) <= HELD_BYTES:
+            return
         more = min(sum(map(held, in_flight)) - HELD_BYTES, AT_ONCE_BYTES)
-        for exchange in [*in_flight] if more > 0 and not self._full else ():
+        for exchange in [*in_flight] if more > 0 else ():
             if held(exchange) >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
                 more -= held(exchange)
                 try:

@@ -43,9 +43,7 @@ class Framing:
     by_close: bool = False  # The body ended with the connection
     need: int = 0  # Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete
     body_start: int = 0
-    body_end: int | None = (
-        None  # Known of a Content-Length body, and of a chunked one that has ended, trailers included
-    )
+    body_end: int | None = None  # Of a Content-Length body, and of a chunked one that has ended, trailers included
     position: int = 0
     bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end in the buffer of each chunk's data
     ended: bool = False

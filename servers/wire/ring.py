@@ -152,20 +152,17 @@ class Flow:
         elif end > through:
             while self.held and self.held[0][0] <= end:
                 end = max(end, heappop(self.held)[1])
-            self._mark(end, stamp)
+            self.ends.append(end)
+            self.stamps.append(stamp)
 
     def _skip(self, wanted: int) -> None:
         """The socket has delivered everything up to `wanted`: what is missing before it is missing in the ring only."""
         while self.held and self.through < wanted:
             start, end, stamp = heappop(self.held)
-            if start > self.through:
-                self._mark(start, UNKNOWN)
-            if end > self.through:
-                self._mark(end, stamp)
-
-    def _mark(self, end: int, stamp: int) -> None:
-        self.ends.append(end)
-        self.stamps.append(stamp)
+            for place, at in (start, UNKNOWN), (end, stamp):
+                if place > self.through:
+                    self.ends.append(place)
+                    self.stamps.append(at)
 
 
 class Flows:
@@ -194,6 +191,10 @@ class Flows:
         self._first[key], self._began_ns[key] = self.greeted.pop(key, (UNKNOWN, 0))
         self._through[key] = 0
         return flow
+
+    def count(self, came: Segments) -> int:
+        """How many of these segments bring something on connections that are watched."""
+        return int(np.count_nonzero((came.length > 0) & (self._through[came.key] != UNKNOWN)))
 
     def add(self, *parts: Segments) -> None:
         """Segments, in the order in which they came."""

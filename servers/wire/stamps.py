@@ -18,8 +18,9 @@ from __future__ import annotations
 import socket
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from time import sleep
 from typing import Any, ClassVar, Protocol
 
@@ -31,6 +32,7 @@ TRIES, RETRY_S = 200, 0.002
 Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
 Share = tuple[int, int]  # Number of a worker, from 0, and how many there are
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
+_SIZES = attrgetter("sizes")
 Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
 
 
@@ -60,6 +62,7 @@ class StampSource:
     error_s: ClassVar[float | None] = None
     """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
     by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
+    unsorted = 0  # Pieces that have come of nobody knows yet which answers
     needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @classmethod
@@ -83,9 +86,9 @@ class StampSource:
         """Whether all is known that will be. Otherwise ask again in RETRY_S."""
         return True
 
-    def pieces(self, received: Received) -> int:
-        """How many pieces of this answer have come, as far as is known by now."""
-        return len(received.sizes)
+    def pieces(self, several: Collection[Received]) -> list[int]:
+        """How many pieces of each of these answers have come, as far as is known by now."""
+        return [*map(len, map(_SIZES, several))]
 
     def collect(self) -> None:
         """Several times a second: take what has come."""

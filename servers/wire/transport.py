@@ -84,13 +84,17 @@ class Exchange:
 
     def send(self) -> None:
         """Send the request; the rest waits for room in the socket's buffer when it does not fit at once."""
-        connection = self.connection
+        connection, self.sent_ns = self.connection, monotonic_ns()
         assert connection is not None
-        self.sent_ns = monotonic_ns()
+        self._push(connection)
+        if self.sent_end_ns is None and not self.error_kind:
+            self._poller.loop.add_writer(connection.sock, self._on_writable)
+
+    def _push(self, connection: Connection) -> None:
         try:
             count = connection.sock.send(self._sealed)
         except BlockingIOError:
-            count = 0
+            return
         except OSError as error:
             self.fail("connect", f"send failed: {error.strerror or error}")
             return
@@ -98,7 +102,6 @@ class Exchange:
             self._sealed, self.sent_end_ns = b"", monotonic_ns()
         else:
             self._sealed = memoryview(self._sealed)[count:]
-            self._poller.loop.add_writer(connection.sock, self._on_writable)
 
     def listen(self) -> None:
         """Start reading. Called after the whole burst is out, so that no read delays a send."""
@@ -121,22 +124,15 @@ class Exchange:
     def _on_writable(self) -> None:
         connection = self.connection
         assert connection is not None
-        try:
-            count = connection.sock.send(self._sealed)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.fail("connect", f"send failed: {error.strerror or error}")
-            return
-        self._sealed = memoryview(self._sealed)[count:]
-        if not self._sealed:
-            self._sealed, self.sent_end_ns = b"", monotonic_ns()
+        self._push(connection)
+        if self.sent_end_ns is not None:
             self._poller.loop.remove_writer(connection.sock)
 
-    def drain(self) -> None:
-        """Take what has come, before this is ended for a reason of ours."""
+    def give_up(self, kind: WireError, detail: str) -> None:
+        """End this exchange for a reason of ours, with what has come."""
         if self.connection is not None:
             self._on_readable()
+        self.fail(kind, detail)
 
     def _on_readable(self) -> None:
         connection = self.connection

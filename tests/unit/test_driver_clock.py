@@ -123,10 +123,7 @@ class FakeExchange:
     def listen(self) -> None:
         """Ends by itself."""
 
-    def drain(self) -> None:
-        """Nothing has come before the end."""
-
-    def fail(self, kind: str, detail: str) -> None:
+    def give_up(self, kind: str, detail: str) -> None:
         self.error_kind, self.error_detail = kind, detail
         self._end()
 

@@ -166,9 +166,28 @@ def test_what_has_come_is_known_before_it_is_read() -> None:
     stamps, flow = RingStamps([], [], PLAIN), Flow(0)
     for start in range(0, 500, 100):
         flow.add(start, start + 100, start)
-    exchange: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])
-    assert stamps.pieces(exchange) == 3
-    assert stamps.pieces(SimpleNamespace(watched=None, begins=0, sizes=[100])) == 1  # type: ignore[arg-type]
+    kept: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])
+    burst: Any = SimpleNamespace(watched=flow, begins=0, sizes=[])
+    unseen: Any = SimpleNamespace(watched=None, begins=0, sizes=[100])
+    assert stamps.pieces([kept, burst, unseen]) == [3, 5, 1]
+    assert stamps.pieces([burst, burst]) == [5, 5]
+
+
+def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live figures go on between two sorts; other processes' packets, and an end without bytes, are no tokens."""
+    now_ns = 2_000_000_000
+    monkeypatch.setattr("servers.wire.sources.monotonic_ns", lambda: now_ns)
+    tokens = [Sent(1000, 10, 70), Sent(1010, 10, 80), Sent(1020, 0, 90, flags=0x11), Sent(1, 10, 90, port=PORT + 1)]
+    blocks = [came([greeting()]), came(tokens)]
+    flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0) if blocks else None)
+    stamps = RingStamps([ring], [flows], PLAIN)  # type: ignore[list-item]
+    answer: Any = SimpleNamespace(watched=flows.watch(PORT, 10), begins=0, sizes=[])
+    stamps.collect()
+    now_ns += 2_000_000
+    stamps.collect()
+    assert (stamps.pieces([answer]), stamps.unsorted) == ([0], 2)
+    stamps.collect(at_once=True)
+    assert (stamps.pieces([answer]), stamps.unsorted) == ([2], 0)
 
 
 def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:

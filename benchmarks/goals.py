@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -97,12 +98,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> dict[str, table.Row | str]:
-    """Medians of each client, or why it has none."""
+    """Medians of each client, or why it has none. They take turns: a machine is faster in some minutes than others."""
     setting = replace(setting, n=goal.n, output_tokens=goal.output_tokens, ttft_s=goal.ttft_s, itl_s=goal.itl_s)
     clients = {"loadgen": ours.client(goal.workers), "C": baseline.CLIENT}
     if not (options.tiny or options.without_rust):
         clients["vllm-rs"] = vllm_bench.RUST
-    found = {name: _medians(client, setting, options) for name, client in clients.items()}
+    found: dict[str, table.Row | str] = {}
+    turns: dict[str, list[table.Row]] = {name: [] for name in clients}
+    for turn, name in product(range(options.repeats + 1), clients):
+        if name in found:
+            continue
+        try:
+            turns[name].append(_turn(clients[name], setting, options, memory=turn == 0))
+        except (drive.FailedError, OSError) as problem:
+            found[name] = f"failed: {problem}"
+    found = {name: found.get(name) or table.medians(rows) for name, rows in turns.items()}
     if not isinstance(floor := found["C"], str):
         found = {
             name: row if isinstance(row, str) else {**row, RATIO: row[RATE] / floor[RATE]}
@@ -111,20 +121,13 @@ def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> di
     return {f"{name}: {goal}": row for name, row in found.items()}
 
 
-def _medians(client: Client, setting: drive.Setting, options: argparse.Namespace) -> table.Row | str:
-    """Turn 0 looks at memory alone."""
-    try:
-        folder = ensure(client, options.envs)
-        turns = [
-            drive.quietest(partial(_turn, client, folder, setting, memory=turn == 0), options.tries, options.patience_s)
-            for turn in range(options.repeats + 1)
-        ]
-    except (drive.FailedError, OSError) as problem:
-        return f"failed: {problem}"
-    return table.medians(turns)
+def _turn(client: Client, setting: drive.Setting, options: argparse.Namespace, *, memory: bool) -> table.Row:
+    """The first turn looks at `memory` alone."""
+    run = partial(_run, client, ensure(client, options.envs), setting, memory=memory)
+    return drive.quietest(run, options.tries, options.patience_s)
 
 
-def _turn(client: Client, folder: Path, setting: drive.Setting, *, memory: bool) -> table.Row:
+def _run(client: Client, folder: Path, setting: drive.Setting, *, memory: bool) -> table.Row:
     with drive.once(client, folder, setting, memory=memory) as outcome:
         print(f"{client.name}: {outcome.truth}", file=sys.stderr, flush=True)
         if outcome.peak_bytes is not None:

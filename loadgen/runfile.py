@@ -215,8 +215,7 @@ class RunWriter:
         os.close(self._file)
         if not self._pending:
             return None
-        name = f"loadgen-{os.getpid()}-{self.path.parent.name[:50]}-{self.path.name}"  # no other run's
-        rescue = Path(tempfile.gettempdir()) / name
+        rescue = Path(tempfile.gettempdir(), f"loadgen-{os.getpid()}-{self.path.parent.name[:50]}-{self.path.name}")
         try:
             rescue.write_bytes(self._pending)
         except OSError as error:
@@ -286,9 +285,7 @@ def _header(main: Path, line: bytes) -> Header:
         msgspec.json.decode(line, type=HEADER)
         header = msgspec.json.decode(line, type=Header)
     except NOT_READABLE as error:
-        raise RunFileError(
-            f"{main}: its first line is not a readable header ({error}), so nothing says what was run."
-        ) from error
+        raise RunFileError(f"{main}: line 1 is not a readable header ({error}): nothing says what was run") from error
     if header.format > FORMAT:
         raise RunFileError(f"{main}: written by a newer loadgen (format {header.format}); upgrade to read it.")
     return header
@@ -305,21 +302,23 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
-    """Write the header of a run that starts at this instant, on either clock. Raises OutputError."""
+    """Write the header of a run that starts at this instant, on either clock: a busy disk would take longer than there
+    is until then, and has it when the run has ended. Raises OutputError."""
     from servers.wire.sources import lacking
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
     header.client["stamps_lacking"] = lacking(str(header.plan.get("stamps")), stamps)
-    append(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"])
+    append(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
 
 
-def append(file: Path, lines: Iterable[bytes]) -> None:
-    """Append to a file and make sure that it is on the disk. Raises OutputError."""
+def append(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:
+    """Append to a file and make sure, or the next time, that it is on the disk. Raises OutputError."""
     try:
         with file.open("ab") as stream:
             stream.writelines(lines)
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
     except OSError as error:
         raise OutputError(f"cannot write {file}: {error.strerror}", "Nothing was sent.") from error

@@ -136,10 +136,7 @@ def document(found: TrainingFound) -> Document:
         table("Memory at the peak", head | numbers(*MEMORY_HEADS[1:]), memory_rows(found), several=True, id="memory"),
     ]
     both = table(
-        "Each part and kind",
-        head | {"part": "text", **numbers(*PARTS_HEADS[2:])},
-        parts_rows(found),
-        several=True,
+        "Each part and kind", head | {"part": "text", **numbers(*PARTS_HEADS[2:])}, parts_rows(found), several=True
     )
     shape: Any = "tall" if len(measured) > FEWEST else "wide"
     drawn = [

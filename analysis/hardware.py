@@ -138,9 +138,7 @@ def document(found: Limits, deployment: Deployment) -> Document:
             "roofline", "Roofline", [doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide"), gemms]
         ),
         doc.Section(
-            "curve",
-            "Latency against throughput",
-            [doc.ChartRef("curve", "TPOT by throughput", [CURVE], "wide")],
+            "curve", "Latency against throughput", [doc.ChartRef("curve", "TPOT by throughput", [CURVE], "wide")]
         ),
     ]
     look = doc.RunLook(title)

@@ -52,11 +52,7 @@ MEANINGS = (
         "",
         "The largest load at which all objectives hold, with the interval that holds it by the chance named.",
     ),
-    (
-        "P(over)",
-        "",
-        "The probability, by this run alone, that an objective fails at this load in the long run.",
-    ),
+    ("P(over)", "", "The probability, by this run alone, that an objective fails at this load in the long run."),
 )
 Links = Callable[[SweepResult, str], str]
 """From the page to the report of a step's folder."""

@@ -265,9 +265,7 @@ def _exit_code(error: Exception) -> int | None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         from importlib.metadata import version as installed
 

@@ -33,8 +33,7 @@ def matrix(
     plan: Annotated[
         Path,
         Argument(
-            help="A plan of a matrix (TOML); or the folder of one, whose report is then made again.",
-            show_default=False,
+            help="A plan of a matrix (TOML); or the folder of one, whose report is then made again.", show_default=False
         ),
     ],
     dry_run: Annotated[

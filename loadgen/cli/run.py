@@ -30,8 +30,7 @@ def drive(
     settings: dict[str, Any],
     *,
     out: Annotated[
-        Path | None,
-        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),
+        Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT)
     ] = None,
     distributed: Annotated[
         bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **ADVANCED)

@@ -53,8 +53,7 @@ def drive(
     hardware: Hardware = None,
     changes: Changes = None,
     out: Annotated[
-        Path | None,
-        Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT),
+        Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT)
     ] = None,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,

@@ -60,7 +60,7 @@ class Driver:
         in_flight_most: int,
     ) -> None:
         """`exchange` makes an Exchange, given what to call when it has ended. With `in_flight_most` requests sent and
-        not ended, one that is due is dropped. What is due first is drawn and encoded here."""
+        not ended, one that is due is dropped."""
         self._feed = feed
         self._pool = pool
         self._exchange = exchange
@@ -79,12 +79,11 @@ class Driver:
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
-        self._take_group()
 
     async def open(self) -> None:
         """Open the spare connections and prepare what is due first."""
         await self._pool.fill()
-        self._prepare(self._group)
+        self._take_group()
 
     async def run(self, start_ns: int) -> None:
         """Send everything from `start_ns` (CLOCK_MONOTONIC) on and return when each request has a Record."""
@@ -120,6 +119,7 @@ class Driver:
     def _take_group(self) -> None:
         self._group = self._feed.group()
         self._counts.due += sum(slot.turns for slot in self._group)
+        self._prepare(self._group)
 
     def _prepare(self, group: Sequence[Slot]) -> None:
         """Attach connections and seal the bytes, while there is time."""
@@ -157,7 +157,6 @@ class Driver:
         self._send(group)
         if not self._interrupted:
             self._take_group()
-            self._prepare(self._group)
             self._arm()
         self._check_done()
 
@@ -294,7 +293,7 @@ class Recorder:
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""
-    on_record: Callable[[], None]
+    on_record: Callable[[], object]
     """Called after each one: what may take a while is best done now."""
     on_turn: Callable[[Slot, Record, str], None]
     """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""

@@ -92,17 +92,23 @@ class OpenLoop:
     def __init__(self, slots: Iterator[Slot]) -> None:
         self._slots = slots
         self._next = next(slots, None)
+        self._drawn: list[Slot] = []
 
     def group(self) -> list[Slot]:
         """The next slots that share a due instant; empty at the end of the plan."""
-        group: list[Slot] = []
-        while self._next is not None and (not group or self._next.due_ns == group[0].due_ns):
-            group.append(self._next)
-            self._next = next(self._slots, None)
+        while self.draw():
+            pass
+        group, self._drawn = self._drawn, []
         return group
 
-    def draw(self) -> None:
-        """Nothing: each group draws the next."""
+    def draw(self) -> bool:
+        """There is time: draw one slot of the next group. False when all are drawn."""
+        drawn, following = self._drawn, self._next
+        if following is None or (drawn and following.due_ns != drawn[0].due_ns):
+            return False
+        drawn.append(following)
+        self._next = next(self._slots, None)
+        return True
 
     def after_end(self, ended_ns: int) -> Slot | None:  # noqa: ARG002 - what ends does not matter here
         """Nothing: no answer brings a request forward."""
@@ -111,4 +117,4 @@ class OpenLoop:
     @property
     def more(self) -> bool:
         """Whether the plan goes on."""
-        return self._next is not None
+        return self._next is not None or bool(self._drawn)

@@ -26,18 +26,21 @@ class ClosedLoop:
         self._clients = self._starting = clients
         self._think_ns = think_ns
         self._until_ns = until_ns
-        self._ahead = deque(islice(slots, 2 * clients))
+        self._ahead = deque(islice(slots, 1))
 
     def group(self) -> list[Slot]:
         """Each client's first slot; empty from then on."""
+        while self.draw():
+            pass
         group = [self._ahead.popleft() for _ in range(min(self._starting, len(self._ahead)))]
         self._starting = 0
         return group
 
-    def draw(self) -> None:
-        """There is time: draw one ahead in place of one that was taken."""
-        if len(self._ahead) < self._clients:
-            self._ahead.extend(islice(self._slots, 1))
+    def draw(self) -> bool:
+        """There is time: draw one ahead. False when enough are drawn, or none are left."""
+        drawn = [*islice(self._slots, len(self._ahead) < self._starting + self._clients)]
+        self._ahead.extend(drawn)
+        return bool(drawn)
 
     def after_end(self, ended_ns: int) -> Slot | None:
         """The slot that this end makes due."""
@@ -71,9 +74,9 @@ class Sessions:
         self._under_way += len(group)
         return group
 
-    def draw(self) -> None:
-        """There is time: draw a session's first turn ahead."""
-        self._starts.draw()
+    def draw(self) -> bool:
+        """There is time: draw a session's first turn ahead. False when enough are drawn, or none are left."""
+        return self._starts.draw()
 
     def after_end(self, ended_ns: int) -> Slot | None:
         """A session has ended: the first turn of the one that this makes due."""

@@ -171,6 +171,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     from loadgen.engine.driver import Driver, Recorder
     from loadgen.engine.warmup import Held
     from servers.wire.aside import Aside
+    from servers.wire.connection import connect
     from servers.wire.poller import Poller
     from servers.wire.pool import Pool
     from servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
@@ -189,7 +190,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
-        pool = Pool(task.target, spare=spare, timeout_s=min(task.timeout_s, CONNECT_LIMIT_S), stamps=stamps, room=room)
+        connecting = partial(connect, task.target, min(task.timeout_s, CONNECT_LIMIT_S), stamps, room)
+        pool = Pool(connecting, spare=spare, meanwhile=feed.draw)
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
         return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
 

@@ -121,10 +121,7 @@ def program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | No
     for address in addresses:
         words = address_words(family, address)
         for index, word in enumerate(words):
-            code += [
-                (_LOAD_WORD, 0, 0, (12 if four else 8) + 4 * index),
-                (_EQUAL, 0, 2 * (len(words) - index), word),
-            ]
+            code += [(_LOAD_WORD, 0, 0, (12 if four else 8) + 4 * index), (_EQUAL, 0, 2 * (len(words) - index), word)]
         code += [(_LOAD_HALF_X, 0, 0, 0), (_EQUAL if address[1] else _AT_LEAST, accept, 0, address[1])]
     end = len(code)
     code += [(_RETURN, 0, 0, 0), (_X_TO_A, 0, 0, 0), (_ADD, 0, 0, _KEPT_OF_TCP), (_RETURN_A, 0, 0, 0)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
+from time import monotonic
 
-from servers.access import Target
-from servers.wire.connection import Connection, connect
-from servers.wire.stamps import StampSource
+from servers.wire.connection import Connection
 
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
 ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped
@@ -18,9 +17,11 @@ ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped
 class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
-    def __init__(self, target: Target, *, spare: int, timeout_s: float, stamps: StampSource, room: int = 0) -> None:
-        self._spare = spare
-        self._connect = partial(connect, target, timeout_s, stamps, room)
+    def __init__(
+        self, connect: Callable[[], Awaitable[Connection]], *, spare: int, meanwhile: Callable[[], bool] = bool
+    ) -> None:
+        """`connect` opens one. While the server accepts them `meanwhile` is called, again as long as it is true."""
+        self._connect, self._spare, self._meanwhile = connect, spare, meanwhile
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self._opening: set[asyncio.Task[None]] = set()
@@ -76,7 +77,10 @@ class Pool:
             await asyncio.gather(*(self._open_one() for _ in range(at_once)))
             self._missing -= at_once
             if count := count - at_once:
-                await asyncio.sleep(ACCEPTED_S)
+                until_s = monotonic() + ACCEPTED_S
+                while monotonic() < until_s and self._meanwhile():
+                    pass
+                await asyncio.sleep(until_s - monotonic())
 
     async def _open_one(self) -> None:
         with suppress(OSError):

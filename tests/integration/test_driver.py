@@ -19,6 +19,7 @@ from loadgen.engine.health import Counts
 from loadgen.record import Record
 from loadgen.runfile import RunWriter
 from servers.access import target_of
+from servers.wire.connection import connect
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.pool import Pool
@@ -49,7 +50,7 @@ def driver_of(slots: list[Slot], url: str, part: RunWriter, counts: Counts, time
     """An open-loop driver of these slots, with a connection for each."""
     loop = asyncio.get_running_loop()
     stamps = SocketStamps()
-    pool = Pool(target_of(url, None), spare=len(slots), timeout_s=5, stamps=stamps)
+    pool = Pool(partial(connect, target_of(url, None), 5, stamps), spare=len(slots))
     recorder = Recorder(TGI, part, 0, counts, stamps)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
     limits = {"timeout_s": timeout_s, "in_flight_most": len(slots)}

@@ -225,6 +225,23 @@ def test_a_slot_that_was_not_drawn_ahead_is_drawn_when_it_is_due() -> None:
     assert [slot.request.id for slot in taken if slot is not None] == list(range(12))
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3, 9])
+@pytest.mark.parametrize(("closed", "drawable"), [(False, 3), (True, 5)])
+def test_drawing_ahead_ends_with_the_next_group_and_changes_nothing(ahead: int, *, closed: bool, drawable: int) -> None:
+    """Three are due at once and two later; a closed loop of three has as many more drawn."""
+    planned = slots([0, 0, 0, 5, 5])
+    feed = ClosedLoop(iter(planned), clients=3) if closed else OpenLoop(iter(planned))
+    before = int(closed)  # of a closed loop one is drawn to know whether there is any
+    assert [feed.draw() for _ in range(ahead)] == [place < drawable - before for place in range(ahead)]
+    assert feed.more
+    assert feed.group() == planned[:3]
+    if not closed:
+        assert [feed.draw() for _ in range(3)] == [True, True, False]
+        assert feed.more
+        assert feed.group() == planned[3:]
+        assert not feed.more
+
+
 @pytest.mark.parametrize("at_once", [4, BACKLOG])
 async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
     """Several ends per turn of the loop for a long time: past BACKLOG as many are recorded as end."""

@@ -136,15 +136,17 @@ class Framing:
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
         """Whole chunks of usual sizes, each by a look at its line and the line end before it."""
-        raw, position, bounds = bytes(raw), self.position - offset, list[int]()
-        while (usual := _usual(raw[position - 2 : position + 5])) is not None:
+        raw, at, bounds = bytes(raw), self.position - offset - 2, list[int]()
+        put = bounds.append
+        while (usual := _usual(raw[at : at + 7])) is not None:
             line, length = usual
-            bounds += offset + position + line, offset + position + length
-            position += length + 2
-        if raw[position - 2 : position] != b"\r\n":  # the last one is not whole
+            put(at + line)
+            at += length
+            put(at)
+        if raw[at : at + 2] != b"\r\n":  # the last one is not whole
             del bounds[-2:]
-        self.bounds += array("q", bounds)
-        self.position = bounds[-1] + 2 if bounds else self.position
+        self.bounds += array("q", [offset + bound for bound in bounds] if offset else bounds)
+        self.position = self.bounds[-1] + 2 if bounds else self.position
 
     def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
         self._scan_usual(raw, offset)
@@ -191,7 +193,7 @@ def _usual(begin: bytes) -> tuple[int, int] | None:
     """How long the line of a chunk size is, and with the data that it promises, from the line end before it on. None
     where it is not of two or three digits."""
     line = _USUAL_LINE.match(begin)
-    return (line.end() - 2, line.end() - 2 + int(line[1], 16)) if line and int(line[1], 16) else None
+    return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(1024)

@@ -28,7 +28,7 @@ from servers.errors import (
 from servers.kinds import KINDS, any_of
 from servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
 from servers.kinds.dialect import Dialect, Route, Told
-from servers.kinds.events import error_text, one_line
+from servers.kinds.refusals import error_text, one_line
 from workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2

@@ -13,7 +13,7 @@ from loadgen.record import NoneOrKind, Record, State, record_for
 from servers.access import hide
 from servers.errors import decompressed
 from servers.kinds.dialect import Answer, Dialect
-from servers.kinds.events import error_text
+from servers.kinds.refusals import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError, joined
 from servers.wire.sse import of_chunks, split

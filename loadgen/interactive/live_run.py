@@ -43,7 +43,7 @@ from servers.access import Target, target_of
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
-from servers.kinds.events import one_line
+from servers.kinds.refusals import one_line
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload

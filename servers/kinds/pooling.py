@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
-from servers.kinds.events import decode_events, note_error, one_line, settle
+from servers.kinds.events import decode_events, note_error, settle
+from servers.kinds.refusals import one_line
 from workloads.request import Request
 
 PATHS = {"embeddings": "/v1/embeddings", "rerank": "/v1/rerank"}

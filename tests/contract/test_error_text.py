@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds.events import error_in, error_text
+from servers.kinds.refusals import error_in, error_text
 from tests.contract.recorded import response
 
 RECORDED = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers.kinds.dialect import Answer
-from servers.kinds.events import error_text
+from servers.kinds.refusals import error_text
 from servers.wire.sse import split
 from tests.contract.recorded import STREAMS, Stream
 from tests.dialects import DIALECTS

@@ -169,8 +169,9 @@ class Driver:
                 self._send_late(slot)
             else:
                 ready.append((exchange, slot))
-        for exchange, _ in ready:
-            exchange.send()
+        if ready:
+            first, *others = [exchange for exchange, _ in ready]
+            first.send(*others)
         for exchange, slot in ready:
             self._listen(exchange, slot)
         for slot in group[room:]:

@@ -40,7 +40,7 @@ class Exchange:
 
     _poller: Poller
     _on_end: Callable[[Exchange], None]
-    _sealed: bytes | memoryview = b""
+    sealed: bytes | memoryview = b""  # What is still to be sent
     connection: Connection | None = None
     framing: Framing = field(default_factory=Framing)
     parts: list[bytes] = field(default_factory=list)
@@ -79,29 +79,32 @@ class Exchange:
     def prepare(self, connection: Connection, sealed: bytes) -> None:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
         self.connection = connection
-        self._sealed = sealed
+        self.sealed = sealed
         self.watched, self.begins = connection.watched, connection.received
 
-    def send(self) -> None:
-        """Send the request; the rest waits for room in the socket's buffer when it does not fit at once."""
-        connection, self.sent_ns = self.connection, monotonic_ns()
-        assert connection is not None
-        self._push(connection)
-        if self.sent_end_ns is None and not self.error_kind:
-            self._poller.loop.add_writer(connection.sock, self._on_writable)
+    def send(self, *others: Exchange) -> None:
+        """Send the request, and right behind it those of others: the end of one `send` is the start of the next. What
+        the loop looks at was looked at before it, and so is in the processor's caches."""
+        every = (self, *others)
+        calls = [(each.connection.sock.send, each.sealed) for each in every if each.connection is not None]
+        taken, instants = list[int | OSError](), [monotonic_ns()]
+        for send, sealed in calls:
+            taken.append(_taken(send, sealed))
+            instants.append(monotonic_ns())
+        for each, count, begun_ns, ended_ns in zip(every, taken, instants[:-1], instants[1:], strict=True):
+            each.sent_ns = begun_ns
+            each.took(count, ended_ns)
 
-    def _push(self, connection: Connection) -> None:
-        try:
-            count = connection.sock.send(self._sealed)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.fail("connect", f"send failed: {error.strerror or error}")
-            return
-        if count == len(self._sealed):
-            self._sealed, self.sent_end_ns = b"", monotonic_ns()
+    def took(self, count: int | OSError, ended_ns: int) -> None:
+        """The socket has taken so many of the bytes to send, or none; the rest waits for room in its buffer."""
+        assert self.connection is not None
+        if count == len(self.sealed):
+            self.sealed, self.sent_end_ns = b"", ended_ns
+        elif isinstance(count, OSError) and not isinstance(count, BlockingIOError):
+            self.fail("connect", f"send failed: {count.strerror or count}")
         else:
-            self._sealed = memoryview(self._sealed)[count:]
+            self.sealed = memoryview(self.sealed)[count if isinstance(count, int) else 0 :]
+            self._poller.loop.add_writer(self.connection.sock, self._on_writable)
 
     def listen(self) -> None:
         """Start reading. Called after the whole burst is out, so that no read delays a send."""
@@ -122,11 +125,9 @@ class Exchange:
         self._finish()
 
     def _on_writable(self) -> None:
-        connection = self.connection
-        assert connection is not None
-        self._push(connection)
-        if self.sent_end_ns is not None:
-            self._poller.loop.remove_writer(connection.sock)
+        assert self.connection is not None
+        self._poller.loop.remove_writer(self.connection.sock)
+        self.took(_taken(self.connection.sock.send, self.sealed), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
         """End this exchange for a reason of ours, with what has come."""
@@ -224,3 +225,11 @@ class Exchange:
         else:
             connection.close()
         self._on_end(self)
+
+
+def _taken(send: Callable[[bytes | memoryview], int], sealed: bytes | memoryview) -> int | OSError:
+    """How many bytes a socket takes, or why none."""
+    try:
+        return send(sealed)
+    except OSError as error:
+        return error

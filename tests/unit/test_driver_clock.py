@@ -112,13 +112,14 @@ class FakeExchange:
     def prepare(self, connection: Any, sealed: bytes) -> None:
         self.connection, self._id = connection, int(sealed)
 
-    def send(self) -> None:
+    def send(self, *others: FakeExchange) -> None:
         net = self.net
-        self.sent_ns = net.clock.now
-        net.sends.append((self._id, net.clock.now - START_NS))
-        net.open_now += 1
-        net.open_most = max(net.open_most, net.open_now)
-        net.clock.at(net.clock.now + net.answer_ns, self._end)
+        for each in (self, *others):
+            each.sent_ns = net.clock.now
+            net.sends.append((each._id, net.clock.now - START_NS))
+            net.open_now += 1
+            net.open_most = max(net.open_most, net.open_now)
+            net.clock.at(net.clock.now + net.answer_ns, each._end)
 
     def listen(self) -> None:
         """Ends by itself."""

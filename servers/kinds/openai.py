@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from servers.kinds import base, pooling
+from servers.kinds.alike import condensed, expanded
 from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
 from servers.kinds.events import DONE, decode_events, note_error, note_finish, settle
 from workloads.request import Request
@@ -84,7 +85,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     """Decode an OpenAI stream. A chunk's tokens come from the best evidence in it: token ids, else the growth of a
     running usage total, else one for a chunk with text, which counts chunks where nothing is known of the server. With
     `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came."""
-    chunks, broken = decode_events(payloads, _CHUNKS)
+    payloads, chunks, runs, broken = condensed(payloads, _CHUNKS, _by_text)
     choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
     answer = Answer(tokens + [0] * (len(payloads) - len(chunks)))
@@ -104,7 +105,7 @@ def decode(payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, alway
     held = [index for index, chunk in enumerate(chunks) if chunk.choices]
     if not _read_running_totals(held, choices, usages, answer.tokens) and empty_is_token:
         _read_empty(held, choices, answer.tokens, total, empty_is_token)
-    settle(answer, total, broken)
+    expanded(settle(answer, total, broken), runs)
     if empty_is_token is None and total is None:
         answer.counted_by = "chunks"
     return answer
@@ -196,6 +197,12 @@ def _tokens_in(choice: Choice) -> int:
     delta = choice.delta
     shown = delta and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls or delta.refusal)
     return 1 if choice.text or shown else 0
+
+
+def _by_text(chunk: Chunk) -> bool:
+    """Whether it holds one token, which only its text shows, and ends nothing."""
+    choice = chunk.choices[0] if chunk.choices else _NONE
+    return bool(choice.token_ids is None and _tokens_in(choice) and not choice.finish_reason and not chunk.error)
 
 
 def _read_running_totals(held: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]) -> bool:

@@ -50,10 +50,11 @@ def compare(a: Sequence[Path], b: Sequence[Path]) -> dict[str, Any]:
 
 
 def test_fewer_sequences_at_once_are_worse(repeats: dict[str, list[Path]]) -> None:
-    """--max-num-seqs 4 against 64: less throughput, later first tokens, later ends; the work was otherwise equal."""
+    """--max-num-seqs 4 against 64: less throughput, later first tokens, a later last end; the work was otherwise equal.
+    The median end says nothing: with 64 at once all end together, with 4 half of them before half of the time."""
     found = compare(repeats["wide"], repeats["narrow"])
     verdicts = {row["figure"]: row["verdict"] for row in found["rows"]}
-    assert {verdicts[name] for name in ("output_tokens_per_s", "ttft.p50", "e2e.p50")} == {"worse"}
+    assert {verdicts[name] for name in ("output_tokens_per_s", "ttft.p50", "e2e.p99")} == {"worse"}
 
 
 def test_the_same_server_is_not_called_different(repeats: dict[str, list[Path]]) -> None:

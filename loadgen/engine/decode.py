@@ -48,23 +48,23 @@ def record_of(
     )
     if not exchange.sizes:
         return record
-    arrivals, by = stamps.instants(exchange, exchange.sizes, clocks.to_monotonic)
+    bounds, coding, places = _bounds(exchange, record), exchange.framing.coding, array("q", (1,))
+    if exchange.framing.status == 200 and not coding:
+        payloads, event_ends, rest = _events(exchange, bounds, dialect)
+        places.extend(event_ends)
+    arrivals, (instants, by) = stamps.of_all(exchange, places, clocks.to_monotonic)
     late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
     record.late_ns_max = max(late)
-    record.first_byte_ns = arrivals[0] - start_ns
-    bounds = _bounds(exchange, record)
-    first_token_read, coding = len(exchange.sizes), exchange.framing.coding
+    record.first_byte_ns = instants.pop(0) - start_ns
+    first_token_read = len(exchange.sizes)
     if exchange.framing.status == 200 and coding:
         record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(coding)
     elif exchange.framing.status == 200:
-        payloads, places, rest = _events(exchange, bounds, dialect)
         answer = dialect.decode(payloads)
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
             answer = dialect.decode([*map(hide, payloads)])
-        sizes, token_places = exchange.sizes, [*compress(places, answer.tokens)]
+        sizes, token_places = exchange.sizes, [*compress(event_ends, answer.tokens)]
         first_token_read = bisect_left(sizes, token_places[0] if token_places else sizes[-1] + 1)
-        instants, by = stamps.instants(exchange, array("q", (1,)) + array("q", places), clocks.to_monotonic)
-        record.first_byte_ns = instants.pop(0) - start_ns
         _fill(record, answer, instants, start_ns)
         if by.by_read:  # else every event has a stamp of its own, however many came in one read
             _note_merged(record, [bisect_left(sizes, place) for place in token_places])

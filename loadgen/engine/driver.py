@@ -37,6 +37,7 @@ from workloads.sessions import TRANSCRIPT_LIMIT
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
 TICKS_PER_LOOK, TICKS_PER_SAMPLE = 5, 20
+MANY = 1024  # Of more requests in flight, what has come is counted once a second
 CHECKED_GROUP = 64  # Groups up to this size have their connections looked at once more right before they are sent
 BACKLOG, TURN_NS, QUIET_NS = 64, 20_000_000, 2_000_000
 """One exchange is recorded per turn of the loop, once none has ended for QUIET_NS: others that end now come first, as
@@ -282,7 +283,8 @@ class Driver:
                     if (exchange.sent_ns or now_ns) > limit_ns:
                         break
                     exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
-                self._recorder.watch(self._in_flight.keys())
+                seldom = len(self._in_flight) > MANY and ticks % TICKS_PER_SAMPLE > 0
+                self._recorder.watch(self._in_flight.keys(), counts=not seldom)
                 if self._feed.more:
                     self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:
@@ -348,14 +350,15 @@ class Recorder:
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
 
-    def watch(self, in_flight: Set[Exchange]) -> None:
-        """Bring the counts of unfinished requests up to date, and take the stamps that have come."""
+    def watch(self, in_flight: Set[Exchange], *, counts: bool = True) -> None:
+        """Take the stamps that have come, and bring the `counts` of unfinished requests up to date."""
         self._stamps.collect()
-        arriving = self._stamps.pieces(in_flight)
-        ended = self._stamps.pieces([exchange for _, exchange, *_ in self.ended if exchange is not None])
-        self.counts.streaming = len(arriving) - arriving.count(0)
-        self.counts.tokens = self._tokens + sum(arriving) + sum(ended) + self._stamps.unsorted
-        self._first.look(in_flight)
+        if counts:
+            arriving = self._stamps.pieces(in_flight)
+            ended = self._stamps.pieces([exchange for _, exchange, *_ in self.ended if exchange is not None])
+            self.counts.streaming = len(arriving) - arriving.count(0)
+            self.counts.tokens = self._tokens + sum(arriving) + sum(ended) + self._stamps.unsorted
+            self._first.look(in_flight)
         if self._aside is not None:
             self._aside.relieve(in_flight)
 

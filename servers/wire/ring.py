@@ -104,7 +104,7 @@ def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np
 class Flow:
     """When what came on one connection was deliverable."""
 
-    __slots__ = ("closed_ns", "ends", "forgotten", "held", "opened_ns", "stamps", "swapped")
+    __slots__ = ("closed_ns", "ends", "forgotten", "held", "opened_ns", "skipped", "stamps", "swapped")
 
     def __init__(self, opened_ns: int) -> None:
         self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before
@@ -114,20 +114,24 @@ class Flow:
         self.forgotten = 0  # Marks up to this offset are gone
         self.closed_ns = 0  # When its FIN came
         self.swapped = False  # Whether something was lost or came out of order
+        self.skipped = False  # Whether a segment is missing in the ring
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
-        """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN."""
+        """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN. The last one is
+        the largest."""
         if self.held and self.through < offsets[-1]:
             self._skip(offsets[-1])
         if not self.ends:
             return [UNKNOWN] * len(offsets)
         wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
         at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
-        unknown = (at == len(stamps)) | (wanted <= self.forgotten)
-        at[unknown] = 0
-        unknown |= stamps[at] == UNKNOWN
-        arrived = np.maximum.accumulate(stamps)[at]
-        arrived[unknown] = UNKNOWN
+        if self.skipped or self.forgotten or offsets[-1] > self.through:
+            unknown = (at == len(stamps)) | (wanted <= self.forgotten)
+            at[unknown] = 0
+            unknown |= stamps[at] == UNKNOWN
+            arrived = np.where(unknown, UNKNOWN, np.maximum.accumulate(stamps)[at])
+        else:  # nearly always
+            arrived = np.maximum.accumulate(stamps)[at]
         found: list[int] = arrived.tolist()
         return found
 
@@ -157,6 +161,7 @@ class Flow:
 
     def _skip(self, wanted: int) -> None:
         """The socket has delivered everything up to `wanted`: what is missing before it is missing in the ring only."""
+        self.skipped = True
         while self.held and self.through < wanted:
             start, end, stamp = heappop(self.held)
             for place, at in (start, UNKNOWN), (end, stamp):

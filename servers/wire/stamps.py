@@ -99,8 +99,12 @@ class StampSource:
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """When the byte before each of these places in the received bytes had arrived, and the source that says so:
-        a lesser one where something came without a stamp of this one. `received.sizes` itself asks of every read."""
+        a lesser one where something came without a stamp of this one."""
         return _of_reads(received, ends, received.user.tolist()), self
+
+    def of_all(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
+        """When the last byte of each read had arrived, and `instants` of these places."""
+        return self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic)
 
     def counts(self) -> dict[str, Any]:
         """What a second of health telemetry says of it, such as stamps that were lost; by word of the run file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import struct
 import time
@@ -14,7 +15,7 @@ import trustme
 import uvloop
 
 from servers.access import target_of
-from servers.wire.connection import connect
+from servers.wire.connection import Connection, connect
 from servers.wire.http1 import Framing, joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
@@ -115,6 +116,36 @@ async def test_sent_instants_frame_the_send() -> None:
     assert made.sent_ns is not None
     assert made.sent_end_ns is not None
     assert before < made.sent_ns < made.sent_end_ns < made.user[0]
+
+
+async def test_requests_sent_together_are_told_apart() -> None:
+    """One larger than its socket's buffer follows whole as there is room, one whose peer is gone fails by itself, and
+    each has the instants of its own send."""
+    loop = asyncio.get_running_loop()
+    poller, whole = Poller(loop), bytes(range(256)) * 16_384
+    pairs = [socket.socketpair() for _ in range(3)]
+    made = [Exchange(poller, lambda _: None) for _ in pairs]
+    for each, (ours, theirs), sealed in zip(made, pairs, (whole, REQUEST, REQUEST), strict=True):
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        each.prepare(Connection(ours, 0), sealed)
+    pairs[2][1].close()
+    made[0].send(*made[1:])
+    large, small, gone = made
+    assert (large.sent_end_ns, large.error_kind, gone.error_kind) == (None, "", "connect")
+    instants = [each or 0 for each in (large.sent_ns, small.sent_ns, small.sent_end_ns)]
+    assert 0 < instants[0] < instants[1] < instants[2] == gone.sent_ns
+    came = b""
+    async with asyncio.timeout(10):
+        while len(came) < len(whole):
+            came += await loop.sock_recv(pairs[0][1], 1 << 20)
+    assert came == whole
+    assert large.sent_end_ns is not None
+    assert pairs[1][1].recv(1 << 20) == REQUEST
+    poller.close()
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
 
 
 async def test_tls_is_checked_and_keeps_kernel_stamps() -> None:

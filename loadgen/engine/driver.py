@@ -283,8 +283,8 @@ class Driver:
                     if (exchange.sent_ns or now_ns) > limit_ns:
                         break
                     exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
-                seldom = len(self._in_flight) > MANY and ticks % TICKS_PER_SAMPLE > 0
-                self._recorder.watch(self._in_flight.keys(), counts=not seldom)
+                counts = len(self._in_flight) <= MANY or ticks % TICKS_PER_SAMPLE == 0
+                self._recorder.watch(self._in_flight.keys(), counts=counts)
                 if self._feed.more:
                     self._pool.top_up()
             if ticks % TICKS_PER_SAMPLE == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of
+from loadgen.engine.decode import records_of
 from loadgen.engine.health import Health
 from loadgen.record import Record
 from servers.wire.connection import READ_BYTES
@@ -71,7 +71,7 @@ def recorded(
     if cut:
         exchange.error_kind, exchange.error_detail = cut
     health = Health()
-    record = record_of(exchange, Request(0, "text", 5, ASKED), DIALECTS[key], ClockPairs(), 0, health)
+    (record,) = records_of([(exchange, Request(0, "text", 5, ASKED))], DIALECTS[key], ClockPairs(), 0, health)
     return record, health.sample()
 
 

@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, compress, islice, pairwise
+from typing import NamedTuple
 
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
@@ -17,7 +18,7 @@ from servers.kinds.refusals import error_text
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError, joined
 from servers.wire.sse import of_chunks, split
-from servers.wire.stamps import SocketStamps, StampSource
+from servers.wire.stamps import Instants, SocketStamps, StampSource
 from servers.wire.transport import Exchange
 from workloads.request import Request
 
@@ -25,16 +26,44 @@ COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: t
 ERROR_LIMIT_BYTES = 1 << 20
 
 
-def record_of(
-    exchange: Exchange,
-    request: Request,
+class _Came(NamedTuple):
+    """What an exchange received, without its framing, and the Record that it is for."""
+
+    exchange: Exchange
+    request: Request
+    record: Record
+    bounds: array[int]
+    coding: str
+    payloads: Sequence[bytes] | None  # None: nothing of it can be an answer
+    ends: Sequence[int]  # Where in all that came each of the payloads ended
+    rest: bytes
+
+
+def records_of(
+    several: Sequence[tuple[Exchange, Request]],
     dialect: Dialect,
     clocks: ClockPairs,
     start_ns: int,
     health: Health,
     stamps: StampSource = SocketStamps(),  # noqa: B008 - holds nothing; stamps that are there are used
-) -> Record:
-    """Decode everything one exchange received, stamped by `stamps`. Never raises on what a server sent."""
+) -> list[Record]:
+    """Decode all that these exchanges received, stamped by `stamps`. Never raises on what a server sent. Each step is
+    taken with all of them before the next: its code is in the processor's caches then."""
+    every = [_came(exchange, request, dialect, start_ns) for exchange, request in several]
+    came = [each for each in every if each.exchange.sizes]
+    stamped = stamps.of_several([(each.exchange, array("q", (1, *each.ends))) for each in came], clocks.to_monotonic)
+    answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in came]
+    for each, answer, (arrivals, instants) in zip(came, answers, stamped, strict=True):
+        exchange, record = each.exchange, each.record
+        late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
+        record.late_ns_max = max(late)
+        first_token_read = _finish(each, answer, instants, dialect, start_ns)
+        full = exchange.shut or _full_reads(exchange.sizes, first_token_read)
+        health.add(late, record.coalesced_reads, full, exchange.windows, *exchange.losses)
+    return [each.record for each in every]
+
+
+def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Came:
     record = record_for(
         request,
         "truncated" if exchange.error_kind == "truncated" else "failed",
@@ -47,43 +76,41 @@ def record_of(
         reads=len(exchange.sizes),
     )
     if not exchange.sizes:
-        return record
-    bounds, coding, places = _bounds(exchange, record), exchange.framing.coding, array("q", (1,))
-    if exchange.framing.status == 200 and not coding:
-        payloads, event_ends, rest = _events(exchange, bounds, dialect)
-        places.extend(event_ends)
-    arrivals, (instants, by) = stamps.of_all(exchange, places, clocks.to_monotonic)
-    late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
-    record.late_ns_max = max(late)
-    record.first_byte_ns = instants.pop(0) - start_ns
+        return _Came(exchange, request, record, array("q"), "", None, (), b"")
+    bounds, coding = _bounds(exchange, record), exchange.framing.coding
+    answer = exchange.framing.status == 200 and not coding
+    events = _events(exchange, bounds, dialect) if answer else (None, (), b"")
+    return _Came(exchange, request, record, bounds, coding, *events)
+
+
+def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
+    """Complete the Record. Which read brought the first token; how many there were where none did."""
+    exchange, record = came.exchange, came.record
+    instants, by = stamped
     first_token_read = len(exchange.sizes)
-    if exchange.framing.status == 200 and coding:
-        record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(coding)
-    elif exchange.framing.status == 200:
-        answer = dialect.decode(payloads)
+    record.first_byte_ns, record.stamps = instants.pop(0) - start_ns, by.name
+    if answer is not None and came.payloads is not None:
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
-            answer = dialect.decode([*map(hide, payloads)])
-        sizes, token_places = exchange.sizes, [*compress(event_ends, answer.tokens)]
+            answer = dialect.decode([*map(hide, came.payloads)])
+        sizes, token_places = exchange.sizes, [*compress(came.ends, answer.tokens)]
         first_token_read = bisect_left(sizes, token_places[0] if token_places else sizes[-1] + 1)
         _fill(record, answer, instants, start_ns)
         if by.by_read:  # else every event has a stamp of its own, however many came in one read
             _note_merged(record, [bisect_left(sizes, place) for place in token_places])
-        if not payloads and rest.strip() and not answer.error_kind:
-            body = joined(exchange.raw, bounds)
-            detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
-            answer.error_kind, answer.error_detail = "protocol", detail
-        verdict = _verdict(record, answer, exact=dialect.fixed_output and request.ignore_eos)
+        if not came.payloads and came.rest.strip() and not answer.error_kind:
+            detail = error_text(200, hide(joined(exchange.raw, came.bounds)))
+            answer.error_kind, answer.error_detail = "protocol", f"a 200 that is not an event stream: {detail}"
+        verdict = _verdict(record, answer, exact=dialect.fixed_output and came.request.ignore_eos)
         record.state, record.error_kind, record.error_detail = verdict
+    elif exchange.framing.status == 200:
+        record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(came.coding)
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        body = decompressed(joined(exchange.raw, bounds), coding, ERROR_LIMIT_BYTES)
-        record.error_detail = error_text(exchange.framing.status, hide(body))
+        said = decompressed(joined(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
+        record.error_detail = error_text(exchange.framing.status, hide(said))
     if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
         record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
-    record.stamps = by.name
-    full = exchange.shut or _full_reads(exchange.sizes, first_token_read)
-    health.add(late, record.coalesced_reads, full, exchange.windows, *exchange.losses)
-    return record
+    return first_token_read
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
@@ -109,7 +136,8 @@ def _bounds(exchange: Exchange, record: Record) -> array[int]:
 def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int], bytes]:
     """The payload of each event, where in the buffer it ends, and what is left of the body."""
     raw = exchange.raw
-    if dialect.streams and (payloads := of_chunks(raw, bounds)) is not None:
+    known = dialect.streams and exchange.framing.events and exchange.framing.ended
+    if known and (payloads := of_chunks(raw, bounds)) is not None:
         return payloads, bounds[1::2], b""
     body = joined(raw, bounds)
     if dialect.streams:

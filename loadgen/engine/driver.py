@@ -15,10 +15,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from itertools import count
+from itertools import islice
 
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.decode import record_of
+from loadgen.engine.decode import records_of
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, FirstTokens, Health
 from loadgen.engine.loops import Feed, Sessions, said
@@ -43,6 +43,7 @@ BACKLOG, TURN_NS, QUIET_NS = 64, 20_000_000, 2_000_000
 """One exchange is recorded per turn of the loop, once none has ended for QUIET_NS: others that end now come first, as
 the next requests may wait for them. With more than BACKLOG waiting they are as many as take TURN_NS, and
 with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
+TOGETHER, TOGETHER_BYTES = 16, 1 << 19  # Answers that are decoded at once, where many wait, and their bytes
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # Error kind and detail
 
 
@@ -91,13 +92,13 @@ class Driver:
         await self._reopen_closed()
         self._recorder.begin(start_ns)
         self._started = True
-        ticking = asyncio.get_running_loop().create_task(self._tick())
+        self._tick_again(1)
         if self._interrupted:
             self.interrupt()
         self._arm()
         self._check_done()
         await self._all_done.wait()
-        ticking.cancel()
+        self._ticking.cancel()
         self._recorder.sample(self._clock.now_ns())
         self._recorder.watch(self._in_flight.keys())
 
@@ -270,25 +271,27 @@ class Driver:
 
     # Beside it all.
 
-    async def _tick(self) -> None:
+    def _tick_again(self, ticks: int) -> None:
+        due_ns = self._clock.now_ns() + int(TICK_S * 1e9)
+        self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick, ticks, due_ns)
+
+    def _tick(self, ticks: int, due_ns: int) -> None:
         """Housekeeping: stalls at every tick, time limits and progress four times a second, health once."""
-        for ticks in count(1):
-            before_ns = self._clock.now_ns()
-            await asyncio.sleep(TICK_S)
-            now_ns = self._clock.now_ns()
-            self._recorder.health.stall(now_ns - before_ns - int(TICK_S * 1e9))
-            if ticks % TICKS_PER_LOOK == 0:
-                limit_ns = now_ns - int(self._timeout_s * 1e9)
-                for exchange in [*self._in_flight]:  # in the order in which they were sent
-                    if (exchange.sent_ns or now_ns) > limit_ns:
-                        break
-                    exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
-                counts = len(self._in_flight) <= MANY or ticks % TICKS_PER_SAMPLE == 0
-                self._recorder.watch(self._in_flight.keys(), counts=counts)
-                if self._feed.more:
-                    self._pool.top_up()
-            if ticks % TICKS_PER_SAMPLE == 0:
-                self._recorder.sample(now_ns)
+        now_ns = self._clock.now_ns()
+        self._recorder.health.stall(now_ns - due_ns)
+        if ticks % TICKS_PER_LOOK == 0:
+            limit_ns = now_ns - int(self._timeout_s * 1e9)
+            for exchange in [*self._in_flight]:  # in the order in which they were sent
+                if (exchange.sent_ns or now_ns) > limit_ns:
+                    break
+                exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
+            counts = len(self._in_flight) <= MANY or ticks % TICKS_PER_SAMPLE == 0
+            self._recorder.watch(self._in_flight.keys(), counts=counts)
+            if self._feed.more:
+                self._pool.top_up()
+        if ticks % TICKS_PER_SAMPLE == 0:
+            self._recorder.sample(now_ns)
+        self._tick_again(ticks + 1)
 
 
 class Recorder:
@@ -362,28 +365,27 @@ class Recorder:
         if self._aside is not None:
             self._aside.relieve(in_flight)
 
-    def _record_one(self) -> None:
-        slot, exchange, kind, detail = self.ended[0]
-        if exchange is None:
-            record = unsent(slot.request, kind, detail)
-        else:
-            record = record_of(
-                exchange, slot.request, self._dialect, self._clocks, self.start_ns, self.health, self._stamps
-            )
-        record.worker = self._worker
-        record.due_ns = slot.due_ns
-        record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
-        record.reopened = slot.reopened
-        self._sink.add(record)
-        self._tokens += sum(record.chunk_tokens)
-        self._first.take(exchange, record)
-        setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
-        slot.exchange, slot.payload = None, b""
-        if slot.conversation is not None:
-            complete = exchange is not None and record.state == "complete"
-            self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
-        self.ended.popleft()
-        self.on_record()
+    def _record(self, count: int) -> None:
+        """So many of those that have ended, the first."""
+        taken = [*islice(self.ended, count)]
+        received = [(exchange, slot.request) for slot, exchange, *_ in taken if exchange is not None]
+        decoded = iter(records_of(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
+        for slot, exchange, kind, detail in taken:
+            record = unsent(slot.request, kind, detail) if exchange is None else next(decoded)
+            record.worker = self._worker
+            record.due_ns = slot.due_ns
+            record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
+            record.reopened = slot.reopened
+            self._sink.add(record)
+            self._tokens += sum(record.chunk_tokens)
+            self._first.take(exchange, record)
+            setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
+            slot.exchange, slot.payload = None, b""
+            if slot.conversation is not None:
+                complete = exchange is not None and record.state == "complete"
+                self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
+            self.ended.popleft()
+            self.on_record()
 
     def _record_after(self, wait_s: float) -> None:
         if self._planned is not None:
@@ -395,16 +397,24 @@ class Recorder:
         if now_ns - self._took_ns < QUIET_NS and len(self.ended) < BACKLOG and not waited_for:
             self._record_after(QUIET_NS / 1e9)
             return
-        least, until_ns = len(self.ended) // BACKLOG, now_ns + TURN_NS
-        for done in range(len(self.ended)):
-            if done > least and (len(self.ended) <= BACKLOG or time.monotonic_ns() > until_ns):
-                break
-            exchange = self.ended[0][1]
-            if exchange is not None and not self._stamps.ready(exchange):
+        left, done, least, until_ns = len(self.ended), 0, len(self.ended) // BACKLOG, now_ns + TURN_NS
+        while left and (done <= least or (len(self.ended) > BACKLOG and time.monotonic_ns() <= until_ns)):
+            count = self._ready(min(left, TOGETHER) if len(self.ended) > BACKLOG else 1)
+            if not count:
                 self._record_after(RETRY_S)
                 return
-            self._record_one()
+            self._record(count)
+            left, done = left - count, done + count
         if self.ended:
             self._record_after(0)
         else:
             self.on_idle()
+
+    def _ready(self, most: int) -> int:
+        """How many of the first that have ended can be decoded together now."""
+        size = 0
+        for count, (_, exchange, *_) in enumerate(islice(self.ended, most)):
+            size += exchange.size if exchange is not None else 0
+            if (count and size > TOGETHER_BYTES) or not (exchange is None or self._stamps.ready(exchange)):
+                return count
+        return most

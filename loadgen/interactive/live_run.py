@@ -30,7 +30,7 @@ from analysis.metrics import METRICS
 from analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen import host, prepare
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import record_of
+from loadgen.engine.decode import records_of
 from loadgen.engine.health import ADDED, LOOKED_AT_BYTES, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
@@ -317,7 +317,8 @@ class LiveRun:
         self.in_flight.discard(exchange)
         while not self._stamps.ready(exchange):
             gevent.sleep(RETRY_S)
-        record = record_of(exchange, request, dialect, self._clocks, self.start_ns, self._health, self._stamps)
+        asked = [(exchange, request)]
+        (record,) = records_of(asked, dialect, self._clocks, self.start_ns, self._health, self._stamps)
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 HEAD_LIMIT_BYTES, CHUNK_LINE_LIMIT_BYTES = 65_536, 4_096
 
 _USUAL_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{2,3})\r\n")
+_EVENT_LINE = re.compile(rb"\n\n\r\n([0-9A-Fa-f]{2,3})\r\ndata: ")  # Behind an event, and before one
 
 
 class ProtocolError(Exception):
@@ -46,6 +47,7 @@ class Framing:
     body_end: int | None = None  # Of a Content-Length body, and of a chunked one that has ended, trailers included
     position: int = 0
     bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end in the buffer of each chunk's data
+    events: bool = True  # Whether each chunk begins with `data: `, and each but the last ends with an empty line
     ended: bool = False
 
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
@@ -135,11 +137,11 @@ class Framing:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Whole chunks of usual sizes, each by a look at its line and the line end before it."""
+        """Whole chunks of usual sizes, each by a look at its line and what is before and behind that."""
         raw, at, bounds = bytes(raw), self.position - offset - 2, list[int]()
-        put = bounds.append
-        while (usual := _usual(raw[at : at + 7])) is not None:
-            line, length = usual
+        put, (usual, before, behind) = bounds.append, (_event, 2, 13) if self.events else (_usual, 0, 7)
+        while (found := usual(raw[at - before : at + behind])) is not None:
+            line, length = found
             put(at + line)
             at += length
             put(at)
@@ -149,28 +151,30 @@ class Framing:
         self.position = self.bounds[-1] + 2 if bounds else self.position
 
     def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
-        self._scan_usual(raw, offset)
-        position, bounds = self.position - offset, self.bounds
         while True:
+            if self.bounds:
+                self._scan_usual(raw, offset)
+            position = self.position - offset
             line_end = raw.find(b"\r\n", position)
             if line_end < 0:
                 if len(raw) - position > CHUNK_LINE_LIMIT_BYTES:
                     raise ProtocolError("chunk size line without an end")
-                break
+                return
             size = _chunk_size(bytes(raw[position:line_end]))
             start = line_end + 2
             if size == 0:
                 end = raw.find(b"\r\n\r\n", start - 2)  # behind any trailers
                 if end >= 0:
                     self.ended, self.body_end = True, offset + end + 4
-                break
+                return
             if start + size + 2 > len(raw):
-                break
+                return
             if not raw.startswith(b"\r\n", start + size):
                 raise ProtocolError("chunk data longer than its size says")
-            bounds.extend((offset + start, offset + start + size))
-            position = start + size + 2
-        self.position = offset + position
+            behind = not self.bounds or raw[max(0, position - 4) : position] == b"\n\n\r\n"
+            self.events = self.events and behind and raw.startswith(b"data: ", start)
+            self.bounds.extend((offset + start, offset + start + size))
+            self.position = offset + start + size + 2
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
@@ -194,6 +198,13 @@ def _usual(begin: bytes) -> tuple[int, int] | None:
     where it is not of two or three digits."""
     line = _USUAL_LINE.match(begin)
     return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
+
+
+@lru_cache(4096)
+def _event(begin: bytes) -> tuple[int, int] | None:
+    """The same, where the chunk before it ends an event, and another one begins with this."""
+    line = _EVENT_LINE.match(begin)
+    return _usual(begin[2:9]) if line else None
 
 
 @lru_cache(1024)

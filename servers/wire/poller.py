@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
 LATE_NS = 10_000_000
+LITTLE_BYTES = 8_192  # While no read has more, no window can be shut, and the first sockets of a sweep speak for all
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 
@@ -32,12 +33,12 @@ _SECOND_NS = 1_000_000_000
 class Poller:
     """Readiness to read, level-triggered. Sockets are served at once, or in sweeps."""
 
-    late = False  # Whether what is served in this turn may have waited, so that the window is to be looked at
+    late = False  # Whether what is served in this turn may have waited, and the window is to be looked at
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: Sweeps | None = None) -> None:
         """With `sweeps` reads may be late: they say by how much."""
         self.loop = loop
-        self.most = self.total = 0  # Bytes of the largest read since the last sweep, and of all
+        self.most = self.total = self._before = 0  # Bytes of a sweep's largest read, of all, of the last one's largest
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         self._sweeps = sweeps
@@ -71,7 +72,8 @@ class Poller:
     def _run(self) -> None:
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
-        self.late = began_ns - self._ended_ns > LATE_NS
+        looks = not self._unserved or max(self.most, self._before) > LITTLE_BYTES
+        self.late = looks and began_ns - self._ended_ns > LATE_NS
         self._unserved = self._unserved or len(callbacks)
         ready = self._epoll.poll(0, EVENTS_PER_TURN)
         for descriptor, _ in ready:
@@ -86,7 +88,7 @@ class Poller:
                 self.loop.remove_reader(self._epoll.fileno())
                 self._left_s = apart_s
                 self._wait()
-            self.most = self.total = 0
+            self._before, self.most, self.total = self.most, 0, 0
 
     def _wait(self) -> None:
         part_s = min(self._left_s, EBB_S)

@@ -32,8 +32,9 @@ from servers.wire.stamps import (
 from servers.wire.sweeps import Ebb
 
 if TYPE_CHECKING:
+    from servers.wire.packets import Segments
     from servers.wire.ports import Ports
-    from servers.wire.ring import Flow, Flows, Ring, Segments
+    from servers.wire.ring import Flow, Flows, Ring
 
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS, SORTED_EVERY_NS = 1_000_000, 1_000_000_000
@@ -158,20 +159,34 @@ class RingStamps(StampSource):
             instants[at] = min([instant, *instants[at + 1 : at + 2]])
         return instants, by
 
-    def of_all(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
-        flow: Flow | None = received.watched
-        if flow is None:
-            return super().of_all(received, ends, to_monotonic)
-        flow.forget(received.begins)
-        places, reads = array("q", received.offsets(ends)), received.read_ends or received.offsets(received.sizes)
-        found = flow.arrivals(places + array("q", reads))  # at once: to ask takes longer than a hundred places
-        of_reads = found[len(ends) :]
-        if not flow.swapped and (stamps := kernel_stamps(received)) is not None:
-            self._off.update(off(of_reads, stamps, flow.closed_ns))
-        if min(found) < 0 or received.read_ends:
-            return super().of_all(received, ends, to_monotonic)
+    def of_several(
+        self, several: Sequence[tuple[Received, Sequence[int]]], to_monotonic: ToMonotonic
+    ) -> list[tuple[list[int], Instants]]:
+        from servers.wire.ring import arrivals
+
+        wanted, given, at = {}, list[tuple[list[int], Instants]](), 0
+        for number, (received, ends) in enumerate(several):
+            if received.watched is not None:
+                received.watched.forget(received.begins)
+                places = array("q", received.offsets(ends)) + array("q", received.offsets(received.sizes))
+                wanted[number] = places + array("q", received.read_ends)
+        found = arrivals([(several[number][0].watched, places) for number, places in wanted.items()])
         instants = to_monotonic(found)
-        return instants[len(ends) :], (instants[: len(ends)], self)
+        for number, (received, ends) in enumerate(several):
+            begin, at = at, at + len(wanted.get(number, ()))
+            self._compare(received, found[begin:at])
+            if begin == at or min(found[begin:at]) < 0:
+                given += super().of_several([(received, ends)], to_monotonic)
+                continue
+            read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
+            given.append((instants[read:stop], (instants[begin:read], self)))
+        return given
+
+    def _compare(self, received: Received, arrivals: Sequence[int]) -> None:
+        """Hold the last of these arrivals, those of reads, against the socket's stamps."""
+        flow: Flow | None = received.watched
+        if flow is not None and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
+            self._off.update(off(arrivals[-len(stamps) :], stamps, flow.closed_ns))
 
     def counts(self) -> dict[str, Any]:
         self.collect()

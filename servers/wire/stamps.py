@@ -102,9 +102,14 @@ class StampSource:
         a lesser one where something came without a stamp of this one."""
         return _of_reads(received, ends, received.user.tolist()), self
 
-    def of_all(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
-        """When the last byte of each read had arrived, and `instants` of these places."""
-        return self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic)
+    def of_several(
+        self, several: Sequence[tuple[Received, Sequence[int]]], to_monotonic: ToMonotonic
+    ) -> list[tuple[list[int], Instants]]:
+        """Of each when the last byte of each read had arrived, and `instants` of its places."""
+        return [
+            (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
+            for received, ends in several
+        ]
 
     def counts(self) -> dict[str, Any]:
         """What a second of health telemetry says of it, such as stamps that were lost; by word of the run file."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.wire.ring import UNKNOWN, Flows
+from servers.wire.ring import UNKNOWN, Flow, Flows
+from servers.wire.ring import arrivals as several
 from tests.packets import PORT, SYN, Sent, came
 
 CUT = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -35,6 +39,11 @@ def deliverable(total: int, segments: list[tuple[int, int, int]]) -> list[int]:
 
 
 def arrivals(first: int, total: int, segments: list[tuple[int, int, int]], cuts: set[int]) -> list[int]:
+    """Of each byte."""
+    return received(first, segments, cuts).arrivals(range(1, total + 1))
+
+
+def received(first: int, segments: list[tuple[int, int, int]], cuts: set[int]) -> Flow:
     """Through blocks, read in several goes."""
     flows = Flows()
     flow = flows.watch(PORT, 50)
@@ -43,7 +52,7 @@ def arrivals(first: int, total: int, segments: list[tuple[int, int, int]], cuts:
     ends = [*sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
     for begin, end in zip([0, *ends[:-1]], ends, strict=True):
         flows.add(came(sent[begin:end]))
-    return flow.arrivals(range(1, total + 1))
+    return flow
 
 
 @given(journeys(), st.sets(st.integers(1, 15)))
@@ -51,6 +60,16 @@ def test_arrivals_equal_the_model(journey: tuple[int, int, list[tuple[int, int, 
     """When everything came, in whatever order and however often, each byte arrived when it was deliverable."""
     first, total, segments = journey
     assert arrivals(first, total, segments, cuts) == deliverable(total, segments)
+
+
+@given(st.lists(st.tuples(journeys(), st.booleans()), max_size=4), st.sets(st.integers(1, 15)))
+def test_those_of_several_are_those_of_each(seen: list[tuple[Any, bool]], cuts: set[int]) -> None:
+    """Whether all of them came or not."""
+    of_each = [
+        (received(first, segments[lost:], cuts), array("q", range(1, total + 1)))
+        for (first, total, segments), lost in seen
+    ]
+    assert several(of_each) == [each for flow, offsets in of_each for each in flow.arrivals(offsets)]
 
 
 @given(journeys(), st.sets(st.integers(1, 15)), st.data())

@@ -97,7 +97,7 @@ class FakeConnection:
 class FakeExchange:
     """Ends by the clock; what it carries is an error, so that nothing need be decoded."""
 
-    windows = shut = 0
+    windows = shut = size = 0
 
     def __init__(self, net: FakeNet, on_end: Callable[[Any], None]) -> None:
         self.net, self._on_end = net, on_end

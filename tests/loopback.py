@@ -10,6 +10,10 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from servers.access import Target
+from servers.wire.connection import Connection, connect
+from servers.wire.stamps import PLAIN, StampSource
+
 RESET = "reset"
 """Close with RST instead of FIN."""
 CLOSE = "close"
@@ -91,3 +95,9 @@ def chunked(*pieces: bytes, end: bool = True) -> list[bytes]:
     """An event-stream response in HTTP chunks, one step per chunk."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     return [head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), *([b"0\r\n\r\n"] if end else [])]
+
+
+async def connected(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
+    """A connection to it."""
+    begun = connect(target, timeout_s, stamps)
+    return begun if isinstance(begun, Connection) else await begun

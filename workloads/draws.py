@@ -28,12 +28,13 @@ def picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
     draw has 53 bits of two words (CPython, genrand_res53)."""
     import numpy as np
 
-    ordered = np.array(items)
+    ordered, scale = np.array(items, dtype=object), len(items) / 9007199254740992.0
+    upper, (up, down) = np.uint64(0x7FFFFFF << 26), np.array([21, 38], np.uint64)
 
     def pick(random: Random, count: int) -> list[int]:
-        words = np.frombuffer(random.randbytes(8 * count), "<u4")
-        draws = (words[::2] >> 5) * 67108864.0 + (words[1::2] >> 6)
-        picked: list[int] = ordered[(draws * (len(ordered) / 9007199254740992.0)).astype(np.int64)].tolist()
+        words = np.frombuffer(random.randbytes(8 * count), "<u8")
+        draws = ((words << up) & upper) | (words >> down)
+        picked: list[int] = ordered[(draws * scale).astype(np.int64)].tolist()
         return picked
 
     return pick

@@ -365,8 +365,7 @@ class Recorder:
         if self._aside is not None:
             self._aside.relieve(in_flight)
 
-    def _record(self, count: int) -> None:
-        """So many of those that have ended, the first."""
+    def _record_first(self, count: int) -> None:
         taken = [*islice(self.ended, count)]
         received = [(exchange, slot.request) for slot, exchange, *_ in taken if exchange is not None]
         decoded = iter(records_of(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
@@ -403,7 +402,7 @@ class Recorder:
             if not count:
                 self._record_after(RETRY_S)
                 return
-            self._record(count)
+            self._record_first(count)
             left, done = left - count, done + count
         if self.ended:
             self._record_after(0)

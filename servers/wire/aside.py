@@ -39,7 +39,7 @@ class Aside:
 
     def relieve(self, in_flight: Collection[Exchange]) -> None:
         """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
-        if self._full or sum(map(_SIZE, in_flight)) <= HELD_BYTES:
+        if self._full or sum(map(_SIZE, in_flight)) <= HELD_BYTES or max(map(_SIZE, in_flight)) < 2 * BLOCK_BYTES:
             return
         more = min(sum(map(held, in_flight)) - HELD_BYTES, AT_ONCE_BYTES)
         for exchange in [*in_flight] if more > 0 else ():

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import ssl
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic_ns
@@ -79,9 +80,12 @@ class Connection:
         self.sock.close()
 
 
-async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0) -> Connection:
+def connect(
+    target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0
+) -> Connection | Coroutine[Any, Any, Connection]:
     """Open one connection, TLS handshake included, whose reads `stamps` stamps, and with so much `room` for what is not
-    read (0: the system's choice). Raises OSError, ssl.SSLError or TimeoutError."""
+    read (0: the system's choice). At once where that takes no time, as on this machine, else by what is to be awaited.
+    Raises OSError; what is awaited also ssl.SSLError or TimeoutError."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -91,6 +95,14 @@ async def connect(target: Target, timeout_s: float, stamps: StampSource = PLAIN,
         stamps.claim(sock)
         if target.tls is None and _connected(sock, target.address):
             return Connection(sock, monotonic_ns(), stamps.watch(sock))
+    except BaseException:
+        sock.close()
+        raise
+    return _connect(sock, target, timeout_s, stamps)
+
+
+async def _connect(sock: socket.socket, target: Target, timeout_s: float, stamps: StampSource) -> Connection:
+    try:
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, target.address)

@@ -18,9 +18,14 @@ class Pool:
     """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[Connection]], *, spare: int, meanwhile: Callable[[], bool] = bool
+        self,
+        connect: Callable[[], Connection | Awaitable[Connection]],
+        *,
+        spare: int,
+        meanwhile: Callable[[], bool] = bool,
     ) -> None:
-        """`connect` opens one. While the server accepts them `meanwhile` is called, again as long as it is true."""
+        """`connect` opens one, at once or when it is awaited. While the server accepts them `meanwhile` is called,
+        again as long as it is true."""
         self._connect, self._spare, self._meanwhile = connect, spare, meanwhile
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
@@ -36,7 +41,8 @@ class Pool:
     async def open(self) -> Connection:
         """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
         async with self._gate:
-            return await self._connect()
+            begun = self._connect()
+            return begun if isinstance(begun, Connection) else await begun
 
     def take(self) -> Connection | None:
         """An idle connection that is still open, or None."""
@@ -74,7 +80,8 @@ class Pool:
     async def _open_idle(self, count: int) -> None:
         while count:
             at_once = min(count, CONNECTS_AT_ONCE)
-            await asyncio.gather(*(self._open_one() for _ in range(at_once)))
+            begun = [self._begin() for _ in range(at_once)]  # no task for each: it would take as long as to connect
+            await asyncio.gather(*[self._end(each) for each in begun if each is not None])
             self._missing -= at_once
             if count := count - at_once:
                 until_s = monotonic() + ACCEPTED_S
@@ -82,6 +89,16 @@ class Pool:
                     pass
                 await asyncio.sleep(until_s - monotonic())
 
-    async def _open_one(self) -> None:
+    def _begin(self) -> Awaitable[Connection] | None:
+        """Open one. What is to be awaited, where it is not open yet."""
         with suppress(OSError):
-            self.put(await self.open())
+            begun = self._connect()
+            if not isinstance(begun, Connection):
+                return begun
+            self.put(begun)
+        return None
+
+    async def _end(self, begun: Awaitable[Connection]) -> None:
+        with suppress(OSError):
+            async with self._gate:
+                self.put(await begun)

@@ -92,7 +92,7 @@ class RingStamps(StampSource):
         self._instead.watch(sock)
         peer = sock.getpeername()[:2]
         for ring, flows in zip(self._rings, self._sorted_by, strict=True):
-            if ring.family == sock.family and peer in ring.addresses:
+            if peer in ring.addresses:
                 key = ring.addresses.index(peer) << 16 | sock.getsockname()[1]
                 if key in flows:
                     self.collect(at_once=True)
@@ -164,29 +164,21 @@ class RingStamps(StampSource):
     ) -> list[tuple[list[int], Instants]]:
         from servers.wire.ring import arrivals
 
-        wanted, given, at = {}, list[tuple[list[int], Instants]](), 0
-        for number, (received, ends) in enumerate(several):
-            if received.watched is not None:
-                received.watched.forget(received.begins)
-                places = array("q", received.offsets(ends)) + array("q", received.offsets(received.sizes))
-                wanted[number] = places + array("q", received.read_ends)
-        found = arrivals([(several[number][0].watched, places) for number, places in wanted.items()])
+        if any(received.watched is None for received, _ in several):
+            return super().of_several(several, to_monotonic)
+        wanted = [(received.watched, _wanted(received, ends)) for received, ends in several]
+        found, given, at = arrivals(wanted), list[tuple[list[int], Instants]](), 0
         instants = to_monotonic(found)
-        for number, (received, ends) in enumerate(several):
-            begin, at = at, at + len(wanted.get(number, ()))
-            self._compare(received, found[begin:at])
-            if begin == at or min(found[begin:at]) < 0:
-                given += super().of_several([(received, ends)], to_monotonic)
-                continue
+        for (received, ends), (flow, places) in zip(several, wanted, strict=True):
+            begin, at = at, at + len(places)
+            if not flow.swapped and (stamps := kernel_stamps(received)) is not None:
+                self._off.update(off(found[at - len(stamps) : at], stamps, flow.closed_ns))
             read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
-            given.append((instants[read:stop], (instants[begin:read], self)))
+            if min(found[begin:stop]) < 0:
+                given += super().of_several([(received, ends)], to_monotonic)
+            else:
+                given.append((instants[read:stop], (instants[begin:read], self)))
         return given
-
-    def _compare(self, received: Received, arrivals: Sequence[int]) -> None:
-        """Hold the last of these arrivals, those of reads, against the socket's stamps."""
-        flow: Flow | None = received.watched
-        if flow is not None and not flow.swapped and (stamps := kernel_stamps(received)) is not None:
-            self._off.update(off(arrivals[-len(stamps) :], stamps, flow.closed_ns))
 
     def counts(self) -> dict[str, Any]:
         self.collect()
@@ -202,6 +194,13 @@ class RingStamps(StampSource):
         self._instead.close()
         for ring in self._rings:
             ring.close()
+
+
+def _wanted(received: Received, ends: Sequence[int]) -> array[int]:
+    """Where on its connection these places are, and the ends of its reads, in plain bytes and as they came."""
+    received.watched.forget(received.begins)
+    of_ends, of_reads = received.offsets(ends), received.offsets(received.sizes)
+    return array("q", of_ends) + array("q", of_reads) + array("q", received.read_ends)
 
 
 SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}

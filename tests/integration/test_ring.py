@@ -20,7 +20,6 @@ from servers.access import target_of
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.process import spawn
 from servers.wire import packets, ring, sources, sweeps
-from servers.wire.connection import connect
 from servers.wire.http1 import post
 from servers.wire.poller import Poller
 from servers.wire.ports import ports_of
@@ -28,7 +27,7 @@ from servers.wire.sources import RingStamps, open_source
 from servers.wire.stamps import RETRY_S, kernel_stamps
 from servers.wire.transport import Exchange
 from tests.command import start, summary_of
-from tests.loopback import chunked, playing
+from tests.loopback import chunked, connected, playing
 
 SAID = b"spoken words that nobody may keep"
 REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
@@ -68,7 +67,7 @@ async def read_late(
         target = target_of(server.url, client_tls)
         stamps = RingStamps.open([(target.family, target.address)])
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
-        connection = await connect(target, 5, stamps)
+        connection = await connected(target, 5, stamps)
         made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
@@ -144,7 +143,7 @@ async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.Mon
                 assert stamps is not None
                 assert ports is not None
                 for _ in range(5):
-                    connection = await connect(target, 5, stamps)
+                    connection = await connected(target, 5, stamps)
                     assert ports.first <= connection.sock.getsockname()[1] <= ports.last
                     connection.close()
             await asyncio.sleep(PLAYED_S)

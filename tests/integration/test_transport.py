@@ -15,13 +15,13 @@ import trustme
 import uvloop
 
 from servers.access import target_of
-from servers.wire.connection import Connection, connect
+from servers.wire.connection import Connection
 from servers.wire.http1 import Framing, joined, post
 from servers.wire.poller import Poller
 from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
 from servers.wire.sweeps import Sweeps
 from servers.wire.transport import SMALL_BYTES, Exchange
-from tests.loopback import CLOSE, RESET, Script, chunked, playing
+from tests.loopback import CLOSE, RESET, Script, chunked, connected, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')
 
@@ -37,7 +37,7 @@ async def exchange(
         authority.configure_trust(client_tls)
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
-        connection = await connect(target_of(server.url, client_tls), 5, SocketStamps())
+        connection = await connected(target_of(server.url, client_tls), 5, SocketStamps())
         made = Exchange(Poller(asyncio.get_running_loop(), sweeps), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
@@ -163,7 +163,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused() -> None:
     trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
     async with playing([b""], tls=tls) as server:
         with pytest.raises(ssl.SSLCertVerificationError):
-            await connect(target_of(server.url, ssl.create_default_context()), 5)
+            await connected(target_of(server.url, ssl.create_default_context()), 5)
         assert server.requests == []
 
 
@@ -204,8 +204,8 @@ async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None
     """`gone` tells a closed idle connection from a live one."""
     async with playing([b""], on_accept=[CLOSE]) as server:
         target = target_of(server.url, None)
-        closed = await connect(target, 5, SocketStamps())
-        live = await connect(target, 5, SocketStamps())
+        closed = await connected(target, 5, SocketStamps())
+        live = await connected(target, 5, SocketStamps())
         while not closed.gone():
             await asyncio.sleep(0.005)
         assert not live.gone()
@@ -224,8 +224,8 @@ async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bo
         authority.configure_trust(client_tls)
     async with playing([b""], tls=server_tls, on_accept=[b"HTTP/1.1 408 Request Time-out\r\n\r\n", CLOSE]) as server:
         target = target_of(server.url, client_tls)
-        told = await connect(target, 5, SocketStamps())
-        quiet = await connect(target, 5, SocketStamps())
+        told = await connected(target, 5, SocketStamps())
+        quiet = await connected(target, 5, SocketStamps())
         while not told.gone():
             await asyncio.sleep(0.005)
         assert not quiet.gone()

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from loadgen.engine.driver import BACKLOG, Driver, Recorder
+from loadgen.engine.driver import BACKLOG, MANY, TICKS_PER_LOOK, TICKS_PER_SAMPLE, Driver, Recorder
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.engine.loops import ClosedLoop
@@ -259,6 +259,20 @@ async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
         await asyncio.sleep(0)
     assert [record.id for record in held.records] == list(range(12_000 // at_once * at_once))
     idle.assert_called_once()
+
+
+@pytest.mark.parametrize(("under_way", "counted"), [(MANY, 8), (MANY + 1, 2)])
+async def test_many_answers_under_way_are_counted_once_a_second(under_way: int, counted: int) -> None:
+    """Fewer of them four times; the stamps that have come are taken each time."""
+    recorder, net = Mock(), FakeNet(FakeClock(), 1)
+    limits: Any = {"timeout_s": 60.0, "in_flight_most": under_way}
+    driver = Driver(Mock(more=False), Mock(), Mock(), recorder, clock=net.clock, **limits)  # type: ignore[arg-type]
+    driver._in_flight = {FakeExchange(net, Mock()): Mock() for _ in range(under_way)}  # type: ignore[misc]
+    for ticks in range(1, 2 * TICKS_PER_SAMPLE + 1):
+        driver._tick(ticks, 0)
+        driver._ticking.cancel()
+    looks = [call.kwargs["counts"] for call in recorder.watch.call_args_list]
+    assert (len(looks), looks.count(True)) == (2 * TICKS_PER_SAMPLE // TICKS_PER_LOOK, counted)
 
 
 class LateStamps(StampSource):

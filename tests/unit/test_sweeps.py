@@ -140,6 +140,28 @@ def test_a_sweep_in_which_streams_end_serves_all(monkeypatch: pytest.MonkeyPatch
     assert (sorted(served), at_ends) == ([*range(8)], [8])
 
 
+def test_windows_are_looked_at_of_few_sockets_while_reads_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those served first in a sweep; of all behind a large read, and in the sweep after it."""
+    monkeypatch.setattr(poller, "EVENTS_PER_TURN", 2)
+    monkeypatch.setattr(poller, "LATE_NS", -1)
+
+    async def looked_at(*sizes: int) -> list[int]:
+        found, watched = list[int](), Poller(asyncio.get_running_loop())
+        readers = [Reader(watched) for _ in range(6)]
+        for number, size in enumerate(sizes, 1):
+            for reader in readers:
+                reader.theirs.send(bytes(size))
+            while sum(len(reader.reads) for reader in readers) < number * len(readers):
+                await asyncio.sleep(0)
+            found.append(sum(reader.reads[-1][1] for reader in readers))
+        for reader in readers:
+            reader.close()
+        watched.close()
+        return found
+
+    assert uvloop.run(looked_at(10, 10, 2 * poller.LITTLE_BYTES, 10, 10)) == [2, 2, 6, 6, 2]
+
+
 @pytest.mark.parametrize(
     ("came", "falls"),
     [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
 LATE_NS = 10_000_000
-LITTLE_BYTES = 8_192  # While no read has more, no window can be shut, and the first sockets of a sweep speak for all
+LITTLE_BYTES = 8_192  # While no read has more, the windows of a sweep's first sockets speak for those of all
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 

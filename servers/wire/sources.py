@@ -171,6 +171,7 @@ class RingStamps(StampSource):
         instants = to_monotonic(found)
         for (received, ends), (flow, places) in zip(several, wanted, strict=True):
             begin, at = at, at + len(places)
+            flow.forget(received.begins)  # not before: others of these may have come on the same connection
             if not flow.swapped and (stamps := kernel_stamps(received)) is not None:
                 self._off.update(off(found[at - len(stamps) : at], stamps, flow.closed_ns))
             read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
@@ -198,7 +199,6 @@ class RingStamps(StampSource):
 
 def _wanted(received: Received, ends: Sequence[int]) -> array[int]:
     """Where on its connection these places are, and the ends of its reads, in plain bytes and as they came."""
-    received.watched.forget(received.begins)
     of_ends, of_reads = received.offsets(ends), received.offsets(received.sizes)
     return array("q", of_ends) + array("q", of_reads) + array("q", received.read_ends)
 

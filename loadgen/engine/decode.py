@@ -85,8 +85,7 @@ def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int)
 
 def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
     """Complete the Record. Which read brought the first token; how many there were where none did."""
-    exchange, record = came.exchange, came.record
-    instants, by = stamped
+    exchange, record, (instants, by) = came.exchange, came.record, stamped
     first_token_read = len(exchange.sizes)
     record.first_byte_ns, record.stamps = instants.pop(0) - start_ns, by.name
     if answer is not None and came.payloads is not None:

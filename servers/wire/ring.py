@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from servers.wire.packets import BLOCK_BYTES, Segments, drops, open_packets, segments
+from servers.wire.packets import BLOCK_BYTES, drops, open_packets
 from servers.wire.ports import Ports
+from servers.wire.segments import Segments, segments
 
 UNKNOWN = -1
 

@@ -32,9 +32,9 @@ from servers.wire.stamps import (
 from servers.wire.sweeps import Ebb
 
 if TYPE_CHECKING:
-    from servers.wire.packets import Segments
     from servers.wire.ports import Ports
     from servers.wire.ring import Flow, Flows, Ring
+    from servers.wire.segments import Segments
 
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS, SORTED_EVERY_NS = 1_000_000, 1_000_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 LINES_PER_FILE = 500
 LINES_PER_FUNCTION = 60
-PRODUCT_LINES, PRODUCT_FILES = 40_152, 196
+PRODUCT_LINES, PRODUCT_FILES = 40_155, 197
 
 LONGER_FILES: dict[str, int] = {}
 """A ratchet: path and present length of each file over the limit. Entries only shrink and go."""

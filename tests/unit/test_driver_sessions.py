@@ -36,7 +36,7 @@ class Answering(FakeExchange):
         self.user = array("q", [self.net.clock.now])
         self.losses = (0, 0)
         bounds = array("q", (0, len(payload)))
-        framed = SimpleNamespace(status=200, coding="", ended=True, bounds=bounds, body_bounds=lambda _raw: bounds)
+        framed = SimpleNamespace(status=200, coding="", ended=True, events=False, body_bounds=lambda _raw: bounds)
         self.framing = framed  # type: ignore[assignment]
         super()._end()
 

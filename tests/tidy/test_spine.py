@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 FILES_MOST = 35
-LINES_MOST = 6_000
 ENDS = {"loadgen/cli/run.py", "loadgen/cli/output.py"}
 """What joins the spine at its two ends: the command that makes a Plan, and what a command prints."""
 BY_NAME = {"loadgen/cli/__init__.py", "servers/simulated/server.py", "servers/telemetry.py"}
@@ -23,9 +22,8 @@ def spine(root: Path) -> list[str]:
 
 
 def test_the_spine_is_short(root: Path, spine: list[str]) -> None:
-    """So many files and lines at most, each file once."""
+    """The list has at most 35 files, and names each file once."""
     assert len(set(spine)) == len(spine) <= FILES_MOST
-    assert sum(len((root / name).read_text("utf-8").splitlines()) for name in spine) <= LINES_MOST
 
 
 def test_each_file_of_the_spine_is_reached_from_its_ends(root: Path, spine: list[str]) -> None:

@@ -16,6 +16,12 @@ ERRORS = (
     b'{"error":{"message":"boom","http_status_code":422}}',
     b'{"error":{"message":"boom","type":"invalid_request_error"}}',
 )
+NOT_YET_DECODED = (
+    "lightllm-0.0.1/tgi_stream.txt",
+    "vllm-0.32.0/err_toolong_stream.txt",  # a status of 400: no event stream
+    "vllm-0.32.0/err_wrongmodel_chat_stream.txt",  # a status of 404
+)
+"""Recordings that the decoder tests do not read yet; the tests of the simulated servers do."""
 every_stream = pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.file.removesuffix(".txt"))
 whole_streams = pytest.mark.parametrize(
     "stream",
@@ -36,7 +42,10 @@ def test_every_stream_on_disk_is_listed() -> None:
     metrics = {
         file for file in on_disk if file.startswith("written/metrics/")
     }  # tests/contract/test_server_metrics.py reads these
-    streams = {file for file in on_disk - metrics if file.startswith("written/") or "stream" in file}
+    whole = {file for file in on_disk if "nostream" in file or "nonstream" in file}  # one JSON object
+    waiting = {file for file in on_disk if file.startswith("tgi-3.3.7/") or file in NOT_YET_DECODED}
+    streams = {file for file in on_disk - metrics - whole if file.startswith("written/") or "stream" in file}
+    streams -= waiting
     assert streams <= {stream.file for stream in STREAMS}
 
 

@@ -346,12 +346,8 @@ class CompletionHandler:
         state.requests += 1
         state.streams.add(stream)
         try:
-            if streamed:  # real servers send the head at once, long before the first token
-                stream.chunked = not lies
-                headers = self._protocol.stream_headers + stream.encoding.head
-                await self._send_head(stream, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
-                if self._line.fault == "role-first" and stream.encoding.role_only:
-                    stream.send(stream.framed(list(stream.encoding.role_only)))
+            if streamed:
+                await self._begin_stream(stream, lies)
             await self._count_from_arrival(stream.job)
             self._server.pump.submit(stream)
             ending = await stream.finished
@@ -367,6 +363,22 @@ class CompletionHandler:
             self._server.pump.cancel(stream)
             state.end(self._line, stream)
 
+    async def _begin_stream(self, stream: Stream, lies: bool) -> None:
+        """Prepare the head of a streamed response. The head leaves together with the first event.
+
+        A head that leaves earlier reaches a Go proxy before the proxy has finished with the request body. The proxy
+        then cuts one or two streams in a hundred.
+        """
+        stream.chunked = not lies
+        headers = self._protocol.stream_headers + stream.encoding.head
+        head = self._server.head(self._request, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
+        if self._line.fault == "slow-headers":
+            await self._trickle(stream, head)
+            return
+        stream.head = head
+        if self._line.fault == "role-first" and stream.encoding.role_only:
+            stream.send(stream.with_head(stream.framed(list(stream.encoding.role_only))))
+
     async def _count_from_arrival(self, job: Job) -> None:
         """Not from when this process has read it, where the kernel says when it came before a token is due."""
         line, stamps, received = self._line, self._server.stamps, cast(ClientConnection, self._request.protocol)
@@ -380,11 +392,8 @@ class CompletionHandler:
             job.arrived_ns = came_ns
         line.received_ns, line.stamps = came_ns, by.name
 
-    async def _send_head(self, stream: Stream, reply: Reply, length: int) -> None:
-        head = self._server.head(self._request, reply, length)
-        if self._line.fault != "slow-headers":
-            stream.send(head)
-            return
+    async def _trickle(self, stream: Stream, head: bytes) -> None:
+        """Send a head in small pieces. The tokens of the response count from its last piece."""
         whole_ms = _SLOW_HEAD_MS if self._at is None else self._at
         step = -(-len(head) // _HEAD_PIECES)
         for start in range(0, len(head), step):
@@ -406,8 +415,11 @@ class CompletionHandler:
             length += _LIE_BYTES
         elif ending == "truncated":
             body = body[: length // 2]
-        await self._send_head(stream, reply, length)
-        self._server.pump.send(stream, body, stream.count, stream.held_due_ns)
+        head = self._server.head(self._request, reply, length)
+        if self._line.fault == "slow-headers":
+            await self._trickle(stream, head)
+            head = b""
+        self._server.pump.send(stream, head + body, stream.count, stream.held_due_ns)
         if len(body) < length:
             self._transport.close()
             return False

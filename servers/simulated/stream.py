@@ -68,6 +68,7 @@ class Stream:
         self.detour: Detour | None = None if completion.streamed else collect
         self.ending: Ending = ""
         self.chunked = True
+        self.head = b""  # status line and headers, until they leave together with the first bytes of the body
         self.backlogged = True  # the transport may still hold bytes of the answer before
         self.count = 0
         self.held: list[tuple[int, int]] = []  # what a detour keeps back, as (first, tokens)
@@ -91,6 +92,11 @@ class Stream:
         if not self.chunked:
             return b"".join(events)
         return b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events])
+
+    def with_head(self, data: bytes) -> bytes:
+        """Return `data` behind the response head, if the head has not been sent yet."""
+        head, self.head = self.head, b""
+        return head + data
 
     def send(self, data: bytes) -> None:
         """Hands `data` to the kernel, or to the transport when its buffer is full. Raises OSError: nobody is there."""
@@ -296,6 +302,8 @@ class Pump:
         data = stream.framed(events)
         if stream.chunked and stream.completion.streamed and stream.ending in WHOLE:
             data += b"0\r\n\r\n"
+        if stream.head and (data or stream.ending):
+            data = stream.with_head(data)
         return data, shown
 
     def _end(self, stream: Stream) -> None:

@@ -56,6 +56,24 @@ def test_sends_are_due_exactly_when_the_script_says() -> None:
 
 
 @pytest.mark.parametrize("name", simulated_kinds())
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_head_leaves_with_the_first_bytes_of_the_body(name: str, streamed: bool) -> None:
+    """No byte of a response leaves before the server has something to say. The head and the first event leave in one
+    write: Go proxies cut streams whose head overtakes the request's body."""
+    body = json.dumps({"prompt": "a b", "model": "llama-2-7b", "max_tokens": 3, "stream": streamed}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with running(SimulatedConfig(server=name, ttft_s=0.2, itl_s=0.05)) as server:
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            first_read = connection.recv(1 << 20)
+    assert first_read.startswith(b"HTTP/1.1 200 OK\r\n")
+    _, blank, beginning = first_read.partition(b"\r\n\r\n")
+    assert blank
+    assert b'"text":' in beginning
+
+
+@pytest.mark.parametrize("name", simulated_kinds())
 @pytest.mark.parametrize("clock", ["script", "batching"])
 def test_our_own_dialects_find_every_answer_complete(name: str, clock: str) -> None:
     """Each dialect proves the stream of its server complete, with exactly the tokens asked, on either clock."""
@@ -157,7 +175,7 @@ def test_lightllm_lets_requests_wait() -> None:
 def test_vllm_refuses_past_its_queue_limit() -> None:
     """503 before the body has begun, the same words as an event after it has, and [DONE] behind them."""
     with (
-        running(SimulatedConfig(server="vllm", ttft_s=60, max_concurrent_requests=1)) as server,
+        running(SimulatedConfig(server="vllm", ttft_s=0, itl_s=60, max_concurrent_requests=1)) as server,
         httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": [5], "stream": True}),
     ):
         whole = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5]})

@@ -1,4 +1,9 @@
-"""How the requests of a run ended: counted by state and by kind of error, with the wordings of each."""
+"""Counts how the requests of a run ended, by state and by kind of error, with examples of what servers said.
+
+A request that a server or a proxy was too busy to take is `rejected`, not `failed`: nothing was wrong with it, and the
+same request may be answered a second later. Runs of versions that did not know the state have such requests among the
+failed ones, and they stay there: the state is a recorded fact and is not derived again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
 
 
 def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
-    """How the requests ended. `unrecorded` are those a killed run left no Record of."""
+    """Count how the requests ended. `unrecorded` requests are those of which a killed run left no Record."""
     endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
     states, errors = Counter[str](), Counter[str]()
     for ending, seen in endings.items():
@@ -28,7 +33,7 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return summary.RequestCounts(
         sent=recorded - states["dropped"],
-        **{state: states[state] for state in ("complete", "truncated", "failed", "dropped")},
+        **{state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")},
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
         errors=dict(errors.most_common()),

@@ -48,7 +48,7 @@ def _instant(name: str, meaning: str) -> Column:
 REQUESTS = (
     Column("request", "int64", "The request's id, from 0 in the order planned."),
     Column("phase", "string", "`measured`, or `warmup` for a request that is in no figure."),
-    Column("state", "string", "`complete`, `truncated`, `failed` or `dropped`."),
+    Column("state", "string", "`complete`, `truncated`, `failed`, `rejected` or `dropped`."),
     Column("worker", "int64", "The process that sent it."),
     Column("session", "int64", "Id of the first turn of its session; null for a request on its own."),
     Column("turn", "int64", "Which turn of its session, from 0; null for a request on its own."),
@@ -251,12 +251,15 @@ def run_row(run: Run, window: Window | None) -> Row:
     header, footer, server, folder = run.header, run.footer, server_info(run), run.path.resolve().parent.name
     ends = (None, None) if window is None else (round(window.from_ns), round(window.to_ns))
     told = (header.command, header.plan, header.server, header.host, header.client)
+    last_line = None
+    if footer is not None:
+        last_line = json.dumps({name: value for name, value in asdict(footer).items() if value is not None})
     return (
         *(folder, header.plan.get("label") or folder),
         *(server.name, server.version, server.model, server.platform or None, server.simulated),
         *(header.started_at, header.start_ns, header.start_realtime_ns, *ends),
         *(footer is None or footer.interrupted, run.damaged_lines, header.version, *map(json.dumps, told)),
-        None if footer is None else json.dumps(asdict(footer)),
+        last_line,
     )
 
 

@@ -125,6 +125,10 @@ class Frame(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.complete)
 
+    def ended_as(self, state: str) -> Booleans:
+        """Return which requests ended in this state."""
+        return np.array([ending.state == state for ending in self.endings], np.bool_)[self.ending]
+
     @property
     def chunk_counts(self) -> Integers:
         """Chunks per row."""

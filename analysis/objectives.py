@@ -31,7 +31,7 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 LATENCIES = {metric.key: metric for metric in METRICS.values() if metric.per != "run"}
 """The latencies of summary.json without the unit at the end of their names."""
 STATISTICS = ("mean", "min", "max")
-STATES = ("complete", "truncated", "failed", "dropped")
+STATES = ("complete", "truncated", "failed", "rejected", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
 GOOD = ("goodput", "attainment")

@@ -110,6 +110,9 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     complete: int
     truncated: int
     failed: int
+    rejected: int = 0
+    """Refused because the server, or a proxy in front of it, was too busy: HTTP status 429 or 503, or an error event
+    that says the same. Not among the failed ones. Runs of versions without this state have them there."""
     dropped: int
     """Never sent: too many were in flight, or their session had ended."""
     unrecorded: int

@@ -49,7 +49,7 @@ def make_run(folder: Path, n: int, chunks: int = 64, seed: int = 0) -> Path:
         seconds = n // RATE_PER_S + chunks // 50 + 2
         for second in range(seconds):
             file.write(encode(_telemetry(second)) + b"\n")
-        file.write(encode(Footer(ended_ns=seconds * SECOND_NS, sent=n, dropped=0, **counts)) + b"\n")
+        file.write(encode(Footer(ended_ns=seconds * SECOND_NS, sent=n, rejected=0, dropped=0, **counts)) + b"\n")
     return folder / "run.jsonl"
 
 

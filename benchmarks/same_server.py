@@ -118,7 +118,7 @@ def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, outp
     server = {"name": scene.server, "model": scene.model, "simulated": True, "speed": 1.0, "limits": {}}
     header = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=0, plan=plan | {"seed": 0}, server=server)
     last_ns = max(record.end_ns or 0 for record in records)
-    footer = Footer(ended_ns=last_ns, sent=n, complete=n, truncated=0, failed=0, dropped=0)
+    footer = Footer(ended_ns=last_ns, sent=n, complete=n, truncated=0, failed=0, rejected=0, dropped=0)
     idle = {"cpu_ns": 0, "wall_ns": 10**9, "reads": n, "coalesced_reads": 0, "stall_ns_max": 0, "late_counts": {}}
     client = Telemetry(source="client", at_ns=last_ns, values=idle | {"clock_disagreement_ns": 0})
     run = Run(Path(f"run-{seed}/run.jsonl"), header, records, [client], footer)

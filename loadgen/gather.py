@@ -67,7 +67,7 @@ def gather(
             sent=counts.total() - counts["dropped"],
             interrupted=interrupted,
             notes=all_notes,
-            **{state: counts[state] for state in ("complete", "truncated", "failed", "dropped")},
+            **{state: counts[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")},
         )
         append(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:

@@ -11,12 +11,13 @@ from workloads.syntax import TOKENS_LIMIT
 if TYPE_CHECKING:
     from workloads.request import Request
 
-State = Literal["complete", "truncated", "failed", "dropped"]
+State = Literal["complete", "truncated", "failed", "rejected", "dropped"]
 
 ErrorKind = Literal[
     "connect",  # no connection (refused, unreachable, TLS), or closed before any answer
     "timeout",  # the request's own time limit ran out
     "http_status",  # the server answered, but not with 200
+    "rejected",  # the server or a proxy was too busy to take the request (servers.kinds.refusals.is_rejection)
     "in_band_error",  # a 200, and then an error inside the stream
     "protocol",  # bytes that are not what HTTP or the dialect allows
     "truncated",  # the stream ended before its end marker, or shorter than asked

@@ -152,6 +152,8 @@ class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
     complete: Count
     truncated: Count
     failed: Count
+    rejected: Count | None = None
+    """None: the run was written by a version that counted rejected requests among the failed ones."""
     dropped: Count
     interrupted: bool = False
     notes: list[str] = []

@@ -323,6 +323,7 @@ class Virtual:
             complete=counts["complete"],
             truncated=0,
             failed=counts["failed"],
+            rejected=0,
             dropped=counts["dropped"],
         )
 

@@ -120,7 +120,7 @@ class Backlog:
         """Why the run is to end now; None while it may go on."""
         self._show(phase, counts)
         now_s = time.monotonic()
-        ended = counts.complete + counts.truncated + counts.failed
+        ended = counts.complete + counts.truncated + counts.failed + counts.rejected
         if phase == "running" and self._watched and counts.sent and self._behind(now_s, counts.sent, ended):
             self.overloaded = True
             return "stopped early: the server did not keep up with this load"

@@ -165,7 +165,9 @@ def accounted(folder: Path, n: int) -> Counter[str]:
     assert sorted(record.id for record in run.records) == list(range(n))
     assert run.footer is not None
     states = Counter[str](record.state for record in run.records)
-    assert run.footer.sent == n == run.footer.complete + run.footer.truncated + run.footer.failed
+    footer = run.footer
+    assert footer.rejected is not None
+    assert footer.sent == n == footer.complete + footer.truncated + footer.failed + footer.rejected
     assert states["complete"] == run.footer.complete
     return states
 

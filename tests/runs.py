@@ -141,6 +141,11 @@ def truncated(request_id: int, chunk_ns: Sequence[int]) -> Record:
     )
 
 
+def rejected(request_id: int, detail: str = "Model is overloaded (overloaded)", **changes: Any) -> Record:
+    """A request that the server was too busy to take."""
+    return failed(request_id, "rejected", detail, **({"state": "rejected", "http_status": 429} | changes))
+
+
 def dropped(request_id: int) -> Record:
     """A request that was never sent."""
     return Record(id=request_id, state="dropped", error_kind="dropped", prompt_tokens_asked=512, output_tokens_asked=64)
@@ -166,7 +171,7 @@ def healthy(seconds: int = 10, **changes: Any) -> list[Telemetry]:
 def footer(records: Sequence[Record], **changes: Any) -> Footer:
     """The footer that fits the records."""
     states = [record.state for record in records]
-    counts = {state: states.count(state) for state in ("complete", "truncated", "failed", "dropped")}
+    counts = {state: states.count(state) for state in ("complete", "truncated", "failed", "rejected", "dropped")}
     last_ns = max((record.end_ns or 0 for record in records), default=0)
     return Footer(**({"ended_ns": last_ns + 1_000_000, "sent": len(records) - counts["dropped"], **counts} | changes))
 

@@ -35,7 +35,7 @@ FIGURES = (
 )
 """Those of a run by which cells are compared; the names are those of --assert."""
 COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
-STATES = ("sent", "complete", "truncated", "failed", "dropped")
+STATES = ("sent", "complete", "truncated", "failed", "rejected", "dropped")
 Number = TypeVar("Number", int, float)
 
 

@@ -299,9 +299,9 @@ def _course(data: Data, summary: Summary) -> str:
 
 
 def _latencies(found: Data, _: Summary) -> str:
-    worst = max(found["failed_per_s"])
-    failed = f"at most {significant(worst)} failed/s" if worst else "no failure"
-    return f"Per {found['bin_s']:g} s; {failed}."
+    worst = {state: max(found[f"{state}_per_s"]) for state in ("failed", "rejected")}
+    parts = [f"at most {significant(rate)} {state}/s" for state, rate in worst.items() if rate]
+    return f"Per {found['bin_s']:g} s; {', '.join(parts) or 'no failure'}."
 
 
 def _heat_layout(data: Sequence[Data]) -> Data:
@@ -425,13 +425,21 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "latencies",
             "course",
-            "Latency and failures",
+            "Latency, failures and rejections",
             lambda given: curves.latencies(given.frame),
             _latencies,
             traces=(
                 *(*_over_time("ttft", "s", "y"), *_over_time("tpot", "ms", "y2")),
                 _line(
                     "$x", "$failed_per_s", "%{y:.4~g} failed/s from %{x} s", line=STEPS, yaxis="y3", showlegend=False
+                ),
+                _line(
+                    "$x",
+                    "$rejected_per_s",
+                    "%{y:.4~g} rejected/s from %{x} s",
+                    line=STEPS | {"dash": "dot"},
+                    yaxis="y3",
+                    showlegend=False,
                 ),
             ),
             layout={
@@ -442,16 +450,17 @@ CHARTS: dict[str, Chart] = {
                     for place, title, domain, look in (
                         ("", "TTFT", [0.68, 1], {"tickformat": "~s", "ticksuffix": "s"}),
                         ("2", "TPOT, ms", [0.32, 0.64], {}),
-                        ("3", "failed/s", [0, 0.24], {}),
+                        ("3", "failed/s, rejected/s", [0, 0.24], {}),
                     )
                 },
             },
             table={"from_s": "x"}
             | {f"ttft_{each}": f"ttft_{each}" for each in ("n", "p50", "p99")}
             | {f"tpot_{each}": f"tpot_{each}" for each in ("n", "p50", "p99")}
-            | {"failed_per_s": "failed_per_s"},
+            | {"failed_per_s": "failed_per_s", "rejected_per_s": "rejected_per_s"},
             note="TTFT of the first tokens of each interval, TPOT of the answers that ended in it. Point at a line for "
-            "its samples: p99 of few is near their largest.",
+            "its samples: p99 of few is near their largest. Below, failed requests are a solid line, and requests that "
+            "the server rejected a dotted one.",
             shape="tall",
         ),
         Chart(

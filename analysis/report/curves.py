@@ -148,7 +148,7 @@ def course(frame: Frame) -> dict[str, Any]:
 
 def latencies(frame: Frame) -> dict[str, Any] | None:
     """p50 and p99 of TTFT (of the first tokens that came in each of at most LATENCY_BINS_MAX pieces of the run) and of
-    TPOT (of the answers that ended in it), and the requests per second that ended without being complete."""
+    TPOT (of the answers that ended in it), and the requests per second that failed, or were rejected, in it."""
     if not (grid := _grid(frame)):
         return None
     begins, bin_ns, bins = grid
@@ -168,9 +168,11 @@ def latencies(frame: Frame) -> dict[str, Any] | None:
             found[f"{name}_p{share}"] = [
                 round(percentiles(part, share / 100)[0], 6) if len(part) else None for part in parts
             ]
-    bad = frame.sent & ~frame.complete & ~np.isnan(frame.end_ns)
-    places = ((frame.end_ns[bad] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
-    found["failed_per_s"] = np.round(np.bincount(places, minlength=bins) / (bin_ns / 1e9), 4).tolist()
+    rejected = frame.ended_as("rejected")
+    incomplete = frame.sent & ~frame.complete & ~np.isnan(frame.end_ns)
+    for name, rows in (("failed", incomplete & ~rejected), ("rejected", incomplete & rejected)):
+        places = ((frame.end_ns[rows] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
+        found[f"{name}_per_s"] = np.round(np.bincount(places, minlength=bins) / (bin_ns / 1e9), 4).tolist()
     return found
 
 

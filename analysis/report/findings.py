@@ -14,7 +14,7 @@ from analysis.metrics import METRICS
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.summary import ClientHealth, MemoryLevels, Summary
+from analysis.summary import ClientHealth, MemoryLevels, RequestCounts, Summary
 
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""
@@ -28,13 +28,12 @@ ERROR_MOST = 0.05
 def findings(summary: Summary) -> list[Finding]:
     """All there is to know of one run, what matters most first."""
     requests, tokens, client = summary.requests, summary.tokens, summary.client
-    whole = requests.all_complete and requests.planned
     doubtful = tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported or _chunks(summary)
     exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
     found = [
         Finding("client", "ok" if client.ok else "error", client_said(summary), "client"),
         *_error_bars(client, summary),
-        Finding("complete", "ok" if whole else "error", endings(summary), "failures"),
+        Finding("complete", _endings_level(requests), endings(summary), "failures"),
         Finding("lengths", exact, lengths(summary), "lengths"),
     ]
     if sent := delivery(summary):
@@ -68,14 +67,24 @@ def stopped(summary: Summary) -> int:
     return summary.requests.errors.get("cancelled", 0)
 
 
+def _endings_level(requests: RequestCounts) -> Level:
+    """Return the level of the sentence on how requests ended: a warning where rejections are all that is missing."""
+    if not requests.planned:
+        return "error"
+    if requests.all_complete:
+        return "ok"
+    return "warning" if requests.complete + requests.rejected == requests.planned else "error"
+
+
 def endings(summary: Summary) -> str:
-    """How the requests ended."""
+    """Return a sentence on how the requests ended."""
     requests = summary.requests
     if not requests.planned:
         return "Nothing was sent."
     never = requests.errors.get("session_ended", 0)
     ended = f"never sent, as {'its' if never == 1 else 'their'} session had ended"
-    counts = {"failed": requests.failed - stopped(summary), "truncated": requests.truncated}
+    counts = {"failed": requests.failed - stopped(summary), "rejected": requests.rejected}
+    counts |= {"truncated": requests.truncated}
     counts |= {"dropped": requests.dropped - never, ended: never, "without a record": requests.unrecorded}
     counts |= {"stopped with the run": stopped(summary)}
     parts = [f"{number:,} {state}" for state, number in counts.items() if number]
@@ -153,7 +162,7 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
 
 
 def most_failed(summary: Summary) -> list[Finding]:
-    """The most frequent reason for which requests were not complete."""
+    """Return the most frequent reason for which requests were not complete."""
     found = [(each, kind) for kind, examples in summary.requests.examples.items() for each in examples]
     found = [pair for pair in found if pair[1] != "cancelled"]
     if not found or not summary.requests.errors:
@@ -161,7 +170,7 @@ def most_failed(summary: Summary) -> list[Finding]:
     top, kind = max(found, key=lambda pair: pair[0].count)
     words = f": “{top.detail}”" if top.detail else ""
     text = f"Most frequent: {top.count:,} x {kind}{words}."
-    return [Finding("failure", "error", text, "failures")]
+    return [Finding("failure", "warning" if kind == "rejected" else "error", text, "failures")]
 
 
 def delivery(summary: Summary) -> str:

@@ -37,7 +37,7 @@ TITLES = {
     "course": ("Over time", ""),
     "timeline": ("Timeline of requests", "Timeline"),
     "percentiles": ("Percentiles", ""),
-    "failures": ("Failures", ""),
+    "failures": ("Incomplete requests", "Incomplete"),
     "sending": ("Request dispatch", "Dispatch"),
     "lengths": ("Requested and reported lengths", "Lengths"),
     "client": ("The client", ""),
@@ -57,7 +57,7 @@ HELP = {
     "waiting": "Each point is a complete request. A line that climbs with the order sent is a queue; with the prompt, "
     "prefill.",
     "percentiles": "Exact, from raw samples, with 95 % intervals. {independent}",
-    "lengths": "Totals are of all requests sent, so they differ where requests failed.",
+    "lengths": "Totals are of all requests sent, so they differ where requests failed or were rejected.",
 }
 """How to read a section."""
 

@@ -51,7 +51,9 @@ def cards(summary: Summary) -> dict[str, Card]:
     if not requests.complete:
         took = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {requests.planned:,}", took)}
-    ended = f"{requests.complete:,} of {requests.planned:,} complete; in {duration(summary.run.duration_s)}"
+    ended = f"{requests.complete:,} of {requests.planned:,} complete"
+    ended += f"; {requests.rejected:,} rejected" if requests.rejected else ""
+    ended += f"; in {duration(summary.run.duration_s)}"
     ended = _joined(ended, _interval(summary, "requests_per_s"))
     error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s
     drain = f"{significant(steady, 4)} excluding drain ({share(throughput.tail_share)} of the run)"
@@ -158,12 +160,14 @@ def failures(summary: Summary, run: int | None = None) -> Table:
         if (others := number - sum(each.count for each in requests.examples[kind])) > 0:
             lines.append(f"and {others:,} others")
         part = share(number / max(1, requests.sent + requests.dropped))
-        cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level="error"), TableCell(part)]
+        level: Level = "warning" if kind == "rejected" else "error"
+        cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level=level), TableCell(part)]
         firsts = [each.request for each in requests.examples[kind]] if run is None else []
         rows.append(TableRow([*cells, TableCell("", lines=lines, requests=firsts)], kind))
     heads: dict[str, Kind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
     stopped = findings.stopped(summary)
-    title = f"{requests.failed - stopped:,} failed, {requests.truncated:,} truncated, {requests.dropped:,} dropped"
+    title = f"{requests.failed - stopped:,} failed, {requests.rejected:,} rejected, "
+    title += f"{requests.truncated:,} truncated, {requests.dropped:,} dropped"
     title += f", {stopped:,} stopped with the run" if stopped else ""
     return Table(title, [TableColumn(*head) for head in heads.items()], rows, "failures", run=run)
 

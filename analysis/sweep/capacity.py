@@ -26,6 +26,7 @@ from analysis.frame import Booleans, Floats, Frame, sum_by_row
 from analysis.objectives import LATENCIES, Objective, ObjectiveError
 from analysis.slo import needs
 from analysis.summary import Summary
+from loadgen.record import State as RequestState
 
 DOUBT = 0.01
 """However clear a run is, the next may differ: no chance is nearer to 0 or 1."""
@@ -53,7 +54,7 @@ with 2, `benchmarks.sweep` found the capacity in 92 of 100 intervals that should
 TAIL, MISSES_LEAST = 0.75, 5
 """Values above this quantile are taken for an exponential tail, as waiting times in queues have, where fewer than so
 many miss a bound that is far beyond it."""
-FEW = ("truncated", "failed", "dropped")
+FEW: tuple[RequestState, ...] = ("truncated", "failed", "rejected", "dropped")
 """States of which an objective allows some; of complete requests it wants many."""
 HINT = "Name what gets worse with load: ttft.p99 < 500ms, tpot.p50 < 50ms, complete >= 99.9%, attainment >= 95%."
 State = Literal["found", "open", "at least", "below"]
@@ -182,11 +183,16 @@ def usable(objectives: Iterable[Objective]) -> None:
 
 
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
-    """The chance that the load of this run breaks one of the objectives, which are usable. A request that is not
-    complete is infinitely slow."""
+    """Return the chance that the load of this run breaks one of the objectives, which are usable.
+
+    A request that is not complete is infinitely slow. More than INCOMPLETE_MOST of them break every load, except those
+    in states that an objective names itself: with `rejected < 20%` a fifth of the requests may be rejected.
+    """
     requests, kept = summary.requests, 1.0
-    if not any(each.figure == "complete" for each in objectives):
-        kept = float(requests.complete >= (1 - INCOMPLETE_MOST) * requests.planned)
+    named = {each.figure for each in objectives}
+    if "complete" not in named:
+        allowed = sum(getattr(requests, state) for state in FEW if state in named)
+        kept = float(requests.complete + allowed >= (1 - INCOMPLETE_MOST) * requests.planned)
     for each in objectives:
         kept *= 1 - _broken(each, bounds, frame)
     return 1 - kept
@@ -235,8 +241,13 @@ def _broken(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> 
     if not frame.complete[rows].any():
         return 1.0
     if objective.figure not in LATENCIES:
-        attained = objective.figure == "attainment"
-        values: Floats = needs(frame, bounds)[rows] if attained else np.where(frame.complete[rows], 0.0, 2.0)
+        values: Floats
+        if objective.figure == "attainment":
+            values = needs(frame, bounds)[rows]
+        elif objective.figure in FEW:
+            values = np.where(frame.ended_as(objective.figure)[rows], 2.0, 0.0)
+        else:
+            values = np.where(frame.complete[rows], 0.0, 2.0)
         most = objective.bound if objective.unit == "share" else objective.bound / len(rows)
         most = most if objective.figure in FEW else 1 - most
         return chance_of_share(np.where(values > 1, 1.0, 0.0), np.ones(len(rows)), most, values, 1.0)

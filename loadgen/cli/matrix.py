@@ -50,8 +50,9 @@ def matrix(
 
     A cell that fails is recorded with its reason and the others go on. An interrupted matrix goes on with --resume; no
     finished run is repeated. A workload with `sweep` finds each server's capacity.
-    Exit codes: 0 all complete, 1 requests failed or were truncated, 2 plan or usage, 3 a server did not come up, or a
-    run could not be made, 5 the client was the limit, 130 interrupted; else that of the first sweep that has one.
+    Exit codes: 0 all complete, 1 requests failed, were rejected or truncated, 2 plan or usage, 3 a server did not come
+    up, or a run could not be made, 5 the client was the limit, 130 interrupted; else that of the first sweep that has
+    one.
     """
     output = Output(as_json=as_json, quiet=quiet)
     if plan.is_dir():
@@ -112,7 +113,7 @@ def exit_code(found: MatrixSummary) -> int:
     """3 a run could not be made, 1 a request was not complete, 5 the client was the limit, 0 otherwise."""
     if found.failures:
         return errors.EXIT_SERVER
-    if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "dropped")):
+    if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "rejected", "dropped")):
         return errors.EXIT_REQUESTS_FAILED
     if any("limited" in cell.verdicts for cell in found.cells):
         return errors.EXIT_CLIENT_LIMITED

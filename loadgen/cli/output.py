@@ -105,9 +105,14 @@ def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:
 
 
 def unanswered(summary: Summary) -> bool:
-    """Whether requests ended in a way that no objective speaks of; `complete` speaks of all of them."""
+    """Return whether requests were left unanswered in a way that no objective speaks of.
+
+    Rejected requests count: a run whose server refused a part of the load has not answered that part, and a CI job
+    that says nothing about it must not pass. `--assert 'rejected < 5%'` states how many are acceptable. An objective
+    on `complete` speaks of every state.
+    """
     named = {each.figure for each in summary.objectives}
-    unnamed = () if "complete" in named else {"truncated", "failed", "dropped"} - named
+    unnamed = () if "complete" in named else {"truncated", "failed", "rejected", "dropped"} - named
     return any(getattr(summary.requests, state) for state in unnamed)
 
 
@@ -392,13 +397,14 @@ class _ProgressLine:
         return (
             f"{self.now_s - self._began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
             f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
-            f"{counts.failed} failed, {counts.dropped} dropped, {', '.join(self._figures(counts))}"
+            f"{counts.failed} failed, {counts.rejected} rejected, {counts.dropped} dropped, "
+            f"{', '.join(self._figures(counts))}"
         )
 
     def live(self, phase: str, counts: Counts, width: int, bar: str) -> str:
         """One line of fewer than `width` characters; where that is too few, its end is left out, and first the bar."""
         done, left = self._far(counts)
-        wrong = {state: n for state in ("failed", "truncated", "dropped") if (n := getattr(counts, state))}
+        wrong = {state: n for state in ("failed", "truncated", "rejected", "dropped") if (n := getattr(counts, state))}
         parts = [phase] if phase == "connecting" else [left, *self._figures(counts)]
         parts += [f"{sum(wrong.values()):,} {'incomplete' if len(wrong) > 1 else next(iter(wrong))}"] if wrong else []
         elapsed, said = f"{self.now_s - self._began_s:6.1f} s  ", "  ".join(parts)
@@ -410,7 +416,7 @@ class _ProgressLine:
 
     def _far(self, counts: Counts) -> tuple[float | None, str]:
         """Which share is done, of the time or of the requests, and what is left of it."""
-        ended = counts.complete + counts.truncated + counts.failed + counts.dropped
+        ended = counts.complete + counts.truncated + counts.failed + counts.rejected + counts.dropped
         passed_s = self.now_s - (self._running_s or self.now_s)
         if self._duration_s is not None and passed_s < self._duration_s:
             minutes, seconds = divmod(math.ceil(self._duration_s - passed_s), 60)

@@ -88,9 +88,9 @@ def drive(
 def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N requests all at once and report the results.
 
-    Exit codes: 0 all complete, 1 some failed or were truncated and no --assert speaks of it, 2 usage, 3 server not
-    reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive, 130
-    interrupted.
+    Exit codes: 0 all complete, 1 some failed, were rejected or truncated and no --assert speaks of it, 2 usage, 3
+    server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is
+    inconclusive, 130 interrupted.
     """
     drive(settings, **shared)
 
@@ -104,9 +104,9 @@ def run(
 ) -> None:
     """Send requests as they are due and report the results.
 
-    Exit codes: 0 all complete, 1 some failed, were truncated or dropped and no --assert speaks of it, 2 usage, 3 server
-    not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is inconclusive,
-    130 interrupted.
+    Exit codes: 0 all complete, 1 some failed, were rejected, truncated or dropped and no --assert speaks of it, 2
+    usage, 3 server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert
+    is inconclusive, 130 interrupted.
     """
     from loadgen.settings import from_catalog, read_plan
 

@@ -14,7 +14,7 @@ from loadgen.record import NoneOrKind, Record, State, record_for
 from servers.access import hide
 from servers.errors import decompressed
 from servers.kinds.dialect import Answer, Dialect
-from servers.kinds.refusals import error_text
+from servers.kinds.refusals import error_text, is_rejection, one_line
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError, joined
 from servers.wire.sse import of_chunks, split
@@ -107,6 +107,10 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
         record.state, record.error_kind = "failed", "http_status"
         said = decompressed(joined(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
         record.error_detail = error_text(exchange.framing.status, hide(said))
+        if is_rejection(exchange.framing.status, said):
+            record.state, record.error_kind = "rejected", "rejected"
+    if record.state == "rejected" and (wait := hide(exchange.framing.retry_after)):
+        record.error_detail = one_line(f"{record.error_detail}; {_retry_words(wait)}")
     if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
         record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
     return first_token_read
@@ -178,6 +182,10 @@ def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
 def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:
     """State, error kind and detail. Complete needs the end marker, no in-band error and, where the server was held to
     it (`exact`), the length asked for."""
+    if answer.error_kind == "rejected":
+        if not record.chunk_ns:
+            return "rejected", "rejected", answer.error_detail
+        return "failed", "in_band_error", answer.error_detail  # a request with tokens was taken, and failed later
     if answer.error_kind:
         return "failed", answer.error_kind, answer.error_detail
     if record.error_kind == "protocol":
@@ -189,6 +197,11 @@ def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, Non
         came = "after tokens had come" if record.chunk_ns else "before any token"  # no number: like failures are one
         return state, kind, f"{detail}, {came} and without the end marker"
     return _length_verdict(record, exact=exact)
+
+
+def _retry_words(wait: str) -> str:
+    """Return the value of a Retry-After header as words: a number of seconds, or a date."""
+    return f"retry after {wait} s" if wait.isdecimal() else f"retry after {one_line(wait, 40)}"
 
 
 def _length_verdict(record: Record, *, exact: bool) -> tuple[State, NoneOrKind, str]:

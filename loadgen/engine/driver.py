@@ -237,7 +237,8 @@ class Driver:
         if following is not None:
             self._wait(following)
             return
-        why = f"turn {record.turn} of its session was {record.state} ({record.error_kind})"
+        why = f"turn {record.turn} of its session was {record.state}"
+        why += f" ({record.error_kind})" if record.error_kind != record.state else ""
         if record.state == "complete":
             why = f"the session had grown past {TRANSCRIPT_LIMIT:,} characters"
         for request in slot.conversation.to_come():

@@ -66,7 +66,10 @@ class Health:
         return values
 
 
-COUNTED = ("due", "sent", "streaming", "complete", "truncated", "failed", "dropped", "tokens", "answered", "ttft_ns")
+COUNTED = (
+    *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
+    *("tokens", "answered", "ttft_ns"),
+)
 
 
 class Counts(Structure):
@@ -84,6 +87,7 @@ class Counts(Structure):
     complete: int
     truncated: int
     failed: int
+    rejected: int
     dropped: int
     tokens: int
     answered: int

@@ -77,7 +77,7 @@
   }
 
   function counts(requests) {
-    const states = ["complete", "truncated", "failed"].map(state => `${(requests[state] || 0).toLocaleString("en")} ${state}`);
+    const states = ["complete", "truncated", "failed", "rejected"].map(state => `${(requests[state] || 0).toLocaleString("en")} ${state}`);
     if (requests.cut_off) states.push(`${requests.cut_off.toLocaleString("en")} cut off as their users stopped`);
     return `${states.join(", ")}, ${requests.in_flight} in flight, ${requests.users} users`;
   }

@@ -366,7 +366,7 @@ class LiveRun:
         for line in whole_lines(read, notes, "telemetry"):
             self._part.add_line(line)
         states: Mapping[str, int] = self.figures.states
-        counts = {state: states[state] for state in ("complete", "truncated", "failed", "dropped")}
+        counts = {state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")}
         footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
         self._part.add(footer)
         rescued = self._part.close()

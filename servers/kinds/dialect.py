@@ -31,7 +31,7 @@ class Answer:
     output_tokens: int | None = None  # Generated tokens; `counted_by` says by whose count
     counted_by: Literal["server", "wire", "chunks", ""] = ""  # As in Record
     finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
-    error_kind: Literal["", "in_band_error", "protocol"] = ""  # The server said so after a 200; not the dialect's
+    error_kind: Literal["", "in_band_error", "rejected", "protocol"] = ""  # Of a stream with status 200
     error_detail: str = ""  # The server's words or ours, cut to 300 characters
 
 

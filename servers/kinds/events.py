@@ -9,7 +9,7 @@ import msgspec
 
 from servers.errors import NOT_READABLE
 from servers.kinds.dialect import Answer
-from servers.kinds.refusals import error_in, one_line
+from servers.kinds.refusals import error_in, is_rejection, one_line
 
 Event = TypeVar("Event")
 
@@ -48,9 +48,10 @@ def settle(answer: Answer, total: int | None, broken: str) -> Answer:
 
 
 def note_error(answer: Answer, payload: bytes) -> None:
-    """If this event is the server's error, say so in the answer. The first error counts."""
+    """Store the error of this event in the answer, if the event is an error. The first error of a stream counts."""
     if answer.error_kind == "" and (said := error_in(payload)):
-        answer.error_kind, answer.error_detail = "in_band_error", said
+        answer.error_kind = "rejected" if is_rejection(200, payload) else "in_band_error"
+        answer.error_detail = said
 
 
 def note_finish(answer: Answer, reason: str, payload: bytes) -> None:

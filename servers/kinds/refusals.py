@@ -19,6 +19,24 @@ from servers.errors import NOT_READABLE
 
 LIMIT_CHARACTERS = 300
 
+REJECTION_STATUSES = frozenset({429, 503, 529})
+"""HTTP statuses of a server or proxy that is too busy to take a request: Too Many Requests, Service Unavailable, and
+529, which hosted servers use for "overloaded"."""
+UNSPECIFIC_STATUS = 422
+"""TGI's OpenAI routes state this code for every error in a stream, so only the message tells an overload."""
+_REJECTION_TYPES = frozenset(
+    {
+        *("overloaded", "overloadederror", "serviceunavailable", "serviceunavailableerror"),
+        *("ratelimit", "ratelimiterror", "ratelimitexceeded", "toomanyrequests", "toomanyrequestserror"),
+    }
+)
+"""Types of errors that mean the same, in lower case and without punctuation."""
+_REJECTION_MESSAGE = re.compile(
+    r"\b(is (currently )?overloaded|queue is full|too many (queued |concurrent )?requests)\b", re.IGNORECASE
+)
+_STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
+_TYPE_FIELDS = ("error_type", "type", "code")
+
 _LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
 _HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
 _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
@@ -47,6 +65,46 @@ def error_in(payload: bytes) -> str:
     except NOT_READABLE:
         pass
     return ""
+
+
+def is_rejection(status: int, body: bytes) -> bool:
+    """Return whether a response says that the server, or a proxy in front of it, was too busy to take the request.
+
+    `status` is the HTTP status. `body` is the body of a response, or one event of a stream with status 200. The status
+    decides if it is one of REJECTION_STATUSES. Otherwise the error in the body decides: by its status code, by its
+    type, and, where it has no code or only TGI's 422, by its message.
+    """
+    if status in REJECTION_STATUSES:
+        return True
+    try:
+        answer = msgspec.json.decode(body)
+    except NOT_READABLE:
+        return False
+    if not isinstance(answer, dict):
+        return False
+    inner = answer.get("error")
+    errors = [answer, inner] if isinstance(inner, dict) else [answer]
+    codes = {code for error in errors for name in _STATUS_FIELDS if (code := _status_code(error.get(name)))}
+    types = {_bare_type(error.get(name)) for error in errors for name in _TYPE_FIELDS}
+    if codes & REJECTION_STATUSES or types & _REJECTION_TYPES:
+        return True
+    if codes - {UNSPECIFIC_STATUS}:
+        return False
+    message = inner if isinstance(inner, str) else errors[-1].get("message")
+    return isinstance(message, str) and _REJECTION_MESSAGE.search(message) is not None
+
+
+def _status_code(value: object) -> int:
+    """Return the HTTP status that a field holds as a number or as digits; 0 if it holds none."""
+    if isinstance(value, str) and re.fullmatch(r"[1-5]\d\d", value):
+        return int(value)
+    return value if type(value) is int and 100 <= value <= 599 else 0
+
+
+def _bare_type(value: object) -> str:
+    """Return the type of an error in lower case and without punctuation: `SERVICE_UNAVAILABLE` and
+    `ServiceUnavailable` are one."""
+    return re.sub(r"[^a-z]", "", value.lower()) if isinstance(value, str) and len(value) <= 100 else ""
 
 
 def one_line(text: str, most: int = LIMIT_CHARACTERS) -> str:

@@ -74,6 +74,15 @@ class Framing:
         coding = (_field(self.head.lower(), b"content-encoding") or b"").strip().decode("latin-1")
         return "" if coding == "identity" else coding
 
+    @property
+    def retry_after(self) -> str:
+        """The response's Retry-After header: seconds or a date; empty where it has none."""
+        start = self.head.lower().find(b"\r\nretry-after:")
+        if start < 0:
+            return ""
+        line = self.head[start + 2 :].split(b"\r\n", 1)[0]
+        return line.partition(b":")[2].strip().decode("latin-1")
+
     def leaves_open(self, size: int) -> bool:
         """After the end and so many bytes: may the connection serve another request? (RFC 9112, section 9.3)"""
         head = self.head.lower()

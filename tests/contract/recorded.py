@@ -57,6 +57,11 @@ def _wire(tokens: list[int], end_event: int | None, finish: str, error: str = ""
     return Answer(tokens, end_event, None, sum(tokens), "wire", finish, kind, error)
 
 
+def _rejected(events: int, end_event: int | None, said: str) -> Answer:
+    """A stream with status 200 that holds no token: the server was too busy to take the request."""
+    return Answer([0] * events, end_event, None, 0, "wire", "", "rejected", said)
+
+
 _TOO_LONG = "the input prompt token len 12001 is too long > 2047 (invalid_request_error)"
 _COMPLETIONS, _CHAT = ("vllm", "completions"), ("vllm", "chat")
 
@@ -95,7 +100,7 @@ STREAMS = (
     Stream(
         "written/vllm-0.33.0/completions_rejected.txt",
         _COMPLETIONS,
-        _wire([0, 0], 1, "", "The server has too many queued requests. (ServiceUnavailableError, 503)"),
+        _rejected(2, 1, "The server has too many queued requests. (ServiceUnavailableError, 503)"),
     ),
     Stream(
         "written/vllm-0.33.0/completions_aborted.txt",
@@ -109,7 +114,7 @@ STREAMS = (
     Stream(
         "written/tgi-3.3.7/generate_overloaded.txt",
         ("tgi", "generate"),
-        _wire([0], None, "", "Model is overloaded (overloaded)"),
+        _rejected(1, None, "Model is overloaded (overloaded)"),
     ),
     Stream(
         "written/tgi-3.3.7/generate_failed.txt",
@@ -118,12 +123,30 @@ STREAMS = (
     ),
     Stream("written/tgi-3.3.7/chat.txt", ("tgi", "chat"), _server([1, 1, 1, 0, 0], 4, 4, 3, "length"), proven=3),
     Stream("written/tgi-2.0.4/chat.txt", ("tgi", "chat"), _wire([1, 1], 1, "stop")),
-    Stream("written/tgi-3.3.7/chat_overloaded.txt", ("tgi", "chat"), _wire([0, 0], 1, "", "Model is overloaded")),
+    Stream("written/tgi-3.3.7/chat_overloaded.txt", ("tgi", "chat"), _rejected(2, 1, "Model is overloaded")),
     Stream(
         "written/tgi-3.3.7/completions.txt",
         ("tgi", "completions"),
         _server([1, 1, 1, 0], 3, 4, 3, "eos_token"),
         proven=3,
+    ),
+    # TGI: recorded
+    Stream(
+        "tgi-3.3.7/err_overloaded_stream.txt",
+        ("tgi", "generate"),
+        _rejected(1, None, "Model is overloaded (overloaded)"),
+    ),
+    Stream("tgi-3.3.7/err_overloaded_chat_stream.txt", ("tgi", "chat"), _rejected(2, 1, "Model is overloaded")),
+    Stream(
+        "tgi-3.3.7/err_overloaded_completions_stream.txt",
+        ("tgi", "completions"),
+        _rejected(2, 1, "Model is overloaded"),
+    ),
+    # SGLang: recorded
+    Stream(
+        "sglang-0.5.23/overload_chat_stream_usage.txt",
+        ("openai", "chat"),
+        Answer([0, 0, 0], 2, 0, 0, "server", "", "rejected", "The request queue is full. (SERVICE_UNAVAILABLE, 503)"),
     ),
     # LightLLM: recorded, then written
     Stream("lightllm-0.0.1/stream.txt", ("lightllm", "generate"), _server([1, 1, 1], 2, None, 3, "length")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds.refusals import error_in, error_text
+from servers.kinds.refusals import error_in, error_text, is_rejection
 from tests.contract.recorded import response
 
 RECORDED = {
@@ -94,3 +94,57 @@ def test_an_error_without_words_is_still_an_error() -> None:
     """An empty message or none must not let a failed answer pass."""
     assert error_in(b'{"error":{"message":""}}') == "an error without a message"
     assert error_in(b'{"error":{}}') == "{}"
+
+
+REJECTIONS = (
+    b'{"error":"Model is overloaded","error_type":"overloaded"}',  # TGI, its own routes
+    b'{"error":{"message":"Model is overloaded","http_status_code":422}}',  # TGI, its OpenAI routes up to 3.3
+    b'{"error":{"message":"Model is overloaded","http_status_code":429}}',
+    b'{"error":"Model is overloaded","error_type":"Overloaded"}',  # TEI
+    b'{"message":"Model is overloaded","code":429,"type":"Overloaded"}',  # TEI, its OpenAI route
+    b'{"error":{"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}',
+    b'{"error":{"message":"The server has too many queued requests.","type":"ServiceUnavailableError","code":503}}',
+    b'{"object":"error","message":"The server has too many queued requests.","type":"ServiceUnavailableError"}',
+    b'{"error":{"message":"litellm.RateLimitError: no","type":"None","param":"None","code":"429"}}',  # LiteLLM
+    b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}',  # llama.cpp
+    b'{"error":{"message":"Rate limit reached for gpt-x","type":"requests","code":"rate_limit_exceeded"}}',  # OpenAI
+    b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}',  # Anthropic
+    b'{"error":"The request queue is full."}',
+)
+"""Error bodies and error events of servers and proxies that were too busy to take a request."""
+
+FAILURES = (
+    b'{"error":{"message":"`inputs` must have less than 2047 tokens. Given: 3017","http_status_code":422}}',
+    b'{"error":"Request failed during generation: Server error: CANCELLED","error_type":"generation"}',
+    b'{"error":{"message":"max_tokens must be at least 1","type":"BadRequestError","param":null,"code":400}}',
+    b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}',
+    b'{"error":{"message":"the prompt says: the model is overloaded","type":"BadRequestError","code":400}}',
+    b'{"error":{"message":"boom","code":true}}',
+    b'{"detail":[{"loc":["body","overloaded"],"msg":"Field required","type":"missing"}]}',
+    b'{"choices":[{"text":"the queue is full"}]}',
+    b"Model is overloaded",
+    b"[429]",
+    b"",
+)
+"""Bodies with an HTTP status of 200, 400 or 500 that speak of something else."""
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize("body", REJECTIONS)
+def test_an_error_that_means_overload_is_a_rejection(body: bytes, status: int) -> None:
+    """The code, the type or the message in the body tells it, whatever the HTTP status is."""
+    assert is_rejection(status, body)
+
+
+@pytest.mark.parametrize("status", [200, 400, 422, 500, 502])
+@pytest.mark.parametrize("body", FAILURES)
+def test_an_error_with_another_cause_is_no_rejection(body: bytes, status: int) -> None:
+    """A wrong request, a failed server and a text that only speaks of overload are none."""
+    assert not is_rejection(status, body)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html><title>429 Too Many Requests</title></html>", *FAILURES])
+@pytest.mark.parametrize("status", [429, 503, 529])
+def test_the_status_of_an_overload_is_a_rejection_whatever_the_body_says(body: bytes, status: int) -> None:
+    """A proxy answers with a page of its own, or with nothing."""
+    assert is_rejection(status, body)

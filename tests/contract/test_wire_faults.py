@@ -13,6 +13,8 @@ from tests.dialects import DIALECTS
 PAGE = Path(__file__).parents[2] / "docs/reference/wire-faults.md"
 ERROR = '"error":{"message":"boom","type":"InternalServerError","code":500}'
 BUSY = b'{"error":{"message":"Model is overloaded","type":"overloaded"}}'
+LOADING = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+OVERLOAD = '{"error":{"message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}'
 OPENAI = [key for key in DIALECTS if key[1] != "generate"]
 Fault = Callable[[Key], tuple[list[str], dict[str, Any]] | None]
 """Of a dialect its events, and how they are sent; None where there is no such fault in it."""
@@ -36,9 +38,13 @@ FAULTS: dict[str, Fault] = {
         b"", cut=("connect", "the server closed the connection before any answer")
     ),
     "what answers does not speak HTTP": _bytes(b"SSH-2.0-OpenSSH_9.2\r\n"),
-    "a status other than 200": _bytes(
-        b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%b" % (len(BUSY), BUSY)
+    "status 500": _bytes(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nboom"),
+    "status 429": _bytes(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%b" % (len(BUSY), BUSY)),
+    "status 503 with a Retry-After header": _bytes(
+        b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\nContent-Length: %d\r\n\r\n%b" % (len(LOADING), LOADING)
     ),
+    "an error event that says overload, before any token": _events(lambda _: [OVERLOAD, DONE]),
+    "an error event that says overload, after a token": _events(lambda key: [whole(key)[0], OVERLOAD, DONE]),
     "a 200 that is no event stream": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
     "a length of the body that is no number": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"),
     "the connection is closed before the first token": _events(

@@ -80,8 +80,8 @@ def test_what_cannot_be_told_is_a_warning(common: list[str], tmp_path: Path) -> 
     [([], {1}), (["ttft.p50 < 100s"], {1}), (["complete >= 10%"], OK), (["failed <= 10"], OK), (["failed < 10"], {4})],
 )
 def test_failed_requests_are_the_business_of_who_asked(asked: list[str], codes: set[int], tmp_path: Path) -> None:
-    """Half of the burst is refused: exit code 1, unless an objective speaks of that and then decides."""
-    config = SimulatedConfig(server="tgi", faults=tuple(parse_rule(f"429:{place}") for place in range(10)), **FAST)
+    """Half of the burst fails: exit code 1, unless an objective speaks of that and then decides."""
+    config = SimulatedConfig(server="tgi", faults=tuple(parse_rule(f"500:{place}") for place in range(10)), **FAST)
     with running(config) as refusing:
         where = ["--server", "tgi", "--url", refusing.url, "--n", "20", "--output-tokens", "4", "--no-report"]
         code, _, err = burst(tmp_path, *where, *(word for text in asked for word in ("--assert", text)))
@@ -172,10 +172,10 @@ def test_a_stored_run_is_left_alone_when_an_expression_is_wrong(stored: Path) ->
 
 def test_quiet_says_what_failed(tmp_path: Path) -> None:
     """Without any objective: how many requests were not complete, and why."""
-    config = SimulatedConfig(server="tgi", faults=(parse_rule("429:3"),), **FAST)
+    config = SimulatedConfig(server="tgi", faults=(parse_rule("500:3"),), **FAST)
     with running(config) as refusing:
         where = ["--server", "tgi", "--url", refusing.url, "--n", "20", "--output-tokens", "4", "--no-report"]
         code, out, err = burst(tmp_path, *where, "--quiet")
     assert (code, out) == (1, "")
     assert "loadgen: 19 of 20 requests complete; 1 failed." in err
-    assert "loadgen: http_status: 1 x HTTP 429" in err
+    assert "loadgen: http_status: 1 x HTTP 500" in err

@@ -63,9 +63,9 @@ def test_bad_input_gets_a_message_and_its_exit_code(
 
 FAULTS = [
     ("refuse", "failed", "connect"),
-    ("429", "failed", "http_status"),
+    ("429", "rejected", "rejected"),
     ("500", "failed", "http_status"),
-    ("503", "failed", "http_status"),
+    ("503", "rejected", "rejected"),
     ("reset@4", "truncated", "truncated"),
     ("cut@4", "truncated", "truncated"),
     ("truncate@4", "truncated", "truncated"),

@@ -130,18 +130,20 @@ BUSY = b'{"error":"Model is overloaded","error_type":"overloaded"}'
         ([HEAD[:20], CLOSE], "truncated", "truncated", "closed the connection", 0),
         (
             [b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%s" % (len(BUSY), BUSY)],
-            "failed",
-            "http_status",
+            "rejected",
+            "rejected",
             "overloaded",
             0,
         ),
+        (chunked(OVERLOAD), "rejected", "rejected", "overloaded", 0),
+        ([b"HTTP/1.1 503 X\r\nRetry-After: 30\r\n\r\n", CLOSE], "rejected", "rejected", "; retry after 30 s", 0),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"], "failed", "protocol", "not an event stream", 0),
     ],
 )
 async def test_each_bad_ending_has_its_state_and_keeps_its_tokens(
     script: Script, state: str, kind: str, detail: str, tokens: int, tmp_path: Path
 ) -> None:
-    """Truncated is not failed and neither is complete; what arrived before the end stays in the Record."""
+    """Truncated, failed and rejected are apart, none is complete, and what arrived before the end is kept."""
     record = await one(script, tmp_path / "part")
     assert (record.state, record.error_kind) == (state, kind)
     assert detail in record.error_detail

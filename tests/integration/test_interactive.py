@@ -67,7 +67,7 @@ def test_a_run_by_hand_is_as_any_other(tmp_path: Path) -> None:
 
 def test_failures_keep_their_kinds(tmp_path: Path) -> None:
     """A reset, a cut, an error in the stream and a refusal are told apart, and nothing is lost; exit code 1."""
-    rules = tuple(map(parse_rule, ("reset@2:1", "cut@2:3", "error@2:5", "503:7")))
+    rules = tuple(map(parse_rule, ("reset@2:1", "cut@2:3", "error@2:5", "500:7")))
     with running(SimulatedConfig(server="vllm", faults=rules, **FAST)) as simulated:
         code, _, err = headless(tmp_path, "--server", "vllm", "--url", simulated.url, *SMALL, "--users", "2")
     assert code == 1, err

@@ -16,7 +16,7 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
     """What decides on the exit code: how requests ended, the client's verdict, and objectives as (figure, verdict)."""
     return SimpleNamespace(
         run=SimpleNamespace(interrupted=interrupted),
-        requests=SimpleNamespace(**(dict.fromkeys(("truncated", "failed", "dropped"), 0) | states)),
+        requests=SimpleNamespace(**(dict.fromkeys(("truncated", "failed", "rejected", "dropped"), 0) | states)),
         client=SimpleNamespace(verdict="limited" if limited else "ok"),
         objectives=[SimpleNamespace(figure=figure, verdict=verdict) for figure, verdict in verdicts],
     )
@@ -48,6 +48,11 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
         (ended(("failed", "pass"), failed=1, truncated=1), 1),
         (ended(("failed", "pass"), ("truncated", "pass"), failed=1, truncated=1), 0),
         (ended(("dropped", "pass"), dropped=1), 0),
+        (ended(rejected=1), 1),
+        (ended(("failed", "pass"), rejected=1), 1),
+        (ended(("rejected", "pass"), rejected=1), 0),
+        (ended(("rejected", "fail"), rejected=1), 4),
+        (ended(("complete", "pass"), rejected=1), 0),
     ],
 )
 def test_a_run_leads_to_one_exit_code(summary: Any, code: int) -> None:

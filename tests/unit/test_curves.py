@@ -29,7 +29,7 @@ from analysis.report.curves import (
 from analysis.telemetry import Series
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, loop, part_of, run_of, truncated
+from tests.runs import burst, complete, dropped, failed, loop, part_of, rejected, run_of, truncated
 
 RECORDS = [
     complete(1, [100 * MS, 200 * MS], tokens=[1, 3], end_ns=200 * MS),
@@ -287,17 +287,19 @@ def test_long_telemetry_keeps_its_extremes_and_gaps() -> None:
 
 
 def test_latencies_over_time_hold_every_request_once() -> None:
-    """Each first token and each answer is in one interval, failures are counted where they ended, and an interval
-    without any has a gap."""
+    """Each first token and each answer is in one interval, failures and rejections are counted apart where they ended,
+    and an interval without any has a gap."""
     records = [
         complete(each, [each * 10**9 + 200 * MS, each * 10**9 + 300 * MS], sent_ns=each * 10**9) for each in range(90)
     ]
     records.append(failed(95, "timeout", "", sent_ns=40 * 10**9, end_ns=45 * 10**9))
+    records += [rejected(96 + each, sent_ns=50 * 10**9, end_ns=50 * 10**9 + MS) for each in range(3)]
     drawn = curves.latencies(frame_of(records))
     assert drawn
     assert sum(drawn["ttft_n"]) == sum(drawn["tpot_n"]) == 90
     assert {*drawn["ttft_p50"]} == {0.2}
     assert sum(drawn["failed_per_s"]) * drawn["bin_s"] == pytest.approx(1)
+    assert sum(drawn["rejected_per_s"]) * drawn["bin_s"] == pytest.approx(3)
 
 
 def test_a_long_run_has_a_heat_map() -> None:

@@ -15,6 +15,7 @@ from tests.runs import (
     footer,
     header,
     healthy,
+    rejected,
     run_of,
     summarise,
     text_of,
@@ -24,12 +25,28 @@ from tests.runs import (
 
 
 def test_every_request_is_accounted_for(tmp_path: Path) -> None:
-    """Sent is complete, truncated and failed together; dropped ones were not sent; error kinds are counted."""
+    """Sent is complete, truncated, failed and rejected together, dropped ones were not sent, and kinds are counted."""
     records = [complete(1, [MS]), truncated(2, [MS]), failed(3), failed(4, "timeout", "no end"), dropped(5)]
+    records += [rejected(6), rejected(7)]
     requests = summarise(run_of(tmp_path / "run", records))["requests"]
-    counts = [requests[name] for name in ("sent", "complete", "truncated", "failed", "dropped", "unrecorded")]
-    assert counts == [4, 1, 1, 2, 1, 0]
-    assert requests["errors"] == {"truncated": 1, "http_status": 1, "timeout": 1, "dropped": 1}
+    states = ("sent", "complete", "truncated", "failed", "rejected", "dropped", "unrecorded")
+    assert [requests[name] for name in states] == [6, 1, 1, 2, 2, 1, 0]
+    assert requests["errors"] == {"truncated": 1, "http_status": 1, "timeout": 1, "dropped": 1, "rejected": 2}
+
+
+def test_a_rejection_of_an_older_run_stays_a_failure(tmp_path: Path) -> None:
+    """A state is a recorded fact: what a version without this state has recorded as failed is not counted anew."""
+    old = [complete(1, [MS]), failed(2, "http_status", "Model is overloaded (overloaded)", http_status=429)]
+    requests = summarise(run_of(tmp_path / "run", old))["requests"]
+    assert (requests["failed"], requests["rejected"]) == (1, 0)
+
+
+def test_a_rejected_request_has_no_latency(tmp_path: Path) -> None:
+    """However quickly it was refused: no distribution holds it, and the adjusted ones count it as infinitely slow."""
+    records = [*burst(20, 4), *(rejected(100 + place, end_ns=MS) for place in range(20))]
+    summary = summarise(run_of(tmp_path / "run", records))
+    assert {described["n"] for name, described in summary["latency"].items() if name in ("ttft_s", "e2e_s")} == {20}
+    assert summary["latency_adjusted"]["e2e_s"]["failures"] == 20
 
 
 def test_the_commonest_words_of_each_error_are_kept(tmp_path: Path) -> None:

@@ -15,7 +15,21 @@ from analysis.report.format import started
 from analysis.summary import Summary
 from loadgen.runfile import read
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, footer, header, healthy, run_of, said, summarise, typed, write
+from tests.runs import (
+    burst,
+    complete,
+    dropped,
+    failed,
+    footer,
+    header,
+    healthy,
+    rejected,
+    run_of,
+    said,
+    summarise,
+    typed,
+    write,
+)
 
 
 def summary_of(folder: Path, records: list[Any], **changes: Any) -> Summary:
@@ -274,8 +288,27 @@ def test_what_was_stopped_with_the_run_is_no_failure(tmp_path: Path) -> None:
     ]
     summary = summary_of(tmp_path, records)
     assert said(summary, "complete") == "12 of 16 requests complete; 1 failed, 3 stopped with the run."
-    assert tables.failures(summary).title == "1 failed, 0 truncated, 0 dropped, 3 stopped with the run"
+    assert tables.failures(summary).title == "1 failed, 0 rejected, 0 truncated, 0 dropped, 3 stopped with the run"
     assert [each.sentence for each in findings.most_failed(summary)] == ["Most frequent: 1 x http_status: “busy”."]
+
+
+def test_rejected_requests_are_told_apart_from_failed_ones(tmp_path: Path) -> None:
+    """They have a count of their own in the sentence, above the table and on the first card, and are a warning where
+    nothing else is missing."""
+    refused = [rejected(30 + place) for place in range(3)]
+    mixed = summary_of(
+        tmp_path / "mixed", [*burst(12, 4), failed(20, "http_status", "boom", http_status=500), *refused]
+    )
+    assert said(mixed, "complete") == "12 of 16 requests complete; 1 failed, 3 rejected."
+    table = tables.failures(mixed)
+    assert table.title == "1 failed, 3 rejected, 0 truncated, 0 dropped"
+    assert [(row.key, row.cells[1].level) for row in table.rows] == [("rejected", "warning"), ("http_status", "error")]
+    assert "; 3 rejected;" in tables.cards(mixed)["requests"].note
+    assert [each.level for each in findings.findings(mixed) if each.id == "complete"] == ["error"]
+    alone = summary_of(tmp_path / "alone", [*burst(12, 4), *refused])
+    assert said(alone, "complete") == "12 of 15 requests complete; 3 rejected."
+    assert [each.level for each in findings.findings(alone) if each.id == "complete"] == ["warning"]
+    assert [each.level for each in findings.most_failed(alone)] == ["warning"]
 
 
 def test_reasons_that_differ_in_numbers_are_one(tmp_path: Path) -> None:

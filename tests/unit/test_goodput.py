@@ -12,7 +12,7 @@ from analysis.metrics import METRICS
 from analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
 from analysis.slo import curve, goodput, needs
 from loadgen.record import Record
-from tests.runs import MILLISECOND_NS, complete, failed
+from tests.runs import MILLISECOND_NS, complete, failed, rejected
 
 
 def record(place: int, ttft_ms: int, itl_ms: int, tokens: int = 5, **changes: object) -> Record:
@@ -33,6 +33,13 @@ def test_a_request_is_good_when_it_keeps_everything() -> None:
     assert found.met_by["50%"] == BoundsMet(scale=2.0, bounds_s={"ttft": 0.4, "tpot": 0.04})
     assert found.met_by["90%"] is None
     assert found.per_s == pytest.approx(1 / (frame.end_ns.max() / 1e9), rel=1e-6)
+
+
+def test_a_rejected_request_is_a_miss() -> None:
+    """A user whose request was refused was not served well, however soon the refusal came."""
+    frame = frame_of([record(0, 100, 10), rejected(1), rejected(2), rejected(3)])
+    found = goodput(frame, parse_bounds(["ttft < 200ms"]))
+    assert (found.good, found.requests, found.attainment) == (1, 4, 0.25)
 
 
 def test_a_single_token_has_no_pace_to_keep() -> None:

@@ -11,7 +11,18 @@ from analysis.objectives import ObjectiveVerdict, parse
 from analysis.slo import judge
 from analysis.window import frame_of_run
 from loadgen.record import Record
-from tests.runs import MILLISECOND_NS, complete, dropped, failed, header, run_of, summarise, truncated, typed
+from tests.runs import (
+    MILLISECOND_NS,
+    complete,
+    dropped,
+    failed,
+    header,
+    rejected,
+    run_of,
+    summarise,
+    truncated,
+    typed,
+)
 
 Judge = Callable[..., list[ObjectiveVerdict]]
 
@@ -227,3 +238,22 @@ def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
 def test_evidence_in_words(judged: Judge, expression: str, said: str) -> None:
     """The figure and its interval in one unit, and what would tell."""
     assert judged(rising(1000), expression)[0].said.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict"),
+    [
+        ("rejected < 20%", "pass"),
+        ("rejected < 10%", "inconclusive"),
+        ("rejected < 1%", "fail"),
+        ("rejected <= 100", "pass"),
+        ("rejected < 100", "fail"),
+        ("failed < 1", "pass"),
+        ("complete >= 99%", "fail"),
+    ],
+)
+def test_rejected_requests_are_judged_apart(expression: str, verdict: str, judged: Judge) -> None:
+    """100 of 1,000 were rejected: an objective may allow that, `failed` does not see them, and `complete` does."""
+    records = [*rising(900), *(rejected(place) for place in range(900, 1000))]
+    (found,) = judged(records, expression)
+    assert found.verdict == verdict

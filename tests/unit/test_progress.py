@@ -24,7 +24,17 @@ class Terminal(StringIO):
 
 
 COUNTS = Counts(
-    due=9, sent=8, streaming=3, complete=4, truncated=1, failed=2, dropped=1, tokens=77, answered=4, ttft_ns=10**9
+    due=10,
+    sent=9,
+    streaming=3,
+    complete=4,
+    truncated=1,
+    failed=2,
+    rejected=1,
+    dropped=1,
+    tokens=77,
+    answered=4,
+    ttft_ns=10**9,
 )
 CONTROL = re.compile(r"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
@@ -45,7 +55,10 @@ def test_without_a_terminal_lines_are_plain() -> None:
     with shown_progress(10, None, stream) as show:
         show("ended", COUNTS)
     line = stream.getvalue()
-    assert "ended: 8/10 sent, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 dropped, mean TTFT 250 ms" in line
+    assert (
+        "ended: 9/10 sent, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 rejected, 1 dropped, mean TTFT 250 ms"
+        in line
+    )
     assert line.isprintable() or line.count("\n") == 1
 
 
@@ -54,7 +67,7 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ends the run, a bar with the time left, and afterwards what is still in flight."""
     monkeypatch.setenv("COLUMNS", "80")
     line = shown(10, None, COUNTS, COUNTS)
-    assert re.search(r"━+╌+  2 left  mean TTFT 250 ms  [\d,]+ tokens/s  4 incomplete$", line), line
+    assert re.search(r"━+╌+  1 left  mean TTFT 250 ms  [\d,]+ tokens/s  5 incomplete$", line), line
     assert re.search(r"  ╌+  1:00 left  mean TTFT", shown(None, 60.0, COUNTS))
     assert "1 in flight" in shown(None, 0.0, COUNTS)
     assert shown(10, None, Counts(), phase="connecting").endswith("connecting")

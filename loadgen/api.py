@@ -210,7 +210,7 @@ class _Measurement:
         goodput: Sequence[str],
     ) -> None:
         from loadgen.cli.output import expressions
-        from loadgen.prepare import default_folder
+        from loadgen.folders import chosen
         from loadgen.server import named
         from loadgen.settings import command_of
 
@@ -219,7 +219,10 @@ class _Measurement:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
         self._judged = expressions(objectives, goodput)
         self._progress, self._say = progress, say
-        self._folder = Path(out) if out is not None else default_folder(plan)
+        self._reserved = contextlib.ExitStack()
+        """Holds the default name of the run's folder."""
+        named_folder = Path(out) if out is not None else None
+        self._folder = self._reserved.enter_context(chosen(named_folder, plan.server, plan.label))
         self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._began = False
@@ -268,6 +271,7 @@ class _Measurement:
         self._listener.join()
         self._process.wait()
         self._pipe.close()
+        self._reserved.close()
 
     def _listen(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""This machine: facts for the header, open files, room on the disk, and how exact `loadgen calibrate` found it."""
+"""This machine: facts for the header, the limit on open files, and the result of its last `loadgen calibrate`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import ipaddress
 import os
 import platform
 import resource
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgen.errors import OpenFilesError, OutputError
+from loadgen.errors import OpenFilesError
 from servers.errors import NOT_READABLE
 
 FILES_BESIDE_SOCKETS = 64
@@ -62,25 +61,6 @@ def allow_open_files(sockets: int) -> None:
             "Nothing was sent.",
             f"Raise the limit (ulimit -Hn {needed}, as root), or share the burst: --workers {-(-needed // hard) + 1}",
         ) from error
-
-
-def make_folder(folder: Path, bytes_needed: int) -> None:
-    """Make the run's folder, which must be new or empty, on a disk with that much room. Raises OutputError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken, free = any(folder.iterdir()), shutil.disk_usage(folder).free
-    except OSError as error:
-        raise OutputError(
-            f"cannot make {folder}: {error.strerror}", "Name a folder on a disk that can be written with --out."
-        ) from error
-    if taken:
-        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out: no run is overwritten.")
-    if free < bytes_needed:
-        raise OutputError(
-            f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. "
-            "Nothing was sent.",
-            "Free some space, or name a folder on another disk with --out.",
-        )
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -3,10 +3,8 @@ the command can go on after an interruption, a kill or a crash. What run files h
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import OutputError, PlanError
+from loadgen.folders import LOCK_WAIT_S, FolderClaim
 from loadgen.runfile import Footer
 from servers.access import hide
 from servers.errors import NOT_READABLE
@@ -27,8 +26,6 @@ FORMAT = 1
 TAIL_BYTES = 65_536
 """A footer is shorter, its notes included."""
 DIFFERENCES_MOST = 20
-LOCK_LIMIT_S = 3.0
-"""Workers of a command that was killed hold its journal until they have noticed and ended."""
 
 Line = dict[str, Any]
 LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
@@ -70,48 +67,39 @@ class Journal:
 
 @contextmanager
 def opened(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
-    """The journal in `folder`, held against a second command that would write there too. Raises
-    OutputError for a folder that cannot be used, PlanError where `plan` is not the one it was begun with."""
+    """Open the journal in `folder` and claim the folder for this command. Raises OutputError for a folder that is in
+    use or cannot be written, and PlanError if `plan` is not the one the journal was begun with."""
     path = folder / kind.file
+    _check_not_begun(kind, path, resume=resume)
+    with FolderClaim(folder, must_be_empty=not path.exists(), wait_s=LOCK_WAIT_S if resume else 0.0):
+        _check_not_begun(kind, path, resume=resume)  # another command may have begun and ended since the first check
+        try:
+            file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
+        with file:
+            yield _begin(kind, folder, plan, file)
+
+
+def _begin(kind: JournalKind, folder: Path, plan: Mapping[str, Any], file: FileIO) -> Journal:
+    """Write the first line of a new journal, or check that a resumed one has the same plan."""
+    book = Journal(kind.file, file, read(kind, folder))
+    if book.lines:
+        _check_same(kind, book.lines, plan, folder)
+        if not (folder / kind.file).read_bytes().endswith(b"\n"):  # a line that was cut off stays on its own
+            file.write(b"\n")
+        book.write("resumed")
+    else:
+        book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
+    return book
+
+
+def _check_not_begun(kind: JournalKind, path: Path, *, resume: bool) -> None:
+    """Raise OutputError if there is a journal already and it is not to be resumed."""
     if path.exists() and not resume:
         raise OutputError(
-            f"{folder} holds a {kind.name} already.", "Go on with it: --resume. Or name a new folder: --out."
+            f"{path.parent} holds a {kind.name} already.", "Go on with it: --resume. Or name a new folder: --out."
         )
-    if not path.exists() and folder.exists() and any(folder.iterdir()):
-        raise OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab", buffering=0)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
-    with file:
-        try:
-            _lock(file)
-        except OSError as error:
-            hint = "Wait for it, or name another --out."
-            raise OutputError(f"another loadgen {kind.name} is writing to {folder}.", hint) from error
-        book = Journal(kind.file, file, read(kind, folder))
-        if book.lines:
-            _check_same(kind, book.lines, plan, folder)
-            if not path.read_bytes().endswith(b"\n"):  # what a kill cut off stays a line of its own
-                file.write(b"\n")
-            book.write("resumed")
-        else:
-            book.write("plan", format=FORMAT, version=version("llm-loadgen"), plan=plan)
-        yield book
-
-
-def _lock(file: FileIO) -> None:
-    """Until the process ends, of whatever. Raises OSError where another holds the file."""
-    until_s = time.monotonic() + LOCK_LIMIT_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(0.05)
 
 
 def read(kind: JournalKind, folder: Path) -> list[Line]:

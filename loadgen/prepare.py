@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import asdict
 
-from loadgen import host
+from loadgen import folders, host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
@@ -73,27 +73,22 @@ def run(
     on_progress: OnProgress,
     launch: Mapping[str, Any] | None = None,
 ) -> Footer:
-    """Run the plan and write `folder/run.jsonl`; the first line that `say` gets names the server. `launch` is what is
-    known of how the server was started. Raises LoadgenError, servers.errors.ServerError or PromptError before anything
-    is sent."""
+    """Run the plan and write `folder/run.jsonl`. The folder must be new or empty, and is claimed until the run has
+    ended. The first line that `say` gets names the server. `launch` is what is known of how the server was started.
+    Raises LoadgenError, servers.errors.ServerError or PromptError before anything is sent."""
     from loadgen.engine import coordinator
     from loadgen.engine.sampler import sampler_of
 
-    with prepare(plan, folder, say) as prepared:
+    with folders.FolderClaim(folder), prepare(plan, folder, say) as prepared:
         header = prepared.header
         sampler = partial(sampler_of, plan, header.server, prepared.schedule.due_ns)
-        if plan.gpu or plan.dcgm_url or plan.server_pid:  # what may be missing is asked before there is a folder
+        if plan.gpu or plan.dcgm_url or plan.server_pid:  # a missing library is an error before the run
             sampler = partial(lambda made: made, sampler())
-        host.make_folder(folder, prepared.bytes)
+        folders.check_room(folder, prepared.bytes)
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = host.recall(header.host, say)
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
-
-
-def default_folder(plan: Plan) -> Path:
-    """runs/<UTC time>-<server>-<label>."""
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plan.server}-{plan.label}"
 
 
 @contextlib.contextmanager

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen import host
 from loadgen.engine.feed import Schedule
 from loadgen.errors import OutputError, PlanError
+from loadgen.folders import FolderClaim, check_room
 from loadgen.plan import Plan
 from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, schedule_of
 from loadgen.record import Record, record_for, unsent
@@ -105,12 +105,24 @@ def run(
     prediction: Sequence[Any] = (),
     take: Callable[[Record], object] = lambda _: None,
 ) -> Run:
-    """Run the plan in virtual time and write `folder/run.jsonl`, with what a twin's `prediction` says beside it. What
-    `runfile.scan` would read there: each Record goes to `take`, all else is returned. Raises LoadgenError or
-    WorkloadError."""
+    """Run the plan in virtual time and write `folder/run.jsonl`; the folder must be new or empty. A twin's `prediction`
+    is stored in the header. Each Record goes to `take`; the rest of what `runfile.scan` would read is returned. Raises
+    LoadgenError or WorkloadError."""
+    with FolderClaim(folder):
+        return _run(plan, modelled, folder, command, prediction, take)
+
+
+def _run(
+    plan: Plan,
+    modelled: Modelled,
+    folder: Path,
+    command: list[str],
+    prediction: Sequence[Any],
+    take: Callable[[Record], object],
+) -> Run:
     served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
-    host.make_folder(folder, (schedule.count or schedule.clients) * bytes_each)
+    check_room(folder, (schedule.count or schedule.clients) * bytes_each)
     header = _header(plan, modelled, served, command)
     header.server |= {"prediction": list(prediction)} if prediction else {}
     line, file = msgspec.json.encode(header), folder / "run.jsonl"

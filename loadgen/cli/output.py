@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -454,9 +455,11 @@ def screen(stream: TextIO) -> tuple[int, bool]:
 
 
 def write_text(file: Path, text: str, hint: str = SAFE) -> None:
-    """Write a file of results, whole or not at all. Raises OutputError with this hint."""
+    """Write a file of results, whole or not at all. Commands that write the same file at once do not mix: the last one
+    wins. Raises OutputError with this hint."""
     whole = file.resolve()
-    fresh = file if file.exists() and not file.is_file() else whole.with_name(f"{whole.name}.part")  # /dev/stdout
+    is_device = file.exists() and not file.is_file()  # /dev/stdout
+    fresh = file if is_device else whole.with_name(f"{whole.name}.{os.urandom(4).hex()}.part")
     try:
         fresh.write_text(text, encoding="utf-8")
         if fresh != file:

@@ -142,11 +142,14 @@ def export(
     if parquet is not None and find_spec("pyarrow") is None:
         raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or take --csv DIR.")
     from analysis.export import export as written
+    from loadgen.folders import FolderClaim
 
     for each in runs_in(run):
         for folder, form in wanted:
+            tables = folder if each == run else folder / each.name
             try:
-                files = written(each, folder if each == run else folder / each.name, form)
+                with FolderClaim(tables, must_be_empty=False):
+                    files = written(each, tables, form)
             except OSError as error:
                 where = f"{error.filename or folder}: {error.strerror}"
                 raise OutputError(where, "Name a folder that can be written.") from error

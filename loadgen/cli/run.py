@@ -52,7 +52,7 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
-    from loadgen import prepare
+    from loadgen import folders, prepare
     from loadgen.plan import Plan
     from loadgen.server import named
 
@@ -68,15 +68,13 @@ def drive(
             raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
-    folder = out or prepare.default_folder(asked)
-    if asked.repeats == 1:
-        _run(run_plan, asked, folder, output)
-    else:
-        for plan in asked.each_repeat():
-            output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
-            if _run(run_plan, plan, folder / f"repeat-{plan.repeat}", output).interrupted:
-                break
-    raise Exit(finish(output, folder, report=report))
+    with folders.chosen(out, asked.server, asked.label) as folder:
+        if asked.repeats == 1:
+            _run(run_plan, asked, folder, output)
+        else:
+            with folders.FolderClaim(folder):
+                _run_repeats(run_plan, asked, folder, output)
+        raise Exit(finish(output, folder, report=report))
 
 
 @run_command(
@@ -132,6 +130,14 @@ def worker(
     output = Output(as_json=False, quiet=quiet)
     with output.progress(None) as show:
         raise Exit(serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=show))
+
+
+def _run_repeats(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> None:
+    """Run every repeat in a subfolder, until one is interrupted."""
+    for plan in asked.each_repeat():
+        output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
+        if _run(run_plan, plan, folder / f"repeat-{plan.repeat}", output).interrupted:
+            return
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Exit, Option
 
 from loadgen.cli.options import ADVANCED, OUTPUT, run_command
 from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
+
+if TYPE_CHECKING:
+    from loadgen.plan import Plan
+    from loadgen.simulate import Modelled
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
@@ -64,10 +68,7 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
-    from analysis.frame import Gathering
-    from analysis.window import windowed
-    from loadgen import prepare, simulate
-    from loadgen.cli.twin import predict
+    from loadgen import folders, simulate
     from loadgen.plan import Plan
     from loadgen.twin import read
     from servers.access import without_secrets
@@ -78,14 +79,29 @@ def drive(
     asked = Plan(**({"server": known.server} if known else {}) | settings)
     limits = (kv_tokens, running_limit, step_tokens)
     modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known)
-    folder, command = out or prepare.default_folder(asked), without_secrets(["loadgen", *sys.argv[1:]])
+    command = without_secrets(["loadgen", *sys.argv[1:]])
     output.say(f"SIMULATED (virtual) {simulate.described(asked, modelled)}; nothing is sent")
-    for plan in asked.each_repeat() if asked.repeats > 1 else [asked]:
-        own = folder / f"repeat-{plan.repeat}" if asked.repeats > 1 else folder
-        gathering = Gathering()
-        run = simulate.run(plan, modelled, own, command, predict(plan, modelled) if known else (), gathering.add)
-        output.loaded(own, run, windowed(gathering.frame(), run.header), drawn=report)
-    raise Exit(finish(output, folder, report=report))
+    with folders.chosen(out, asked.server, asked.label) as folder:
+        if asked.repeats == 1:
+            _simulate(asked, modelled, folder, command, output, drawn=report)
+        else:
+            with folders.FolderClaim(folder):
+                for plan in asked.each_repeat():
+                    _simulate(plan, modelled, folder / f"repeat-{plan.repeat}", command, output, drawn=report)
+        raise Exit(finish(output, folder, report=report))
+
+
+def _simulate(plan: Plan, modelled: Modelled, folder: Path, command: list[str], output: Output, *, drawn: bool) -> None:
+    """Simulate one plan into a folder, and keep its figures for the report."""
+    from analysis.frame import Gathering
+    from analysis.window import windowed
+    from loadgen import simulate
+    from loadgen.cli.twin import predict
+
+    gathering = Gathering()
+    prediction = predict(plan, modelled) if modelled.twin else ()
+    run = simulate.run(plan, modelled, folder, command, prediction, gathering.add)
+    output.loaded(folder, run, windowed(gathering.frame(), run.header), drawn=drawn)
 
 
 @run_command(drive, without=LEFT_OUT, defaults={"label": "simulated"})

@@ -93,7 +93,7 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Measure what the options say, and report."""
-    from loadgen import prepare
+    from loadgen.folders import chosen
 
     judged, loads, over = asked(objectives, rates, concurrency, over)
     limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
@@ -103,7 +103,6 @@ def drive(
     if resume and out is None:
         raise PlanError("--resume without --out goes on with nothing", "Name the folder of the sweep: --out FOLDER")
     made = modelled if virtual else None
-    sweep = swept_plan(plan, over, out or prepare.default_folder(plan), loads, judged, made)
     output = Output(as_json=as_json, quiet=quiet)
     settled: dict[str, Any] = {
         "precision": precision,
@@ -112,18 +111,19 @@ def drive(
         "hour": gpu_hour_cost,
         "gpus": gpus,
     }
-    if modelled and not virtual:
-        settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
-    output.say(f"sweep over {over}{', virtual time' if made else ''}: {sweep.folder}")
-    with output.progress(None, plain=False) as show_progress:
-        most = max_runs, max_time_s
-        measure(
-            sweep, judged, settled, _serve(sweep, made, output), output.say, show_progress, resume=resume, most=most
-        )
-    found = write_frontier([sweep.folder], output, sweep.folder / "frontier.html")[0]
-    if found.ended == "interrupted":
-        complain(f"interrupted; go on with the same command and --resume --out {sweep.folder}")
-    raise Exit(exit_code(found))
+    most = max_runs, max_time_s
+    with chosen(out, plan.server, plan.label) as folder:
+        sweep = swept_plan(plan, over, folder, loads, judged, made)
+        if modelled and not virtual:
+            settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
+        output.say(f"sweep over {over}{', virtual time' if made else ''}: {folder}")
+        serve = _serve(sweep, made, output)
+        with output.progress(None, plain=False) as show_progress:
+            measure(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=most)
+        found = write_frontier([folder], output, folder / "frontier.html")[0]
+        if found.ended == "interrupted":
+            complain(f"interrupted; go on with the same command and --resume --out {folder}")
+        raise Exit(exit_code(found))
 
 
 @run_command(drive, without=("arrivals", "repeats"), defaults={"label": "sweep"})

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen import host, prepare
+from loadgen import folders, host, prepare
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
 from loadgen.engine.clock import ClockPairs
@@ -103,10 +103,11 @@ def run(
         )
     total = plan.but(workers=plan.workers * spread.machines)
     with (
+        folders.FolderClaim(folder),
         prepare.prepare(total, folder, say) as prepared,
         protocol.locust_process("master", bind.host, bind.port) as link,
     ):
-        host.make_folder(folder, prepared.bytes)
+        folders.check_room(folder, prepared.bytes)
         prepared.header.command = command
         places = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
         master = Master(link, prepared.header, places, spread, folder, say, on_progress)

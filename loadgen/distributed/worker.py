@@ -20,6 +20,7 @@ from loadgen.engine.health import COUNTED, total
 from loadgen.engine.interrupts import Interrupts
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
+from loadgen.folders import check_room, new_folder
 from loadgen.gather import Outcome
 from loadgen.plan import Plan
 from loadgen.server import Say
@@ -216,10 +217,10 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
         with interrupts.watched(), protocol.locust_process("worker", master.host, master.port) as link:
             session = MasterSession(link, interrupts, on_progress)
             say(f"waiting for the master at {master}" + ("" if stay else f", for {protocol.MASTER_LIMIT_S} s at most"))
-            parts = folder / f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
-            _join(session, parts, say, stay=stay)
-            if (assign := session.word(protocol.Assign)) is not None:
-                _take_part(session, assign, parts, say)
+            with new_folder(folder, f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}") as parts:
+                _join(session, parts, say, stay=stay)
+                if (assign := session.word(protocol.Assign)) is not None:
+                    _take_part(session, assign, parts, say)
             if session.interrupted_here:
                 return EXIT_INTERRUPTED
             bye = session.word(protocol.Bye)
@@ -250,7 +251,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).but(workers=assign.plan["workers"])
         with prepare.prepare(plan, parts, say) as prepared:
-            host.make_folder(parts, prepared.bytes * assign.workers // plan.workers)
+            check_room(parts, prepared.bytes * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]
             prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
             session.link.tell(protocol.Drawn(prints, prepared.header.server))
@@ -275,5 +276,4 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
         for path in (outcome.task.part, outcome.rescued):
             if path is not None:
                 path.unlink(missing_ok=True)
-    parts.rmdir()
     say(bye.reason if bye else session.gone or "interrupted")

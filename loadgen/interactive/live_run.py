@@ -34,6 +34,7 @@ from loadgen.engine.decode import records_of
 from loadgen.engine.health import ADDED, LOOKED_AT_BYTES, Health
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import PlanError
+from loadgen.folders import check_room
 from loadgen.gather import whole_lines
 from loadgen.plan import Plan
 from loadgen.record import Record, unsent
@@ -280,12 +281,12 @@ def warm_up() -> None:
 
 
 class LiveRun:
-    """Takes what users did, from the start of a run to its end."""
+    """Takes what users did, from the start of a run to its end. The caller holds the claim on its folder."""
 
     def __init__(
         self, folder: Path, target: LiveTarget, *, stamps: StampSource, command: Sequence[str], sampler: SamplerProcess
     ) -> None:
-        host.make_folder(folder, ROOM_BYTES)
+        check_room(folder, ROOM_BYTES)
         dialect = target.dialect(None)
         prompts = replace(target.prompts(dialect), how=target.how(dialect))
         header = prepare.header_of(target.plan, target.facts, dialect, prompts)

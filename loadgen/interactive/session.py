@@ -37,10 +37,10 @@ from locust.util.timespan import parse_timespan
 from loadgen import host
 from loadgen.engine.sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
+from loadgen.folders import FolderClaim, chosen
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan
-from loadgen.prepare import default_folder
 from loadgen.server import longest_of, named
 from loadgen.settings import fields_of, run_options
 from servers.errors import LimitError, ServerError
@@ -105,6 +105,8 @@ class LocustSession:
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
         """Waits for the next run."""
+        self._claims = ExitStack()
+        """Holds the claim on the folder of the run that goes on."""
 
     def attach(self) -> None:
         """Listen to Locust's events. A second call does nothing."""
@@ -208,14 +210,17 @@ class LocustSession:
         target = self.target = self.target.restarted()
         self.failed = None
         named = self._environment.parsed_options.out
-        folder = Path(named) if named else default_folder(target.plan)
-        if named and self.folders:
-            folder = folder.with_name(f"{folder.name}-{len(self.folders) + 1}")
+        out = Path(named) if named else None
+        if out is not None and self.folders:
+            out = out.with_name(f"{out.name}-{len(self.folders) + 1}")
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
+            folder = self._claims.enter_context(chosen(out, target.plan.server, target.plan.label))
+            self._claims.enter_context(FolderClaim(folder))
             self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
             self.folders.append(folder)
         except BaseException as error:
+            self._claims.close()
             sampler.close()
             self.run = None
             if not isinstance(error, EXPECTED):
@@ -225,6 +230,7 @@ class LocustSession:
     def _on_stop(self, **_: Any) -> None:
         if self.run is not None:
             rescued = self.run.end(self.users, interrupted=self._interrupted)
+            self._claims.close()
             if self._environment.web_ui and self._sampler is None:
                 self._sampler = SamplerProcess()
             if rescued is not None:

@@ -115,15 +115,19 @@ def test_a_long_run_loses_nothing_and_does_not_grow(tmp_path: Path) -> None:
     assert max(found.growth(process) for process in found.rss if process != "server") < 2 * MIB
 
 
-def test_results_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    """What was there stays where the new text cannot be written; what is no file is written to as it is."""
+def test_results_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old file stays if the new one cannot be written. A device is written to directly."""
+
+    def refuse(_self: Path, _target: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     file = tmp_path / "summary.json"
     file.write_text("old")
-    (tmp_path / "summary.json.part").mkdir()
-    with pytest.raises(OutputError, match="cannot write"):
-        write_text(file, "new")
-    assert file.read_text() == "old"
-    (tmp_path / "summary.json.part").rmdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        with pytest.raises(OutputError, match="cannot write"):
+            write_text(file, "new")
+    assert (file.read_text(), [*tmp_path.iterdir()]) == ("old", [file])
     write_text(file, "new")
     write_text(Path("/dev/null"), "new")
     assert (file.read_text(), Path("/dev/null").is_char_device(), [*tmp_path.iterdir()]) == ("new", True, [file])

@@ -1,12 +1,11 @@
 """What a machine allows, found out before anything is sent."""
 
 import resource
-from pathlib import Path
 
 import pytest
 
 from loadgen import host
-from loadgen.errors import OpenFilesError, OutputError
+from loadgen.errors import OpenFilesError
 
 
 def test_too_few_open_files_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,21 +28,6 @@ def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: wanted.append(limits))
     host.allow_open_files(1000)
     assert wanted == [(1064, 4096)]
-
-
-def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
-    """Before anything is sent, with both sizes."""
-    with pytest.raises(OutputError, match="MB are free"):
-        host.make_folder(tmp_path / "run", 1 << 60)
-
-
-def test_a_folder_that_holds_something_is_never_written_to(tmp_path: Path) -> None:
-    """An empty folder will do; one with a file in it is somebody's run."""
-    host.make_folder(tmp_path / "new", 1)
-    host.make_folder(tmp_path / "new", 1)
-    (tmp_path / "new" / "run.jsonl").write_text("precious")
-    with pytest.raises(OutputError, match="not empty"):
-        host.make_folder(tmp_path / "new", 1)
 
 
 def test_the_facts_of_a_machine_are_plain_values() -> None:

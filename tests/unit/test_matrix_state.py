@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen.errors import OutputError, PlanError
+from loadgen.folders import LOCK_NAME, FolderClaim
 from loadgen.journal import differences, make_way
 from loadgen.matrix import MATRIX, Cell, Repeat, finished, journal, newest, read_lines
 from tests.runs import burst, footer, header, write
@@ -74,21 +75,23 @@ def test_a_changed_plan_is_refused_with_what_changed(tmp_path: Path) -> None:
 
 
 def test_two_commands_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is refused while the first is there."""
-    monkeypatch.setattr("loadgen.journal.LOCK_LIMIT_S", 0.1)
-    with (
-        journal(tmp_path / "m", PLAN, resume=False),
-        pytest.raises(OutputError, match="another loadgen matrix"),
-        journal(tmp_path / "m", PLAN, resume=True),
-    ):
-        pass
+    """A matrix that is resumed while it is still running is refused, and so is a run in its folder."""
+    monkeypatch.setattr("loadgen.journal.LOCK_WAIT_S", 0.1)
+    with journal(tmp_path / "m", PLAN, resume=False):
+        with (
+            pytest.raises(OutputError, match="another loadgen is writing to"),
+            journal(tmp_path / "m", PLAN, resume=True),
+        ):
+            pass
+        with pytest.raises(OutputError, match="another loadgen is writing to"):
+            FolderClaim(tmp_path / "m")
 
 
 def test_workers_of_a_killed_command_are_waited_for(tmp_path: Path) -> None:
-    """A process that a fork gave the journal's file holds its lock until it ends."""
+    """A process that inherited the lock file holds the lock until it ends."""
     with journal(tmp_path / "m", PLAN, resume=False):
         pass
-    with (tmp_path / "m" / MATRIX.file).open("ab") as held:
+    with (tmp_path / "m" / LOCK_NAME).open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         orphan = subprocess.Popen(["sleep", "0.5"], pass_fds=(held.fileno(),))
     with journal(tmp_path / "m", PLAN, resume=True):

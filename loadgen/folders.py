@@ -1,0 +1,201 @@
+"""Run folders: exclusive claims, unique default names, and free disk space.
+
+A command claims its folder before it contacts the server and holds the claim until everything is written. The claim is
+a locked file in the folder. The kernel releases the lock when the process dies, so a killed command blocks nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from loadgen.errors import OutputError
+
+LOCK_NAME = ".loadgen.lock"
+LOCK_WAIT_S = 3.0
+"""Workers of a killed command hold its lock until they have noticed its death and ended."""
+LOCK_POLL_S = 0.05
+ATTEMPTS_LIMIT = 1_000
+"""Attempts to lock a file that other commands keep creating and removing."""
+NAMES_LIMIT = 10_000
+RUNS = Path("runs")
+"""Parent of all run folders that have a default name."""
+
+
+class FolderClaim:
+    """An exclusive claim on a folder. No other loadgen command writes there while the claim is held.
+
+    Creating the lock file (O_EXCL) and locking it (flock) are atomic, on NFS too. Where the file system has no locks,
+    the process that created the file wins.
+    """
+
+    def __init__(self, folder: Path, *, must_be_empty: bool = True, wait_s: float = 0.0) -> None:
+        """Claim a folder and create it if necessary. `wait_s` is the time to wait for another command to end. Raises
+        OutputError if the folder is in use or cannot be written, or holds files although it `must_be_empty`."""
+        self._folder = folder
+        self._lock = folder / LOCK_NAME
+        try:
+            self._created = _missing_folders(folder)
+            if must_be_empty and not self._lock.exists() and _holds_files(folder):
+                raise _not_empty(folder)
+            self._file = self._acquire(time.monotonic() + wait_s)
+        except OSError as error:
+            raise _cannot_make(folder, error) from error
+        if must_be_empty and _holds_files(folder):
+            self.release()
+            raise _not_empty(folder)
+        with suppress(OSError):  # the text is for people only, and the disk may be full
+            os.ftruncate(self._file, 0)
+            owner = f"process {os.getpid()} on {platform.node()}, since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            os.pwrite(self._file, owner.encode(), 0)
+
+    def release(self) -> None:
+        """Give the folder free. Folders that the claim created are removed if nothing was written to them."""
+        if self._file < 0:
+            return
+        with suppress(OSError):
+            self._lock.unlink()  # before the lock is released: whoever gets the lock finds another file and retries
+        os.close(self._file)
+        self._file = -1
+        with suppress(OSError):  # a folder that is not empty stays
+            for folder in self._created:
+                folder.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _acquire(self, until_s: float) -> int:
+        """Return the descriptor of the locked file. Raises OutputError if another command keeps it locked."""
+        problem: OSError = BlockingIOError(errno.EBUSY, os.strerror(errno.EBUSY))
+        for _ in range(ATTEMPTS_LIMIT):
+            try:
+                file, created = self._open()
+            except FileNotFoundError as error:  # another command has just removed the lock file or an empty folder
+                problem = error
+                continue
+            while not (locked := _locked(file, created=created)) and time.monotonic() < until_s:
+                time.sleep(LOCK_POLL_S)
+            if locked and _is_still_there(file, self._lock):
+                return file
+            owner = os.pread(file, 200, 0).decode(errors="replace")
+            os.close(file)
+            if not locked:
+                raise OutputError(
+                    f"another loadgen is writing to {self._folder}{f' ({owner})' if owner else ''}.",
+                    "Wait for it, or name another folder with --out: no run is overwritten.",
+                )
+        raise problem
+
+    def _open(self) -> tuple[int, bool]:
+        """Open the lock file; return its descriptor and whether this process created it."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            return os.open(self._lock, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        return os.open(self._lock, flags), False
+
+
+@contextmanager
+def chosen(out: Path | None, server: str, label: str) -> Iterator[Path]:
+    """Yield the folder of a run: the one that was named, or else a new one with a default name."""
+    if out is not None:
+        yield out
+        return
+    with new_folder(RUNS, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{server}-{label}") as folder:
+        yield folder
+
+
+@contextmanager
+def new_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Create a folder that nobody else has: `name`, or `name-2`, `name-3`, ... if that is taken. It is removed in the
+    end if nothing was written to it. Raises OutputError if it cannot be made."""
+    created = _missing_folders(parent)
+    folder = _make_new(parent, name)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # a folder that is not empty stays
+            for path in (folder, *created):
+                path.rmdir()
+
+
+def check_room(folder: Path, bytes_needed: int) -> None:
+    """Raise OutputError if the disk of this folder has less free space than a run needs."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise OutputError(f"cannot use {folder}: {error.strerror}", "Name another folder with --out.") from error
+    if free < bytes_needed:
+        raise OutputError(
+            f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. "
+            "Nothing was sent.",
+            "Free some space, or name a folder on another disk with --out.",
+        )
+
+
+def _make_new(parent: Path, name: str) -> Path:
+    """Create the first free one of `name`, `name-2`, `name-3`, ... mkdir is atomic, so each name has one winner."""
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except OSError as error:
+            # The name is taken, or another command has just removed the parent, which was empty.
+            retry = isinstance(error, FileNotFoundError) or (isinstance(error, FileExistsError) and parent.is_dir())
+            if not retry or number == NAMES_LIMIT:
+                raise _cannot_make(folder, error) from error
+        else:
+            return folder
+        number += 1
+
+
+def _missing_folders(folder: Path) -> list[Path]:
+    """Return the folder, if it does not exist yet, and its missing parents, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def _holds_files(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return any(path.name != LOCK_NAME for path in folder.iterdir())
+    return False
+
+
+def _cannot_make(folder: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot make {folder}: {error.strerror}", "Name a folder on a disk that can be written: --out.")
+
+
+def _not_empty(folder: Path) -> OutputError:
+    return OutputError(f"{folder} exists and is not empty.", "Name a new folder with --out: no run is overwritten.")
+
+
+def _locked(file: int, *, created: bool) -> bool:
+    """Try to lock an open file, without waiting."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system has no locks
+        return created
+    return True
+
+
+def _is_still_there(file: int, path: Path) -> bool:
+    """Return whether the path still leads to the open file. Its last owner may have removed it before it was locked."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat(follow_symlinks=False))
+    except OSError:
+        return False

@@ -36,6 +36,7 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         **{state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")},
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
+        warmup_incomplete=int((~frame.measured & ~frame.complete).sum()),
         errors=dict(errors.most_common()),
         examples=_examples(endings),
     )

@@ -249,7 +249,9 @@ def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
 def run_row(run: Run, window: Window | None) -> Row:
     """The row of `run`."""
     header, footer, server, folder = run.header, run.footer, server_info(run), run.path.resolve().parent.name
-    ends = (None, None) if window is None else (round(window.from_ns), round(window.to_ns))
+    ends: tuple[int | None, int | None] = (None, None)
+    if window is not None and window.chosen != "whole":
+        ends = round(window.from_ns), round(window.to_ns)
     told = (header.command, header.plan, header.server, header.host, header.client)
     last_line = None
     if footer is not None:

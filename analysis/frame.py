@@ -63,14 +63,17 @@ class EndingCount(NamedTuple):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The stretch that the figures are of, in nanoseconds from the run's start, and who chose it and why."""
+    """The measuring window, in nanoseconds from the run's start, and how it was chosen."""
 
     from_ns: float
     to_ns: float
-    chosen: Literal["auto", "set"]
+    chosen: Literal["auto", "set", "whole"]
+    """`set` by the plan, `auto` where a test showed a steady state, or the `whole` run."""
     reason: str
-    plateau: bool = False
-    """Whether the load was found to be even in it, so that its parts are alike."""
+    steady: bool = False
+    """Whether a test found no trend in the window, so that its parts are alike."""
+    unsteady: str = ""
+    """How a load of one rate failed to become steady, in words; empty otherwise."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -120,7 +123,7 @@ class Frame(msgspec.Struct, frozen=True):
     endings: Mapping[Ending, EndingCount]
     sources: Mapping[Origin, int]
     window: Window | None = None
-    """None is the whole run, from the first byte sent to the last end."""
+    """None is the whole run of a burst or of interactive users."""
 
     def __len__(self) -> int:
         return len(self.complete)
@@ -163,6 +166,11 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(np.isnan(self.first_ns), self.last_ns, self.first_ns)
 
     @property
+    def whole(self) -> bool:
+        """Whether the figures are of the whole run, from the first byte sent to the last end."""
+        return self.window is None or self.window.chosen == "whole"
+
+    @property
     def sent(self) -> Booleans:
         """Measured requests of which a byte was sent."""
         return self.measured & ~np.isnan(self.sent_ns)
@@ -179,9 +187,9 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def span_ns(self) -> tuple[float, float] | None:
-        """The window's ends; of a whole run the first t_sent and the last t_end of all requests sent, complete or not.
-        None when nothing was sent or came back."""
-        if self.window is not None:
+        """The ends of the window. A whole run spans the first t_sent to the last t_end of all requests sent, complete
+        or not. None when nothing was sent or came back."""
+        if self.window is not None and not self.whole:
             ends = (self.window.from_ns, self.window.to_ns)
             return ends if ends[1] > ends[0] and self.sent.any() else None
         ended = self.end_ns[self.sent & ~np.isnan(self.end_ns)]
@@ -189,16 +197,21 @@ class Frame(msgspec.Struct, frozen=True):
         return None if len(ended) == 0 or ended.max() <= begun.min() else (float(begun.min()), float(ended.max()))
 
     def within(self, instants_ns: Floats) -> Booleans:
-        """Which instants lie in the window; all of a whole run, also those that never were."""
-        if self.window is None:
+        """Return which instants lie in the window. A whole run contains all, unknown (NaN) instants included."""
+        if self.window is None or self.whole:
             return np.ones(len(instants_ns), np.bool_)
         return (instants_ns >= self.window.from_ns) & (instants_ns <= self.window.to_ns)
+
+    @property
+    def completed_inside(self) -> int:
+        """Complete measured requests that ended in the window."""
+        return int((self.measured & self.complete & self.within(self.end_ns)).sum())
 
     def tokens_inside(self) -> float:
         """Generated tokens that arrived inside the window. Where a server's own count differs from what its chunks
         held, it is spread over them as they came."""
         tokens = np.where(self.sent, self.output_tokens, 0.0)
-        if self.window is None:
+        if self.whole:
             return float(tokens.sum())
         inside = 0.0
         for rows, chunks in self.blocks():

@@ -87,7 +87,7 @@ def _before_tail(frame: Frame) -> Window | None:
     from analysis.frame import Window
 
     ends = frame.end_ns[frame.sent & ~_undefined(frame.end_ns)]
-    if frame.window is not None or frame.span_ns is None or len(ends) == 0:
+    if not frame.whole or frame.span_ns is None or len(ends) == 0:
         return None
     ends.sort()
     begun = ends[min(len(ends) - 1, math.floor(len(ends) * (1 - TAIL_SHARE)))]
@@ -211,9 +211,9 @@ _TABLE = (
         "requests_per_s",
         "Requests",
         "Request throughput",
-        "Complete requests that ended inside the window / window. The window of a burst is from the first t_sent to "
-        "the last t_end of all requests sent, failed ones included.",
-        lambda f: _per_second(float((f.measured & f.complete & f.within(f.end_ns)).sum()), f),
+        "Complete requests that ended inside the window / window. The window of a whole run is from the first t_sent "
+        "to the last t_end of all requests sent, failed ones included.",
+        lambda f: _per_second(float(f.completed_inside), f),
         unit="requests/s",
         direction="higher",
         per="run",
@@ -233,7 +233,7 @@ _TABLE = (
         "Output before drain",
         "Output throughput before the tail",
         "Generated tokens that arrived before the tail of a whole run / the time until then: what the server gives "
-        "while it has enough to do. A run with a window has none: its window is steady.",
+        "while it has enough to do. A run with a window has none.",
         _steady_output_tokens_per_s,
         unit="tokens/s",
         direction="higher",

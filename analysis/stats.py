@@ -50,8 +50,10 @@ STAYS_PER_BATCH = 2
 REPLICATES = 4000
 SEED = 19_930_601
 NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how another would differ only repeats show"
-NO_PLATEAU = "the window is no plateau, so that its parts are not alike"
-SHORT = f"the window is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} stays of a request"
+UNSTEADY = "no test showed a steady state, so the parts of the run may not be alike"
+SHORT = f"it is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} times as long as a request takes"
+TREND_ERRORS = 2.576
+"""Standard errors beyond which a trend is no chance: 1 % of a normal distribution."""
 ALIKE = "all parts of the window are alike"
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
@@ -312,6 +314,17 @@ def rounded(value: float) -> float:
     return round(value, DECIMALS)
 
 
+def has_trend(values: Floats) -> bool:
+    """Whether a series rises or falls by more than chance explains, at a level of 1 % (Mann, "Nonparametric tests
+    against trend", 1945; Kendall, "Rank correlation methods", 1975, with the variance for ties)."""
+    count = len(values)
+    signs = np.sign(values[None, :] - values[:, None])
+    score = float(np.triu(signs, 1).sum())
+    ties = sum(number * (number - 1) * (2 * number + 5) for number in Counter(values.tolist()).values())
+    variance = (count * (count - 1) * (2 * count + 5) - ties) / 18
+    return variance > 0 and (abs(score) - 1) / math.sqrt(variance) > TREND_ERRORS
+
+
 def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     """Difference of the means of b and a, its standard error and degrees of freedom, by Welch ("The
     generalization of Student's problem", 1947; Satterthwaite); infinitely many where nothing varies. Where one group is
@@ -442,13 +455,13 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
     span = frame.span_ns
     if frame.window is None or span is None:
         return {}, NO_BATCHES
-    if frame.window.chosen == "auto" and not frame.window.plateau:
-        return {}, NO_PLATEAU
     ended = frame.sampled
     stay_ns = percentiles((frame.end_ns - frame.sent_ns)[ended], 0.5)[0] if ended.any() else math.inf
     number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
     if number < BATCHES_LEAST:
         return {}, SHORT
+    if frame.window.chosen != "set" and not frame.window.steady:
+        return {}, UNSTEADY
     requests, tokens, prompts = _amounts(frame, number)
     rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
     rates["input_tokens_per_s"] = prompts

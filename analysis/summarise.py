@@ -12,19 +12,18 @@ from collections import Counter
 
 import numpy as np
 
-from analysis import client, endings, stats, summary
+from analysis import client, endings, littles_law, stats, summary
 from analysis.frame import Frame, total
 from analysis.gaps import described
 from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
 from analysis.prediction import foretold
 from analysis.telemetry import counters, machine, memory, skew_range_s
-from analysis.window import frame_of_run
+from analysis.window import WHOLE_RUN, frame_of_run, outside_window
 from loadgen.runfile import Run
 
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
-WHOLE = "from the first byte sent to the last answer's end"
 PLANNED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
 IN_FLIGHT = "Requests that are in flight together share the server's steps, so they are not quite independent."
 ONE_BURST = "Requests of one burst are not independent: they wait in one queue and share the server's steps."
@@ -59,10 +58,13 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             from_s=None if span is None else stats.rounded(span[0] / 1e9),
             to_s=None if span is None else stats.rounded(span[1] / 1e9),
             chosen="whole" if frame.window is None else frame.window.chosen,
-            reason=WHOLE if frame.window is None else frame.window.reason,
+            reason=WHOLE_RUN if frame.window is None else frame.window.reason,
             requests=int(frame.inside.sum()),
+            unsteady="" if frame.window is None else frame.window.unsteady,
+            outside=outside_window(frame),
         ),
         throughput=throughput,
+        littles_law=littles_law.check(frame),
         latencies=latencies,
         intervals=summary.IntervalMeaning(
             confidence=stats.CONFIDENCE,
@@ -90,11 +92,11 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
     """Which run this is and how it can be had again."""
     header, footer, plan = run.header, run.footer, run.header.plan
     folder = run.path.resolve().parent.name
-    if footer is not None:
-        ended_ns = footer.ended_ns
-    else:  # the last instant that anything is known of
-        last_ns = int(np.nanmax(frame.end_ns, initial=0))
+    last_ns = int(np.nanmax(frame.end_ns, initial=0))
+    if footer is None:  # interrupted or going on: the last instant that anything is known of
         ended_ns = max([last_ns, *(sample.at_ns for sample in run.telemetry)])
+    else:  # by the footer's instant the workers had decoded and written everything, up to a second later
+        ended_ns = last_ns or footer.ended_ns
     return summary.RunInfo(
         id=folder,
         label=plan.get("label") or folder,
@@ -165,12 +167,22 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
     """Each end of the window is off by an error bar: that of an answer's end for a whole run, else that of the tokens
     at the window's ends."""
     span, (ci95, ci95_none) = frame.span_ns, stats.rate_intervals(frame)
-    bar_s = health.error_bar_e2e_s if frame.window is None else health.error_bar_s
+    bar_s = health.error_bar_e2e_s if frame.whole else health.error_bar_s
     error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
     rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]
     answered = bool((frame.measured & frame.complete).any())  # else there is no throughput worth a name
     figures = {each.name: _figure(each, frame) if answered else None for each in rates}
-    return summary.Throughput(**figures, error_share=error_share, ci95=ci95, ci95_none=ci95_none)
+    span_s = None if span is None else stats.rounded((span[1] - span[0]) / 1e9)
+    tokens_per_s = figures["output_tokens_per_s"]
+    return summary.Throughput(
+        completed=frame.completed_inside,
+        output_tokens=None if tokens_per_s is None or span_s is None else round(tokens_per_s * span_s),
+        span_s=span_s,
+        **figures,
+        error_share=error_share,
+        ci95=ci95,
+        ci95_none=ci95_none,
+    )
 
 
 def _figure(metric: Metric, frame: Frame) -> float | None:

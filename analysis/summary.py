@@ -28,6 +28,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
     duration_s: float
+    """From the start to the end of the last request. A run without a footer lasts to the last line it recorded."""
     arrivals: str
     """The canonical text of the arrival process, such as `burst` or `poisson:20`."""
     load: LoadFacts = LoadFacts()
@@ -118,6 +119,8 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     unrecorded: int
     """Planned, and without a Record: those of a run that was killed."""
     warmup: int
+    warmup_incomplete: int = 0
+    """Warm-up requests that did not complete. They are in no other count."""
     errors: dict[str, int]
     """By kind, the most frequent first."""
     examples: dict[str, list[ErrorExample]]
@@ -155,15 +158,51 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     those were counted, which may hold several."""
 
 
-class MeasuredWindow(msgspec.Struct, kw_only=True):
-    """The stretch of the run that figures are of, in seconds from its start."""
+class OutsideWindow(msgspec.Struct, kw_only=True):
+    """The measured requests due outside the window. They are in no latency and not in goodput."""
+
+    requests: int
+    complete: int
+    incomplete: dict[str, int]
+    """Requests that did not complete, by state."""
+    slowest_s: float | None
+    """Largest E2E latency of a complete request outside the window; None where there is none."""
+    slowest_inside_s: float | None
+    """Largest E2E latency inside the window."""
+    slowest_ttft_s: float | None
+    """Largest TTFT of a complete request outside the window."""
+    slowest_ttft_inside_s: float | None
+    """Largest TTFT inside the window."""
+
+    @property
+    def slower(self) -> bool:
+        """Whether a request outside the window was slower than every request inside."""
+        return self._exceeds(self.slowest_s, self.slowest_inside_s) or self.slower_first
+
+    @property
+    def slower_first(self) -> bool:
+        """Whether a first token outside the window was slower than every first token inside."""
+        return self._exceeds(self.slowest_ttft_s, self.slowest_ttft_inside_s)
+
+    @staticmethod
+    def _exceeds(outside_s: float | None, inside_s: float | None) -> bool:
+        return outside_s is not None and (inside_s is None or outside_s > inside_s)
+
+
+class MeasuredWindow(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The part of the run that the figures are of, in seconds from its start."""
 
     from_s: float | None
     to_s: float | None
     chosen: Literal["whole", "auto", "set"]
+    """`set` by the plan, `auto` where a test showed a steady state, or the `whole` run."""
     reason: str
     requests: int
     """Measured requests due in it."""
+    unsteady: str = ""
+    """How a load of one rate failed to become steady; empty otherwise."""
+    outside: OutsideWindow | None = None
+    """The measured requests that the window leaves out; None where there are none."""
 
     @property
     def whole(self) -> bool:
@@ -174,6 +213,12 @@ class MeasuredWindow(msgspec.Struct, kw_only=True):
 class Throughput(msgspec.Struct, kw_only=True):
     """Rates of the window, and how exactly they are known; None where no request was complete."""
 
+    completed: int | None = None
+    """Complete requests that ended in the window: the numerator of `requests_per_s`."""
+    output_tokens: int | None = None
+    """Generated tokens that arrived in the window: the numerator of `output_tokens_per_s`."""
+    span_s: float | None = None
+    """Length of the window: the denominator of every rate."""
     requests_per_s: float | None
     output_tokens_per_s: float | None
     steady_output_tokens_per_s: float | None
@@ -189,6 +234,25 @@ class Throughput(msgspec.Struct, kw_only=True):
     ci95: dict[str, tuple[float, float]]
     ci95_none: str | None
     """Why there are no intervals; None where there are."""
+
+
+class LittlesLaw(msgspec.Struct, kw_only=True):
+    """Little's law over the window: request throughput times mean E2E latency is the mean number in flight. Figures
+    that contradict it are not of the same requests."""
+
+    in_flight: float
+    """Mean number of requests in flight, measured from every request's own instants."""
+    expected: float
+    """`requests_per_s` times the mean of `e2e_s`."""
+    incomplete: float
+    """The part of `in_flight` taken by requests that did not complete, which are in no latency."""
+    tolerance: float
+    """Largest difference between `in_flight` and `expected` that is no contradiction."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figures agree with each other."""
+        return abs(self.in_flight - self.expected) <= self.tolerance
 
 
 class IntervalMeaning(msgspec.Struct, kw_only=True):
@@ -456,6 +520,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: TokenCounts
     window: MeasuredWindow
     throughput: Throughput
+    littles_law: LittlesLaw | None = None
+    """None where no request was complete in the window."""
     latencies: dict[str, Distribution] = msgspec.field(name="latency")
     """By metric."""
     intervals: IntervalMeaning

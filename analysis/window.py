@@ -1,38 +1,56 @@
-"""The measuring window: the stretch of an open or closed loop in which the server was under its steady load.
+"""The measuring window: which part of a run the figures are of.
 
-A burst has none, nor have users turned up and down by hand: their figures are of the whole run. Otherwise the plan's
-`window_s` sets it, or it is found from the number of requests in flight, which rises while the first answers are still
-being made, stays on a plateau, and falls when no more requests come:
+Most runs are measured whole, from the first byte sent to the last end: bursts, closed loops, interactive users, rates
+that change by plan, and runs that are too short for anything else. Nothing can be hidden that way.
+
+`window_s` of the plan sets a window. Otherwise one is chosen only for an open loop of one rate that reached a steady
+state. It leaves out the ramp, while the server still fills up, and nothing else:
 
     in flight   |      .--~~--~---~~-.            level: median over the middle half of the arrivals
                 |    /|              |\\           from:  first instant with at least 80 % of the level
-                |  /  |    window    |  \\         to:    last such instant before the last request is due
+                |  /  |    window    |  \\         to:    the last request is due
                 +------------------------- time
 
 The window begins one stay (the median time that a request is in flight) after the first request was due if that is
-later: from then on answers end as often as requests come. The plateau is believed when the window holds two stays and
-the mean number in flight of its halves differs by a quarter at most, or by no more than chance explains.
+later: from then on answers end as often as requests come. It never ends early. A server that answers nothing but fast
+errors looks like one that runs empty, so a falling number in flight must not end a window.
+
+The window is used when all of these hold, and otherwise the whole run is:
+
+- It lasts at least STAYS_MIN stays. A ramp of one stay is then a small part of the run.
+- The number in flight has no trend in it: see `_trend`.
+- The requests that it leaves out are at most EXCLUDED_MAX of all, and each of them is complete.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Gathering, Integers, Window, frame_of
+from analysis.frame import NS_PER_S, Floats, Frame, Gathering, Integers, Window, frame_of
+from analysis.stats import BATCHES_LEAST, BATCHES_MOST, STAYS_PER_BATCH, has_trend, rounded
+from analysis.summary import OutsideWindow
 from loadgen.runfile import Header, Run, scan
 from workloads.load import LoadFacts
 
-PLATEAU_SHARE = 0.8
-STAYS_MIN = 2
-HALVES_SHARE = 0.75
+LEVEL_SHARE = 0.8
+STAYS_MIN = BATCHES_LEAST * STAYS_PER_BATCH
+EXCLUDED_MAX = 0.1
+"""Largest share of the requests that a window may leave out when the plan does not set it."""
+TREND_SHARE = 0.05
+"""Halves that differ by less than this share of the larger one are alike, even if the difference is no chance."""
+UNSTEADY_SHARE = 0.25
+"""Halves that differ by more than this share of the larger one are reported as a warning, unless chance explains it."""
 HALVES_ERRORS = 3
 """The number in flight of Poisson arrivals is Poisson distributed: its standard error is the root of its mean."""
-EVERYTHING = "so this is from the first due to the last"
+WHOLE_RUN = "the whole run, from the first byte sent to the last end"
 
 
 class InFlight(NamedTuple):
@@ -60,18 +78,43 @@ def windowed(frame: Frame, header: Header) -> Frame:
 
 
 def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
-    """The window of a run; None is the whole run, for a load that neither is steady nor changes by plan."""
+    """Return the measuring window of a run. None is the whole run of a burst or of interactive users."""
     if set_s:
         return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
-    asked = frame.sent & ~np.isnan(frame.end_ns)
-    if not (load.steady or load.finite) or not asked.any():
+    answered = frame.sent & ~np.isnan(frame.end_ns)
+    if not (load.steady or load.finite) or not answered.any():
         return None
-    begins, ends = float(frame.due_ns[asked].min()), float(frame.due_ns[asked].max())
+    begins, ends = float(frame.due_ns[answered].min()), float(frame.due_ns[answered].max())
     if ends <= begins:
         return None
     if not load.steady:
-        return Window(begins, ends, "auto", f"the rate changes by plan, {EVERYTHING}")
-    return _plateau(frame, asked, begins, ends)
+        return _whole(frame, "the whole run: the rate changes by plan")
+    stay = float(np.median((frame.end_ns - frame.sent_ns)[answered]))
+    if not load.open_loop:
+        steady = not _trend(_completions(frame, begins, ends, stay))
+        return _whole(frame, "the whole run: clients wait for answers", steady=steady)
+    return _of_one_rate(frame, in_flight(frame.sent_ns[answered], frame.end_ns[answered]), begins, ends, stay)
+
+
+def outside_window(frame: Frame) -> OutsideWindow | None:
+    """Describe the requests due outside the window; None where there are none."""
+    left_out = frame.measured & ~frame.inside
+    if not left_out.any():
+        return None
+    names = [ending.state for ending in frame.endings]
+    states = Counter(names[index] for index in frame.ending[left_out & ~frame.complete].tolist())
+    complete = left_out & frame.complete
+    e2e_s = (frame.last_ns - frame.sent_ns) / NS_PER_S
+    ttft_s = (frame.first_ns - frame.sent_ns) / NS_PER_S
+    return OutsideWindow(
+        requests=int(left_out.sum()),
+        complete=int(complete.sum()),
+        incomplete=dict(states.most_common()),
+        slowest_s=_largest(e2e_s[complete]),
+        slowest_inside_s=_largest(e2e_s[frame.sampled]),
+        slowest_ttft_s=_largest(ttft_s[complete]),
+        slowest_ttft_inside_s=_largest(ttft_s[frame.sampled]),
+    )
 
 
 def in_flight(begins: Floats, ends: Floats) -> InFlight:
@@ -83,32 +126,85 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
     return InFlight(instants[order], np.cumsum(changes[order]))
 
 
-def _plateau(frame: Frame, asked: Booleans, begins: float, ends: float) -> Window:
-    steps = in_flight(frame.sent_ns[asked], frame.end_ns[asked])
+def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
+    """The whole run as a window. Its ends are those of `Frame.span_ns`, which reads only `chosen`."""
+    answered = frame.sent & ~np.isnan(frame.end_ns)
+    ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
+    return Window(*ends, "whole", reason, steady=steady, unsteady=unsteady)
+
+
+def _of_one_rate(frame: Frame, steps: InFlight, begins: float, ends: float, stay: float) -> Window:
+    """The window of an open loop of one rate: what lies behind the ramp, or else the whole run."""
     length = ends - begins
     level = _median(_between(steps, begins + length / 4, ends - length / 4))
-    stay = float(np.median((frame.end_ns - frame.sent_ns)[asked]))
-    inside = _between(steps, begins, ends)
-    enough = np.flatnonzero(inside.levels >= PLATEAU_SHARE * level)
-    if len(enough) == 0 or level == 0:
-        return Window(begins, ends, "auto", f"most of the time nothing was in flight, {EVERYTHING}")
-    from_ns = max(float(inside.instants[enough[0]]), begins + stay)
-    to_ns = ends if enough[-1] + 1 == len(inside.levels) else float(inside.instants[enough[-1] + 1])
-    if why := _no_plateau(steps, from_ns, to_ns, stay):
-        return Window(begins, ends, "auto", f"no plateau ({why}), {EVERYTHING}")
-    return Window(from_ns, to_ns, "auto", f"about {level:g} in flight", plateau=True)
+    if level == 0:
+        return _whole(frame, "the whole run: most of the time nothing was in flight")
+    arriving = _between(steps, begins, ends)
+    filled = np.flatnonzero(arriving.levels >= LEVEL_SHARE * level)
+    from_ns = max(float(arriving.instants[filled[0]]), begins + stay)
+    if unsteady := _unsteady(steps, from_ns, ends, stay):
+        return _whole(frame, "the whole run: no steady state was reached", unsteady=unsteady)
+    window = Window(from_ns, ends, "auto", f"about {level:g} in flight", steady=True)
+    objection = _objection(frame, window, steps, stay)
+    return _whole(frame, f"the whole run: {objection}") if objection else window
 
 
-def _no_plateau(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str:
-    """Why there is no plateau between these instants; nothing if there is one."""
-    stays = (to_ns - from_ns) / max(1.0, stay)
-    if stays >= 1:
-        middle = (from_ns + to_ns) / 2
-        early, late = _mean(_between(steps, from_ns, middle)), _mean(_between(steps, middle, to_ns))
-        low, high = sorted((early, late))
-        if low < HALVES_SHARE * high and high - low > HALVES_ERRORS * high**0.5:
-            return f"{early:.3g} were in flight in its first half, {late:.3g} in its second"
-    return f"too short for requests that take {stay / 1e9:.3g} s" if stays < STAYS_MIN else ""
+def _objection(frame: Frame, window: Window, steps: InFlight, stay: float) -> str:
+    """Say why a window must not stand for the whole run; nothing if it may."""
+    if window.to_ns - window.from_ns < STAYS_MIN * max(1.0, stay):
+        return f"requests take {stay / NS_PER_S:.3g} s, and a window takes {STAYS_MIN} times that"
+    if _trend(_batches(steps, window.from_ns, window.to_ns, stay)):
+        return "the number in flight shows a trend"
+    left_out = frame.measured & ~replace(frame, window=window).inside
+    if (left_out & ~frame.complete).any():
+        return "requests failed while the server filled up"
+    if left_out.sum() > EXCLUDED_MAX * frame.measured.sum():
+        return "the server took more than a tenth of it to fill up"
+    return ""
+
+
+def _unsteady(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str:
+    """Say how the halves of an interval clearly differ; nothing if they do not or if it is too short to tell."""
+    if to_ns - from_ns < max(1.0, stay):
+        return ""
+    middle = (from_ns + to_ns) / 2
+    early, late = _mean(_between(steps, from_ns, middle)), _mean(_between(steps, middle, to_ns))
+    low, high = sorted((early, late))
+    if high - low <= UNSTEADY_SHARE * high or high - low <= HALVES_ERRORS * math.sqrt(high):
+        return ""
+    return f"{early:.3g} requests were in flight in the first half, {late:.3g} in the second"
+
+
+def _trend(values: Floats) -> bool:
+    """Whether a series of equal batches rises or falls. True where it is too short to tell.
+
+    Requests that share a batch share its chance, and a batch is longer than a request stays, so batches are nearly
+    independent. A trend that is too small to matter does not count: with arrivals as regular as a clock the smallest
+    difference is significant."""
+    if len(values) < BATCHES_LEAST:
+        return True
+    half = len(values) // 2
+    early, late = float(values[:half].mean()), float(values[-half:].mean())
+    return abs(late - early) > TREND_SHARE * max(early, late) and has_trend(values)
+
+
+def _edges(from_ns: float, to_ns: float, stay: float) -> Floats:
+    """The edges of equal batches of STAYS_PER_BATCH stays or more, at most BATCHES_MOST of them."""
+    number = min(BATCHES_MOST, int((to_ns - from_ns) / (STAYS_PER_BATCH * max(1.0, stay))))
+    return np.linspace(from_ns, to_ns, max(1, number) + 1)
+
+
+def _batches(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> Floats:
+    """The mean number in flight in each batch of an interval."""
+    edges = _edges(from_ns, to_ns, stay).tolist()
+    return np.array([_mean(_between(steps, *ends)) for ends in pairwise(edges)])
+
+
+def _completions(frame: Frame, from_ns: float, to_ns: float, stay: float) -> Floats:
+    """How many requests completed in each batch of an interval. Clients keep the number in flight of a closed loop the
+    same whatever the server does, so it cannot show whether the server was steady; the answers can."""
+    ended_ns = frame.end_ns[frame.measured & frame.complete]
+    return np.histogram(ended_ns, _edges(from_ns, to_ns, stay))[0].astype(np.float64)
 
 
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
@@ -130,3 +226,9 @@ def _median(part: InFlight) -> float:
     order = np.argsort(part.levels[:-1], kind="stable")
     elapsed = np.cumsum(np.diff(part.instants)[order])
     return float(part.levels[:-1][order][np.searchsorted(elapsed, elapsed[-1] / 2)])
+
+
+def _largest(values: Floats) -> float | None:
+    """The largest known value in seconds; None where none is known."""
+    known = values[~np.isnan(values)]
+    return rounded(float(known.max())) if len(known) else None

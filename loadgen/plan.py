@@ -150,7 +150,8 @@ class Plan:
     speed: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 5.0
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
     window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Advanced")] = None
-    """What the figures are of; else chosen."""
+    """Measuring window, such as 10s..50s from the start. Default: the whole run, or the steady part of a long open
+    loop."""
     stamps: Annotated[str, A_SOURCE, RunOption("Advanced", "start")] = AUTO
     """Where arrival instants come from: ring, the kernel's stamp of each packet; socket, that of each read; user, this
     process's clock, as late as it is; or auto, the best that works here."""

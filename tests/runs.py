@@ -127,18 +127,17 @@ def failed(request_id: int, kind: str = "http_status", detail: str = "Model is o
     return Record(id=request_id, **(values | changes))
 
 
-def truncated(request_id: int, chunk_ns: Sequence[int]) -> Record:
+def truncated(request_id: int, chunk_ns: Sequence[int], **changes: Any) -> Record:
     """A request whose stream ended too early."""
-    return complete(
-        request_id,
-        chunk_ns,
-        state="truncated",
-        error_kind="truncated",
-        error_detail="the answer ended, after 3 tokens and without the end marker",
-        output_tokens=None,
-        output_tokens_asked=64,
-        counted_by="",
-    )
+    values: dict[str, Any] = {
+        "state": "truncated",
+        "error_kind": "truncated",
+        "error_detail": "the answer ended, after 3 tokens and without the end marker",
+        "output_tokens": None,
+        "output_tokens_asked": 64,
+        "counted_by": "",
+    }
+    return complete(request_id, chunk_ns, **(values | changes))
 
 
 def rejected(request_id: int, detail: str = "Model is overloaded (overloaded)", **changes: Any) -> Record:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
-from analysis.objectives import ObjectiveVerdict
+from analysis.objectives import BoundsMet, ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.summary import ClientHealth, MemoryLevels, RequestCounts, Summary
+from analysis.summary import ClientHealth, MemoryLevels, OutsideWindow, RequestCounts, Summary
 
 COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
 """What server and client both count."""
@@ -42,9 +42,9 @@ def findings(summary: Summary) -> list[Finding]:
         each = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
         found.append(Finding("machines", "ok", f"{count(len(summary.machines), 'machine')}, clocks known to: {each}."))
     found += [*(Finding("goodput", "note", text, "goodput") for text in goodput(summary)), *_counters(summary)]
-    if measured := window(summary):
-        flat = summary.window.reason.startswith("no plateau")
-        found.append(Finding("window", "warning" if flat else "ok", measured, "course"))
+    found += _window(summary)
+    if contradiction := littles_law(summary):
+        found.append(Finding("littles_law", "warning", contradiction, "course"))
     found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
     if summary.limit:
         found.append(Finding("limit", "warning" if summary.limit.beaten else "note", limit(summary.limit)))
@@ -55,6 +55,8 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     """Whether the figures are valid, in a sentence."""
     if not summary.requests.complete:
         return Finding("invalid", "error", "Invalid: no request was complete.")
+    if window_is_empty(summary):
+        return Finding("invalid", "error", "Invalid: no complete request was due in the window.")
     if not summary.client.ok:
         return Finding("invalid", "error", "Invalid: possible client bottleneck.")
     if doubts := sum(each.level in ("warning", "error") for each in found):
@@ -202,27 +204,89 @@ def delivered(summary: Summary) -> bool:
 
 
 def goodput(summary: Summary) -> list[str]:
-    """How many requests met the bounds, and which bounds 90 % would have met; nothing if not asked."""
+    """How many requests met the bounds, and which bounds 90 % would have met; nothing where none were stated."""
     found = summary.goodput
     if not found or not found.requests:
         return []
     low, high = (significant(end * 100, 3) for end in found.attainment_ci95)
-    good = f"{found.good:,} of {count(found.requests, 'request')} met {' and '.join(found.bounds)}"
-    said = f"Goodput {significant(found.per_s)} requests/s: {good}"
-    said += f" ({share(found.attainment)}, 95 %: {low} to {high} %)."
+    due = "" if summary.window.whole else " due in the window"
+    good = f"{found.good:,} of {count(found.requests, 'request')}{due} met {' and '.join(found.bounds)}"
+    text = f"Goodput {significant(found.per_s)} requests/s: {good}"
+    text += f" ({share(found.attainment)}, 95 %: {low} to {high} %)."
     if not (met := found.met_by["90%"]):
-        return [said, "No bounds would have been met by 90 %: too many were not complete."]
-    bounds = " and ".join(f"{latency} < {duration(bound)}" for latency, bound in met.bounds_s.items())
-    return [said, f"90 % would have met {bounds} (bounds x{significant(met.scale)})."]
+        return [text, "No bounds would have been met by 90 %: too many were not complete."]
+    if not (bounds := bounds_met(met, " < ")):
+        names = " and ".join(met.bounds_s)
+        return [text, f"90 % would have met any bounds, however tight: their {names} is 0 or undefined."]
+    scale = f" (bounds x{significant(met.scale)})" if met.scale else ""
+    return [text, f"90 % would have met {' and '.join(bounds)}{scale}."]
 
 
-def window(summary: Summary) -> str:
-    """What part of the run the figures are of, and why; nothing for a whole run."""
-    found = summary.window
-    if found.whole:
+def bounds_met(met: BoundsMet, sign: str) -> list[str]:
+    """The bounds that a share of the requests would have met, such as `ttft < 300 ms`. Empty where these requests have
+    no latency above 0, so that every bound holds and none can be named."""
+    return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
+
+
+def _window(summary: Summary) -> list[Finding]:
+    """Which part of the run the figures are of, what that leaves out, and whether the load became steady."""
+    window = summary.window
+    if window.unsteady:
+        text = f"No steady state: {window.unsteady}, so latencies depend on how long the run was."
+        return [Finding("window", "warning", text, "course")]
+    if window.whole:
+        return []
+    ends = f"{significant(window.from_s)} s to {significant(window.to_s)} s"
+    text = f"Measured from {ends} of the run ({window.reason}): {count(window.requests, 'request')} due within."
+    found = [Finding("window", "ok", text, "course")]
+    if window_is_empty(summary):
+        text = f"No complete request was due in the window, {ends} of the run: there are no latencies."
+        found = [Finding("window", "warning", text, "course")]
+    if left_out := window.outside:
+        doubtful = left_out.slower or left_out.incomplete
+        text = outside(window.requests + left_out.requests, left_out)
+        found.append(Finding("outside", "warning" if doubtful else "ok", text, "course"))
+    return found
+
+
+def window_is_empty(summary: Summary) -> bool:
+    """Whether requests completed, but none of those that were due in the window."""
+    return bool(summary.requests.complete) and not summary.window.whole and not summary.latencies["e2e_s"].n
+
+
+def outside(total: int, left_out: OutsideWindow) -> str:
+    """Describe the requests outside the window: how many, how they ended, and the slowest."""
+    parts = [f"{left_out.requests:,} of {count(total, 'request')} outside the window"]
+    if left_out.incomplete:
+        parts.append(", ".join(f"{number:,} {state}" for state, number in left_out.incomplete.items()))
+    if left_out.slowest_s is not None:
+        slowest = f"the slowest took {duration(left_out.slowest_s)}"
+        if left_out.slower and not left_out.slower_first:
+            slowest += _longer(left_out.slowest_inside_s)
+        parts.append(slowest)
+    if left_out.slower_first:
+        first = f"the slowest first token took {duration(left_out.slowest_ttft_s)}"
+        parts.append(first + _longer(left_out.slowest_ttft_inside_s))
+    return f"{'; '.join(parts)}."
+
+
+def _longer(inside_s: float | None) -> str:
+    return "" if inside_s is None else f", longer than any inside ({duration(inside_s)})"
+
+
+def littles_law(summary: Summary) -> str:
+    """Say that throughput and latency contradict the measured number in flight; nothing where they agree."""
+    law, mean_s = summary.littles_law, summary.latencies["e2e_s"].mean
+    if law is None or law.holds:
         return ""
-    ends = f"{significant(found.from_s)} s to {significant(found.to_s)} s"
-    return f"Measured from {ends} of the run ({found.reason}): {count(found.requests, 'request')} due within."
+    product = f"{significant(summary.throughput.requests_per_s)} requests/s x {duration(mean_s)} mean E2E"
+    product += f" = {significant(law.expected)} in flight by Little's law"
+    measured = f"{significant(law.in_flight)} measured"
+    if abs(law.in_flight - law.incomplete - law.expected) <= law.tolerance:
+        taken = f"{significant(law.incomplete)} of them in requests that did not complete"
+        return f"Latencies leave out much of what filled the server: {product}, {measured}, {taken}."
+    tolerance = f"tolerance ±{significant(law.tolerance, 2)}"
+    return f"Throughput and latencies contradict each other: {product}, {measured} ({tolerance})."
 
 
 def limit(found: HardwareLimit) -> str:
@@ -297,7 +361,9 @@ def _warnings(summary: Summary) -> list[Finding]:
     damaged = f"{count(run.damaged_lines, 'damaged line')} of the run file left out."
     proxy = f"docker-proxy forwards every byte from {summary.server.url}, and its delay is in every latency."
     proxy += f' Measure {summary.server.proxied_to}, or set "userland-proxy": false for the Docker engine.'
+    warming = f"{summary.requests.warmup_incomplete:,} of {count(summary.requests.warmup, 'warm-up request')}"
     said = [
+        ("warmup", summary.requests.warmup_incomplete, f"{warming} did not complete.", "failures"),
         *(("bottleneck", True, f"{reason[0].upper()}{reason[1:]}.", "client") for reason in client.reasons),
         ("proxy", summary.server.proxied_to, proxy, "client"),
         ("forced", run.forced, f"Measured with --force: {run.forced}.", ""),

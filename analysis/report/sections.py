@@ -81,7 +81,7 @@ def brief(summary: Summary) -> Document:
     cards = tables.cards(summary)
     blocks: list[Block] = [
         doc.Cards([cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]),
-        *([tables.latency([summary], brief=True)] if summary.requests.complete else []),
+        *([tables.latency([summary], brief=True)] if summary.latencies["e2e_s"].n else []),
         *([tables.prediction([summary])] if summary.prediction else []),
         *([tables.turns([summary], brief=True)] if summary.turns else []),
         *([tables.failures(summary)] if summary.requests.errors else []),

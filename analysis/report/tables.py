@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from analysis.client import LIMITS
@@ -27,6 +28,8 @@ TURNS_BRIEF = 10
 """Turns in the terminal; the page has them all."""
 ERROR_SAID = 1e-3
 """From which share on the timing error of a rate is mentioned."""
+DIGITS_MAX = 100_000
+"""A median from here on takes another unit than the latencies it is compared with."""
 LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
 Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
@@ -51,14 +54,15 @@ def cards(summary: Summary) -> dict[str, Card]:
     if not requests.complete:
         took = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {requests.planned:,}", took)}
-    ended = f"{requests.complete:,} of {requests.planned:,} complete"
-    ended += f"; {requests.rejected:,} rejected" if requests.rejected else ""
-    ended += f"; in {duration(summary.run.duration_s)}"
-    ended = _joined(ended, _interval(summary, "requests_per_s"))
+    ended = _joined(_completed(summary), _interval(summary, "requests_per_s"))
     error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s
     drain = f"{significant(steady, 4)} excluding drain ({share(throughput.tail_share)} of the run)"
     timing = f"±{share(error)} timing error" if error >= ERROR_SAID else ""
-    exact = _joined(_interval(summary, "output_tokens_per_s"), "" if steady is None else drain, timing)
+    tokens = ""
+    if throughput.output_tokens is not None:
+        tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s)}"
+    drained = "" if steady is None else drain
+    exact = _joined(tokens, _interval(summary, "output_tokens_per_s"), drained, timing)
     total = _interval(summary, "total_tokens_per_s") or "with prompts"
     found = {
         "output": Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", exact),
@@ -83,6 +87,19 @@ def cards(summary: Summary) -> dict[str, Card]:
     return first | {name: each for name, each in found.items() if name not in OF_TOKENS}
 
 
+def _completed(summary: Summary) -> str:
+    """How many requests completed in how long: the numerator and the denominator of the request throughput."""
+    requests, throughput = summary.requests, summary.throughput
+    of_all = f"{requests.complete:,} of {requests.planned:,} complete"
+    rejected = f"{requests.rejected:,} rejected" if requests.rejected else ""
+    if throughput.completed is None:  # written by an older version
+        return _joined(of_all, rejected)
+    span = duration(throughput.span_s)
+    if summary.window.whole:
+        return _joined(f"{of_all} in {span}", rejected)
+    return _joined(f"{throughput.completed:,} ended in the window of {span}", of_all, rejected)
+
+
 def latency(
     summaries: Summaries, *, brief: bool = False, adjusted: bool = False, only: Sequence[str] = tuple(METRICS)
 ) -> Table:
@@ -96,7 +113,7 @@ def latency(
     for name in BRIEF_LATENCIES if brief else parts[0]:
         if name not in only or (not asked and not any(part[name].n for part in parts)):
             continue
-        factor, unit = scale_of(next((part[name].p50 for part in parts if part[name].p50), None))
+        factor, unit = _unit(name, parts)
         for place, part in enumerate(parts):
             heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
             heads += [_run(place)] if several else []
@@ -113,6 +130,27 @@ def latency(
         notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
     title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"
     return Table(title, columns, rows, "percentiles", notes)
+
+
+def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]]) -> tuple[float, str]:
+    """Factor and unit of a latency's row, the same for every run and every statistic.
+
+    Latencies that are compared with each other share the unit of the first of them: TTFT with E2E, TPOT with ITL. A
+    row's own median is no good guide for ITL, because tokens that share a read make it tiny next to the mean. A row
+    leaves the shared unit where its median would have more than five digits."""
+    metric = METRICS[name]
+    paced = metric.unit == "s/token" or metric.per in ("chunk", "token")
+    own_s = _typical_s(parts, name)
+    shared_s = _typical_s(parts, "tpot_s" if paced else "ttft_s") or own_s
+    shared = scale_of(shared_s)
+    return scale_of(own_s) if own_s is not None and own_s * shared[0] >= DIGITS_MAX else shared
+
+
+def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]], name: str) -> float | None:
+    """The median of a latency in the middle one of several runs, or its mean where the median is 0 or infinite."""
+    known = [part[name].p50 or getattr(part[name], "mean", None) for part in parts if name in part]
+    values = [value for value in known if value]
+    return median_low(values) if values else None
 
 
 def statistic(
@@ -207,7 +245,7 @@ def goodput(summaries: Summaries) -> Table:
     rows: list[Cells] = []
     for place, found in ((place, each.goodput) for place, each in enumerate(summaries) if each.goodput):
         met = found.met_by["90%"]
-        bounds = ", ".join(f"{name} {duration(bound)}" for name, bound in met.bounds_s.items()) if met else UNKNOWN
+        bounds = (", ".join(findings.bounds_met(met, " ")) or "any bounds") if met else UNKNOWN
         interval = " to ".join(significant(end * 100) for end in found.attainment_ci95)
         figures = (f"{found.good:,}", f"{found.requests:,}", share(found.attainment), f"{interval} %")
         rows.append([_run(place), *figures, significant(found.per_s), bounds])

@@ -83,9 +83,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="session")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The report of an open loop with warm-up, measured on its plateau."""
-    plan = header(400).plan | {"arrivals": "constant:100"}
-    return _written(tmp_path_factory.mktemp("steady"), loop(warmup=3), plan=plan)
+    """The report of an open loop with warm-up, measured in the window of its steady state."""
+    plan = header(1200).plan | {"arrivals": "constant:100"}
+    return _written(tmp_path_factory.mktemp("steady"), loop(1200, warmup=3), plan=plan)
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def test_what_is_in_no_figure_lies_in_the_shade(opened: Opened) -> None:
     window = opened.summary.window
     assert [shapes[0][1], shapes[1][0]] == [window.from_s, window.to_s]
     assert shapes[0][0] == pytest.approx(-3 * 0.51, abs=0.001)
-    assert shapes[1][1] == pytest.approx(3.99 + 0.5, abs=0.1)
+    assert shapes[1][1] == pytest.approx(11.99 + 0.5, abs=0.1)
     assert opened.page.locator("#chart-course .shapelayer path").count() == 2
 
 

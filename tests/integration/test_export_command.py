@@ -65,14 +65,14 @@ def test_csv_says_what_parquet_says(run: Run, tmp_path: Path) -> None:
 
 def test_the_tables_lead_to_the_figures_of_the_report(tmp_path: Path) -> None:
     """Complete, measured requests due inside the window have, by pandas, the percentiles of summary.json."""
-    run = run_of(tmp_path / "run", loop(warmup=3), plan=header(400).plan | {"arrivals": "constant:100"})
+    run = run_of(tmp_path / "run", loop(1200, warmup=3), plan=header(1200).plan | {"arrivals": "constant:100"})
     export(run.path, parquet=tmp_path, quiet=True)
     requests = pd.read_parquet(tmp_path / "requests.parquet")
     window = pd.read_parquet(tmp_path / "run.parquet").iloc[0]
     inside = requests.due_ns.between(window.window_from_ns, window.window_to_ns)
     counted = requests[inside & (requests.phase == "measured") & (requests.state == "complete")]
     latency = summarise(run)["latency"]
-    assert len(counted) == latency["ttft_s"]["n"] == 350
+    assert len(counted) == latency["ttft_s"]["n"] == 1150
     for name in ("ttft_s", "ttft_due_s", "tpot_s", "e2e_s", "e2e_due_s"):
         assert counted[name].quantile([0.5, 0.9]).tolist() == pytest.approx(
             [latency[name]["p50"], latency[name]["p90"]], abs=1e-9

@@ -121,6 +121,8 @@ def test_warm_up_requests_are_in_no_figure(tmp_path: Path) -> None:
     both = summarise(run_of(tmp_path / "both" / "run", [*warmup, *measured], plan=plan, command=header(20).command))
     assert both["requests"].pop("warmup") == 2
     assert alone["requests"].pop("warmup") == 0
+    assert both["requests"].pop("warmup_incomplete") == 1
+    assert alone["requests"].pop("warmup_incomplete") == 0
     assert both == alone
 
 

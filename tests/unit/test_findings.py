@@ -232,12 +232,12 @@ def test_a_run_of_nothing_says_nothing_of_delivery(tmp_path: Path) -> None:
 
 def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:
     """From where to where, why, and how many requests it holds; of a whole run there is nothing to say."""
-    sentence = findings.window(poisson(tmp_path / "poisson"))
+    sentence = said(poisson(tmp_path / "poisson"), "window")
     assert re.fullmatch(
         r"Measured from 0\.\d+ s to \d\d\.\d s of the run \(about \d\d in flight\): 3,\d{3} requests due within\.",
         sentence,
     )
-    assert findings.window(summary_of(tmp_path / "burst", burst(3, 4))) == ""
+    assert said(summary_of(tmp_path / "burst", burst(3, 4)), "window") == ""
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_rejected_requests_are_told_apart_from_failed_ones(tmp_path: Path) -> No
     table = tables.failures(mixed)
     assert table.title == "1 failed, 3 rejected, 0 truncated, 0 dropped"
     assert [(row.key, row.cells[1].level) for row in table.rows] == [("rejected", "warning"), ("http_status", "error")]
-    assert "; 3 rejected;" in tables.cards(mixed)["requests"].note
+    assert "; 3 rejected" in tables.cards(mixed)["requests"].note
     assert [each.level for each in findings.findings(mixed) if each.id == "complete"] == ["error"]
     alone = summary_of(tmp_path / "alone", [*burst(12, 4), *refused])
     assert said(alone, "complete") == "12 of 15 requests complete; 3 rejected."

@@ -141,19 +141,23 @@ def test_every_link_leads_to_a_part_of_the_page(tmp_path: Path) -> None:
 
 def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
     """The page says what was delivered, what was measured and what was warm-up, and has no burst in its words."""
-    plan = header(400).plan | {"arrivals": "constant:100", "label": "run"}
-    page = render(full([part_of(run_of(tmp_path / "run", loop(warmup=3), plan=plan, command=["loadgen", "run"]))]))
+    plan = header(1200).plan | {"arrivals": "constant:100", "label": "run"}
+    page = render(
+        full([part_of(run_of(tmp_path / "run", loop(1200, warmup=3), plan=plan, command=["loadgen", "run"]))])
+    )
     text = re.sub(r"<script.*?</script>|<style>.*?</style>|<dl class=.definitions.*?</dl>", "", page, flags=re.S)
     assert "burst" not in text.lower()
     for words in (
-        "400 of 400 requests sent, 100.0 /s (target 100.0)",
+        "1,200 of 1,200 requests sent, 100.0 /s (target 100.0)",
         "3 warm-up requests came before 0 and are in no figure.",
-        "Measured from 0.500 s to 3.99 s of the run (about 50 in flight): 350 requests due within.",
+        "Measured from 0.500 s to 12.0 s of the run (about 50 in flight): 1,150 requests due within.",
+        "50 of 1,200 requests outside the window; the slowest took 500 ms.",
+        "1,150 ended in the window of 11.5 s; 1,200 of 1,200 complete",
         "of complete requests, of those due inside the window, with its 95 % band.",
     ):
         assert words in text
     cells = dict(re.findall(r'<th scope="row">([^<]*)</th>\s*<td class="number">([^<]*)</td>\s*</tr>', text))
-    assert cells["Requests due"] == cells["Requests sent"] == "400"
+    assert cells["Requests due"] == cells["Requests sent"] == "1,200"
     assert cells["Requests per second, target"] == cells["Requests per second, actual"] == "100.0"
     assert cells["Dispatch delay, p99"] == "20.0 µs"
 

@@ -76,11 +76,11 @@ def test_every_finding_has_its_line(simulated: Summary) -> None:
 
 def test_an_open_loop_says_what_was_delivered_and_measured(tmp_path: Path) -> None:
     """No burst skew; one line on delivery and one on the window, and the rate in the title."""
-    plan = header(400).plan | {"arrivals": "constant:100"}
-    text = " ".join(text_of(summarise(run_of(tmp_path / "run", loop(), plan=plan))).split())
+    plan = header(1200).plan | {"arrivals": "constant:100"}
+    text = " ".join(text_of(summarise(run_of(tmp_path / "run", loop(1200), plan=plan))).split())
     assert "Burst skew" not in text
     assert "100 per second, evenly" in text
-    assert "400 of 400 requests sent, 100.0 /s (target 100.0), p99 dispatch delay 20.0 µs." in text
+    assert "1,200 of 1,200 requests sent, 100.0 /s (target 100.0), p99 dispatch delay 20.0 µs." in text
     assert "(about 50 in flight)" in text
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The command line, which Ctrl-C ends with 130 from its first import on."""
+    _open_standard_streams()
     if getsignal(SIGINT) in (default_int_handler, loadgen._interrupted):  # not where it is ignored
         signal(SIGINT, _interrupted)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is wanted, and looking for them takes 20 ms
@@ -24,6 +25,16 @@ def main() -> None:
     from loadgen.cli import main as command
 
     command()
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null for standard streams that are closed. Otherwise the next file or socket would get their number,
+    and what is printed would end up in it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
 
 
 def _interrupted(_number: int, frame: FrameType | None) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import errno
 import gc
-import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from copy import copy
 from importlib import import_module
 from inspect import cleandoc
 from textwrap import shorten, wrap
-from typing import Annotated, Any, TextIO, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE, PlanError
+from loadgen.cli.streams import TolerantStream, protect
+from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, OutputError, PlanError
 
 COMMANDS = {
     "burst": "loadgen.cli.run",
@@ -66,23 +65,6 @@ HEADINGS = ("Load", "Server", "Prompts", "Output")
 HELP_ALL = "--help-all"
 OPTIONS_EXPLAINED = 24
 """A command with more, some of them advanced, has a first screen, and --help-all."""
-
-
-class Screen:
-    """A stream for people, to which all commands print: nobody's words move the cursor there, or show a secret. What
-    `analysis.report.terminal` has made plain, and coloured, goes to its `own`."""
-
-    def __init__(self, own: TextIO) -> None:
-        self.own = own
-
-    def write(self, text: str) -> int:
-        from analysis.report.format import plain
-        from servers.access import hide
-
-        return self.own.write(hide(plain(text, "\n\t"), whole=True))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
 
 
 class Grouped(TyperCommand):
@@ -204,18 +186,21 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
-    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (Screen(sys.stdout), Screen(sys.stderr)))
+    out, _ = protect()
     try:
         if odd := [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]:
             raise PlanError(f"not UTF-8: {odd[0]!r}", "Name files and folders in UTF-8.")
         try:
             app(prog_name="loadgen")
         finally:
-            sys.stdout.flush()
             gc.freeze()  # or the interpreter looks through all that was imported as it ends: 30 ms
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as end:
+        if not out.own.lost:
+            raise
+        sys.exit(_code_without_output(out.own, end.code))
     except Exception as raised:
         if (code := _exit_code(error := _of_disk(raised))) is None:
             raise
@@ -227,15 +212,21 @@ def main() -> None:
         sys.exit(code)
 
 
-def _of_disk(error: Exception) -> Exception:
-    """An error that is meant for the user, where a disk is full, wherever that was noticed; else the same error."""
-    from loadgen.errors import OutputError
+def _code_without_output(stream: TolerantStream, code: str | int | None) -> str | int | None:
+    """Say that standard output could not be written, and return the exit code: 2 if that text was all that the command
+    was for, else the code of the measurement."""
+    assert stream.error is not None
+    print(f"loadgen: cannot write standard output: {stream.error.strerror}", file=sys.stderr)
+    if stream.kept_in is not None:
+        print(f"  The run and its results are in {stream.kept_in}.", file=sys.stderr)
+    return EXIT_USAGE if stream.needed and code in (None, EXIT_OK) else code
 
+
+def _of_disk(error: Exception) -> Exception:
+    """Return an OutputError for a full disk, wherever it was noticed; any other error as it is."""
     if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return error
-    with suppress(OSError):  # standard output may be what is full: it is not to be tried again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    what = error.filename or "a file, or standard output"
+    what = error.filename or "a file"
     return OutputError(f"cannot write {what}: {error.strerror}", "Make room, also in the temporary folder; try again.")
 
 

@@ -12,6 +12,7 @@ from typer import Argument, Exit, Option
 
 from loadgen import errors
 from loadgen.cli.output import Output, complain, write_page, write_summary, write_text
+from loadgen.cli.streams import results_are_kept
 from loadgen.cli.sweep import asked as grown
 from loadgen.cli.sweep import exit_code as sweep_code
 from loadgen.cli.sweep import is_sweep, measure, read_sweep, swept_plan, write_sweeps
@@ -72,6 +73,7 @@ def matrix(
         print(dry_run_text(wanted, read_lines(folder), wanted.done(), width=width))
         return
     interrupted = _measure(wanted, output, resume=resume)
+    results_are_kept(folder, text_only=not as_json)
     code = write_report(folder, output, interrupted=interrupted)
     if interrupted:
         print(f"loadgen: interrupted; go on with: loadgen matrix {plan} --resume --out {folder}", file=sys.stderr)

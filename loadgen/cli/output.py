@@ -22,6 +22,7 @@ from typer import Option
 
 from loadgen import errors
 from loadgen.cli.options import ADVANCED, OUTPUT
+from loadgen.cli.streams import coloured, results_are_kept
 from loadgen.errors import OutputError, PlanError
 from loadgen.runfile import RunFileError
 
@@ -60,7 +61,8 @@ SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen repor
 
 
 def finish(output: Output, folder: Path, *, report: bool) -> int:
-    """Write and print the results of a run that has ended; its exit code."""
+    """Write and print the results of a run that has ended; return its exit code."""
+    results_are_kept(folder, text_only=not output.as_json)
     return exit_code(output.results([folder], folder / "report.html" if report else None), output.inconclusive)
 
 
@@ -176,17 +178,21 @@ class Output:
         self._known[path] = summarised(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
-        """Write summary.json beside each run and `page` for all of them, and print the figures as asked. A path may be
-        a folder of repeats; they are reported by what differs between them. Returns every run's summary."""
-        groups = [self._group(path, drawn=page is not None) for path in paths]
+        """Write summary.json into the folder of each run and `page` for all of them, and print the figures as
+        requested. A path may be a folder of repeats, which are reported together. Returns every run's summary. Raises
+        OutputError for a file that cannot be written, after the figures have been printed."""
+        problems: list[OutputError] = []
+        groups = [self._group(path, problems, drawn=page is not None) for path in paths]
         parts = [part for group in groups for part in group.parts]
         summaries = [part.summary for part in parts]
         if page is not None:
-            write_page(parts, page, [group for group in groups if group.between])
+            with _raised_later(problems):
+                write_page(parts, page, [group for group in groups if group.between])
         if self.junit is not None:
             from analysis.slo import junit
 
-            write_text(self.junit, junit(summaries))
+            with _raised_later(problems):
+                write_text(self.junit, junit(summaries))
         if self.as_json:
             found = [group.json for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
@@ -200,12 +206,15 @@ class Output:
                 print()
                 show(document)
                 print()
-            print(page or groups[0].folder / "summary.json")
+            if not problems:
+                print(page or groups[0].folder / "summary.json")
         if self.as_json or self.quiet:
             self._complain(summaries)
+        if problems:
+            raise OutputError("\n".join(map(str, problems)), problems[0].hint)
         return summaries
 
-    def _group(self, path: Path, *, drawn: bool) -> Group:
+    def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> Group:
         from analysis.repeats import between
         from analysis.summary import as_dict
 
@@ -213,14 +222,16 @@ class Output:
         for run in runs_in(path):
             known = self._known.pop(run, None)
             parts.append(known or summarised(run, self.objectives, self._bounds, drawn=drawn))
-            write_summary(run, parts[-1].summary)
+            with _raised_later(problems):
+                write_summary(run, parts[-1].summary)
         summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, summaries[0])
         together = between([part.summary for part in parts])
         found = {"repeats": to_builtins(together), "runs": summaries}
         named = found | {"runs": [part.run.path.parent.name for part in parts]}
-        write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
+        with _raised_later(problems):
+            write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
         return Group(path, parts, found, together)
 
     def _complain(self, summaries: list[Summary]) -> None:
@@ -239,6 +250,15 @@ class Output:
             for stated in summary.objectives:
                 if shown(stated.verdict, self.inconclusive, quiet=self.quiet):
                     complain(f"{of}{stated.verdict}: {stated.objective}: {measured(stated)}")
+
+
+@contextmanager
+def _raised_later(problems: list[OutputError]) -> Iterator[None]:
+    """Collect the error of a file that cannot be written, so that the results are printed first."""
+    try:
+        yield
+    except OutputError as error:
+        problems.append(error)
 
 
 def shown(verdict: str, inconclusive: CountsAs, *, quiet: bool) -> bool:
@@ -441,11 +461,6 @@ def show(document: Document) -> None:
 
     width, colour = screen(sys.stdout)
     print(render(document, width=width, colour=colour), end="", file=coloured(sys.stdout))
-
-
-def coloured(stream: TextIO) -> TextIO:
-    """Where control characters may go: for what is made of plain text here."""
-    return getattr(stream, "own", stream)
 
 
 def screen(stream: TextIO) -> tuple[int, bool]:

@@ -26,6 +26,7 @@ from loadgen.cli.output import (
     write_text,
 )
 from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
+from loadgen.cli.streams import results_are_kept
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def drive(
         serve = _serve(sweep, made, output)
         with output.progress(None, plain=False) as show_progress:
             measure(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=most)
+        results_are_kept(folder, text_only=not as_json)
         found = write_frontier([folder], output, folder / "frontier.html")[0]
         if found.ended == "interrupted":
             complain(f"interrupted; go on with the same command and --resume --out {folder}")

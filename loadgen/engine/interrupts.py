@@ -11,14 +11,16 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """Within this block these signals call `handler`, SIGHUP not where it is ignored (nohup)."""
+    """Within this block these signals call `handler`. SIGHUP is left alone if it is ignored (nohup). Afterwards the
+    old handlers are restored, except for signals that the handler has decided to ignore from now on."""
     heard = [each for each in numbers if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
         for number, before in previous.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) is handler:
+                signal.signal(number, before)
 
 
 class Interrupts:
@@ -31,5 +33,9 @@ class Interrupts:
         """Within this block the signals only count."""
         return handled(INTERRUPTS, self._counted)
 
-    def _counted(self, *_: object) -> None:
+    def _counted(self, number: int, _frame: object) -> None:
+        """Count a signal. A terminal that goes away is one interrupt, although both the kernel and the shell send
+        SIGHUP; the results are written in peace after it."""
+        if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.count += 1

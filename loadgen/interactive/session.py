@@ -202,7 +202,10 @@ class LocustSession:
         gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need look at them
         gc.set_threshold(*YOUNG_ONLY)
         # An interrupt is for the greenlet that waits for the end, not for whichever runs just now.
-        gevent.signal_handler(signal.SIGINT, gevent.kill, gevent.getcurrent(), KeyboardInterrupt)
+        # A terminal that goes away interrupts as well, unless that is ignored (nohup).
+        hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+        for number in (signal.SIGINT, *hangup):
+            gevent.signal_handler(number, gevent.kill, gevent.getcurrent(), KeyboardInterrupt)
 
     def _on_start(self, **_: Any) -> None:
         if self.target is None:

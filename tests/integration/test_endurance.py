@@ -134,7 +134,7 @@ def test_results_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 
 def test_a_full_standard_output_is_a_sentence(tmp_path: Path) -> None:
-    """Also where it shows only at the end."""
+    """The text is all that these commands are for: exit code 2."""
     for words in (["--version"], ["sim", "--help"]):
         with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "loadgen", *words]
@@ -149,7 +149,7 @@ def test_a_full_standard_output_is_a_sentence(tmp_path: Path) -> None:
             )
         assert (done.returncode, done.stderr.splitlines()[0]) == (
             2,
-            f"loadgen: cannot write a file, or standard output: {os.strerror(errno.ENOSPC)}",
+            f"loadgen: cannot write standard output: {os.strerror(errno.ENOSPC)}",
         )
 
 

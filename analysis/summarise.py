@@ -116,6 +116,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         prompts=header.client.get("prompts"),
         prompts_exact=header.client.get("exact", True),
         forced=header.client.get("forced"),
+        over_limit=header.client.get("over_limit"),
         repeat=plan.get("repeat", 0),
         repeats=plan.get("repeats", 1),
     )

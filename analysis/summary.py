@@ -63,6 +63,8 @@ class RunInfo(msgspec.Struct, kw_only=True):
     """Whether prompts were built to the token, or counted, by the tokenizer of the server."""
     forced: str | None
     """Why the server's version misleads, where it was measured all the same (--force)."""
+    over_limit: str | None = None
+    """Which limit of the server the load exceeds, where it was sent all the same (--over-limit)."""
     repeat: int
     """Place among the repeats of one plan, from 1; 0 for a run on its own."""
     repeats: int

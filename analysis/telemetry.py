@@ -174,10 +174,10 @@ def series(run: Run) -> list[Series]:
     return curves
 
 
-COMPARED = ("prompt_tokens", "output_tokens", "requests_finished")
-"""Words that the client counts too."""
-ALONE = ("cached_prompt_tokens", "preemptions", "rejections", "requests_failed")
-"""Words that only the server knows."""
+COMPARED = ("prompt_tokens", "output_tokens", "requests_finished", "rejections")
+"""Counters that the client has a count for too."""
+ALONE = ("cached_prompt_tokens", "preemptions", "requests_failed")
+"""Counters that only the server has."""
 
 
 def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
@@ -230,11 +230,16 @@ def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
 
 
 def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Put the client's count beside the server's: that of complete requests, and the most that it may be with all that
-    were sent."""
-    sent = rows & ~np.isnan(frame.sent_ns)
+    """Put the client's count beside the server's: that of complete requests, and the maximum with all that were sent.
+
+    Rejected requests are not in that maximum: a server that refuses a request neither reads its prompt nor answers it.
+    """
+    rejected = rows & frame.ended_as("rejected")
+    sent = rows & ~np.isnan(frame.sent_ns) & ~rejected
     complete = sent & frame.complete
-    if word == "requests_finished":
+    if word == "rejections":
+        least = most = int(rejected.sum())
+    elif word == "requests_finished":
         least, most = int(complete.sum()), int(sent.sum())
     elif word == "prompt_tokens":
         least, most = total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
@@ -253,21 +258,30 @@ def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: 
 
 
 def _why(run: Run, frame: Frame, word: str, difference: int) -> str:
-    """What a disagreement most likely comes from."""
+    """Return the most likely reason of a difference; empty where there is none."""
     title, notes = run.header.server_title, run.header.server_notes
     if not difference:
         return ""
-    piece = notes.get("prompt_piece_tokens")
-    if piece and np.nanmax(frame.output_asked, initial=0) > piece:
-        return f"{title} runs answers of more than {piece} tokens in pieces and counts the prompt of each"
-    split = notes.get("split_endpoint")
-    if split and word == "requests_finished" and run.header.plan.get("endpoint") == split:
-        return f"{title} may run each text of a request by itself, and counts what it runs"
+    if word == "rejections" and difference < 0:
+        return f"a proxy in front of {title} rejected the others, or {title} does not count all that it rejects"
+    if why := _counted_otherwise(run, frame, word):
+        return why
     if difference > 0:
         return "somebody else was using the server, or it counts otherwise"
     if notes.get("drops_counts"):
         return f"{title} drops counts under load"
     return "it had not booked everything, or lost some"
+
+
+def _counted_otherwise(run: Run, frame: Frame, word: str) -> str:
+    """Say that this kind of server counts in another way than one request at a time; empty where it does not."""
+    title, notes = run.header.server_title, run.header.server_notes
+    piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
+    if piece and np.nanmax(frame.output_asked, initial=0) > piece:
+        return f"{title} runs answers of more than {piece} tokens in pieces and counts the prompt of each"
+    if split and word == "requests_finished" and run.header.plan.get("endpoint") == split:
+        return f"{title} may run each text of a request by itself, and counts what it runs"
+    return ""
 
 
 Readings = list[tuple[str, Mapping[str, Any]]]

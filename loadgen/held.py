@@ -47,7 +47,7 @@ _PLAN = {
     "window_s": tuple[float, float] | None,
 }
 _FACTS = {
-    "name version model url endpoint title prompts forced": _Text,
+    "name version model url endpoint title prompts forced over_limit": _Text,
     "simulated exact": bool,
     "speed": _Number | None,
     "hardware": {"gpu model": str, "tensor_parallel": Whole},

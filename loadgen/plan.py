@@ -147,6 +147,8 @@ class Plan:
     """Never fall back to the simulated server."""
     force: Annotated[bool, RunOption("Advanced", "start")] = False
     """Measure a version of a server that is known to mislead."""
+    over_limit: Annotated[bool, RunOption("Advanced")] = False
+    """Send more requests at once than the server says it takes, to see what it does with the rest."""
     speed: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 5.0
     """How many times faster the built-in simulated server's clock runs; 5 by default."""
     window_s: Annotated[tuple[float, float] | None, FORWARD, RunOption("Advanced")] = None

@@ -132,7 +132,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             for worker in range(plan.workers)
         ]
         bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
-        header = header_of(plan, facts, dialect, prompts)
+        header = header_of(plan, facts, dialect, prompts, schedule.at_once)
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
 
@@ -192,12 +192,17 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     return prompts
 
 
-def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts) -> Header:
-    """What is known of a run before it starts."""
-    from loadgen.runfile import Header
-    from servers.find import proxied_to
+def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
+    """Return the header: what is known of a run before it starts. `at_once` requests are certainly in flight together.
 
-    told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}  # who did not force is not here
+    A version that misleads and a load over the server's limit are only here where --force and --over-limit let them
+    pass.
+    """
+    from loadgen.runfile import Header
+    from servers.find import over_limit, proxied_to
+
+    told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}
+    told |= {"over_limit": over_limit(facts, at_once)}
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),

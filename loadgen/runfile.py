@@ -100,8 +100,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
     """stamps (the source's name), stamps_lacking (what a better one would have taken), prompts (how their length was
-    made exact), open_files; forced, where a version that misleads was measured all the same: why it does; of a run over
-    several machines also machines: name, workers, host, offset_ns, uncertainty_ns and exchanges of each."""
+    made exact), open_files; forced, where a version that misleads was measured all the same: why it does; over_limit,
+    where more requests were sent at once than the server takes: the limit that they exceed; of a run over several
+    machines also machines: name, workers, host, offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 

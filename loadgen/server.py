@@ -110,7 +110,7 @@ def server_for(
     """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
     simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
     one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
-    from servers.find import check_limits, dialect_on, probe, resolve
+    from servers.find import check_limits, dialect_on, over_limit, probe, resolve
 
     variable = KINDS[plan.server].url_variable
     given = os.environ.get(variable)
@@ -126,7 +126,9 @@ def server_for(
     if facts is not None:
         who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who.strip()} at {facts.url}{about}")
-        check_limits(facts, at_once, *longest)
+        check_limits(facts, at_once, *longest, over_limit=plan.over_limit)
+        if beyond := over_limit(facts, at_once):
+            say(f"sent on purpose (--over-limit): {beyond}")
         yield facts
         return
     from servers.simulated.config import SimulatedConfig

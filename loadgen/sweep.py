@@ -43,7 +43,9 @@ DURATION_S = 60.0
 """Of a step, where nothing is said."""
 LOADS_MOST = 100
 BACKLOG_LEAST = 50
-"""Fewer requests than this tell of no backlog."""
+"""Fewer requests than this tell of no backlog, and fewer rejections of no overload."""
+REJECTED_SHARE = 0.1
+"""A larger share of rejected requests is an overload. It is far above the 1 % that breaks a load at its end."""
 OVERLOAD_S = 10.0
 """No overload is shorter: servers and clients stall for a while."""
 SETTLED, CLEAR = (10, 0.7), (3, 0.2)
@@ -67,6 +69,8 @@ class Sweep:
     """A list that is fixed beforehand."""
     about: tuple[tuple[str, Any], ...] = ()
     """What else must not change when it goes on: objectives, the modelled hardware."""
+    rejections_allowed: bool = False
+    """Whether an objective says how many requests may be rejected, so that rejections alone are no overload."""
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -75,8 +79,12 @@ class Sweep:
         return dict(without_secrets({"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.about)}))
 
     def step(self, number: int, load: float) -> Plan:
-        """The plan of one step: with other prompts than those before it, which the server may have kept."""
-        return self.plan.but(arrivals=ARRIVALS[self.over].format(load), seed=self.plan.seed + number - 1)
+        """Return the plan of one step, with other prompts than those before it, which the server may have kept.
+
+        A load above the limit that the server states is sent too: where it begins to reject is what a sweep looks for.
+        """
+        arrivals = ARRIVALS[self.over].format(load)
+        return self.plan.but(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True)
 
 
 def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
@@ -106,28 +114,49 @@ def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
 
 
 class Backlog:
-    """Watches a run at a given rate, and says so when the server clearly does not keep up: it need not be overloaded
-    any longer."""
+    """Ends a step early once the server clearly cannot keep up, or rejects a large share of the requests.
 
-    def __init__(self, show: OnProgress, *, watched: bool, deadline_s: float | None = None) -> None:
-        self._show, self._watched, self._deadline_s = show, watched, deadline_s
+    A backlog is only looked for at a given rate (`watched`), as a closed loop has none.
+    """
+
+    def __init__(
+        self,
+        show: OnProgress,
+        *,
+        watched: bool,
+        deadline_s: float | None = None,
+        rejections_allowed: bool = False,
+    ) -> None:
+        self._show = show
+        self._watched = watched
+        self._deadline_s = deadline_s
+        self._rejections_allowed = rejections_allowed
         self._seen: deque[tuple[float, int, int]] = deque()
         self._first_s = self._began_s = self._sent_s = 0.0
         self._sent = 0
         self.overloaded = self.late = False
 
     def __call__(self, phase: str, counts: Counts) -> str | None:
-        """Why the run is to end now; None while it may go on."""
+        """Return why the run must end now; None while it may go on."""
         self._show(phase, counts)
         now_s = time.monotonic()
         ended = counts.complete + counts.truncated + counts.failed + counts.rejected
         if phase == "running" and self._watched and counts.sent and self._behind(now_s, counts.sent, ended):
             self.overloaded = True
             return "stopped early: the server did not keep up with this load"
+        if phase == "running" and not self._rejections_allowed and self._rejects(now_s, counts):
+            self.overloaded = True
+            return f"stopped early: the server rejected {counts.rejected:,} of {counts.sent:,} requests"
         if phase == "running" and self._deadline_s is not None and now_s > self._deadline_s:
             self.late = True
             return "stopped: --max-time was over"
         return None
+
+    def _rejects(self, now_s: float, counts: Counts) -> bool:
+        """Return whether the server has rejected enough requests, and for long enough, to call the load too much."""
+        self._began_s = self._began_s or now_s
+        enough = counts.rejected >= BACKLOG_LEAST and counts.rejected > REJECTED_SHARE * counts.sent
+        return enough and now_s - self._began_s >= OVERLOAD_S
 
     def _behind(self, now_s: float, sent: int, ended: int) -> bool:
         self._began_s = self._began_s or now_s
@@ -172,7 +201,9 @@ def run(
                 why = "time"
             else:
                 watched = sweep.over == "rate" and not sweep.plan.of_sessions
-                why = _step(sweep, book, load, measure, judge, Backlog(show, watched=watched, deadline_s=deadline_s))
+                allowed = sweep.rejections_allowed
+                backlog = Backlog(show, watched=watched, deadline_s=deadline_s, rejections_allowed=allowed)
+                why = _step(sweep, book, load, measure, judge, backlog)
     except KeyboardInterrupt:
         why = "interrupted"
     book.write("ended", why=why)

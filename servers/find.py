@@ -164,27 +164,41 @@ def accepted(
     return dialect
 
 
-def check_limits(facts: ServerFacts, n: int, input_tokens: int, output_tokens: int) -> None:
-    """Compare a burst of `n` requests with the server's limits. Raises LimitError that lists every one exceeded.
+def check_limits(
+    facts: ServerFacts, n: int, input_tokens: int, output_tokens: int, *, over_limit: bool = False
+) -> None:
+    """Compare a burst of `n` requests with the server's limits, and raise a LimitError that lists every limit exceeded.
+
     Servers answer too much work in quiet ways: vLLM and LightLLM shorten the output, TGI answers 200 with an error
-    inside the stream, so the burst is refused here instead."""
-    kind = KINDS[facts.name]
-    needs = {
-        "total": (input_tokens + output_tokens, f"{input_tokens} prompt + {output_tokens} output tokens"),
-        "prompt": (input_tokens, f"{input_tokens} prompt tokens"),
-        "requests": (n, f"{n} requests at once"),
-    }
-    exceeded = [
-        (f"{said} exceed its {name} of {facts.limits[name]}", limit.flag)
-        for bounds, (need, said) in needs.items()
-        for name, limit in kind.limits.items()
+    inside the stream. So the burst is refused here instead. With `over_limit` the number of requests is not compared:
+    the caller wants to see which of them the server rejects.
+    """
+    total = f"{input_tokens} prompt + {output_tokens} output tokens"
+    exceeded = _exceeded(facts, "total", input_tokens + output_tokens, total)
+    exceeded += _exceeded(facts, "prompt", input_tokens, f"{input_tokens} prompt tokens")
+    too_long = bool(exceeded)
+    if not over_limit:
+        exceeded += _exceeded(facts, "requests", n, f"{n} requests at once")
+    if not exceeded:
+        return
+    hint = f"ask for less, or restart the server with a higher {', '.join(flag for _, flag in exceeded)}"
+    if not too_long:
+        hint += "; or send them all the same, and see which are rejected: --over-limit"
+    raise LimitError(f"{KINDS[facts.name].called} at {facts.url}: {'; '.join(said for said, _ in exceeded)}", hint)
+
+
+def over_limit(facts: ServerFacts, n: int) -> str:
+    """Say that `n` requests at once are more than the server takes; empty where they are not."""
+    return "; ".join(said for said, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
+
+
+def _exceeded(facts: ServerFacts, bounds: str, need: int, what: str) -> list[tuple[str, str]]:
+    """Return the limits of this type that the load exceeds, as sentences, and the server's option that raises each."""
+    return [
+        (f"{what} exceed its {name} of {facts.limits[name]}", limit.flag)
+        for name, limit in KINDS[facts.name].limits.items()
         if limit.bounds == bounds and need > facts.limits.get(name, need)
     ]
-    if exceeded:
-        raise LimitError(
-            f"{kind.called} at {facts.url}: {'; '.join(said for said, _ in exceeded)}",
-            f"ask for less, or restart the server with a higher {', '.join(flag for _, flag in exceeded)}",
-        )
 
 
 class ServerTokenizer(msgspec.Struct, frozen=True):

@@ -16,8 +16,11 @@ from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
 from analysis.summary import ClientHealth, MemoryLevels, OutsideWindow, RequestCounts, Summary
 
-COUNTED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "requests_finished": "finished requests"}
-"""What server and client both count."""
+COUNTED = {
+    **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
+    **{"requests_finished": "finished requests", "rejections": "rejections"},
+}
+"""Counters that server and client both have."""
 UNLIKELY = 0.001
 """A p-value below which a load is said to be another than its target: one such run in a thousand is chance."""
 GPUS_NAMED = 4
@@ -36,6 +39,8 @@ def findings(summary: Summary) -> list[Finding]:
         Finding("complete", _endings_level(requests), endings(summary), "failures"),
         Finding("lengths", exact, lengths(summary), "lengths"),
     ]
+    if beyond := summary.run.over_limit:
+        found.append(Finding("over_limit", "note", f"Sent on purpose (--over-limit): {beyond}.", "failures"))
     if sent := delivery(summary):
         found.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
     if summary.machines:
@@ -338,7 +343,7 @@ def _counters(summary: Summary) -> list[Finding]:
     """Whether the server counted the same."""
     counters = [(title, each) for word, title in COUNTED.items() if (each := summary.server_counters.get(word))]
     found = []
-    if same := [title for title, each in counters if each.agree]:
+    if same := [title for title, each in counters if each.agree and (title != "rejections" or each.server)]:
         warmup = summary.requests.warmup
         included = f", {count(warmup, 'warm-up request')} included" if warmup else ""
         listed = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))

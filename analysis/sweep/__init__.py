@@ -42,6 +42,8 @@ class SweepStep(msgspec.Struct, kw_only=True):
     verdict: str
     """Of the objectives: `met`, `inconclusive`, `not met`, or `overload` where the run was ended early."""
     complete: int
+    rejected: int = 0
+    """Requests that the server was too busy to take."""
     planned: int
     requests_per_s: float | None
     goodput_per_s: float | None
@@ -238,6 +240,7 @@ def _step(measured: Measured, gpus: int | None, hour: float | None, sheet: float
         over=round(line["over"], 4),
         verdict=line["stopped"] or verdict,
         complete=summary.requests.complete,
+        rejected=summary.requests.rejected,
         planned=summary.requests.planned,
         requests_per_s=summary.throughput.requests_per_s,
         goodput_per_s=None if summary.goodput is None else summary.goodput.per_s,

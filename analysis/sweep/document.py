@@ -90,6 +90,12 @@ def findings(found: SweepResult) -> list[Finding]:
     return listed
 
 
+def _verdict(step: SweepStep) -> str:
+    """Return what became of the objectives at a step, and how many of its requests were rejected."""
+    rejections = f"; {step.rejected:,} rejected" if step.rejected else ""
+    return VERDICTS.get(step.verdict, step.verdict) + rejections
+
+
 def _sure(found: SweepResult) -> bool:
     """Whether what was asked for is known: of a list of loads, when all were measured."""
     return found.state in ("found", None) or (found.state == "open" and found.ended == "done")
@@ -103,7 +109,7 @@ def brief(found: SweepResult) -> Document:
             f"{step.step}",
             *map(significant, (step.load, getattr(step, rate_of([found])), step.tokens_per_s_per_user)),
             *(duration(each) for each in (step.ttft_p99_s, step.tpot_p99_s)),
-            VERDICTS.get(step.verdict, step.verdict) + ", knee" * (step.step == found.knee),
+            _verdict(step) + ", knee" * (step.step == found.knee),
         )
         for step in found.steps
     ]
@@ -183,7 +189,8 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
         "step": "head",
         **numbers("load"),
         "objectives": "text",
-        **numbers("P(over)", "complete", "requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
+        **numbers("P(over)", "complete", "rejected"),
+        **numbers("requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
     }
     heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
     extra = [
@@ -208,6 +215,7 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
                 VERDICTS.get(step.verdict, step.verdict),
                 cell(chance(step.over), step.over),
                 cell(share(step.complete / step.planned) if step.planned else UNKNOWN),
+                cell(share(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
                 *(cell(significant(each), each) for each in plain),
                 *(cell(duration(each), each) for each in times),
                 *(cell(significant(getattr(step, name)), getattr(step, name)) for _, name in extra),

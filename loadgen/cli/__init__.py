@@ -126,8 +126,9 @@ class Grouped(TyperCommand):
             for place, (name, text) in enumerate(each):
                 told = shorten(text, formatter.width - width - 11, placeholder=" ...")
                 formatter.write(f"{'' if place else heading:8} {name:{width}}  {told}\n")
-        for place, line in enumerate(wrap(advanced, formatter.width - 9, break_on_hyphens=False)):
-            formatter.write(f"{'' if place else 'Advanced':8} {line}\n")
+        names = wrap(f"Advanced {advanced}", formatter.width, subsequent_indent="  ", break_on_hyphens=False)
+        for line in names:
+            formatter.write(f"{line}\n")
         formatter.write(f"{ctx.command_path} {HELP_ALL} explains them all, and the exit codes.\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

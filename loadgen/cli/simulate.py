@@ -34,7 +34,8 @@ StepTokens = Annotated[int | None, Option(min=1, help="Tokens that a step may pr
 Hardware = Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)]
 LEFT_OUT = (
-    *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "speed", "stamps"),
+    *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "over_limit"),
+    *("speed", "stamps"),
     *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
 )
 """Options of a run that speak of connections, of bytes, or of this machine."""

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from loadgen.sweep import Measure, Sweep, Why
 
 OBJECTIVE = (
-    "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete always breaks it."
+    "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete, rejected ones "
+    "included, break it too, unless one of them names these."
 )
 VIRTUAL = "In virtual time: on a model of this GPU, such as H100, with the model that --model names; or of the twin."
 Grows = Annotated[
@@ -294,7 +295,8 @@ def swept_plan(
     texts = [each.text for each in judged]
     twin = made.twin.draws if made and made.twin else None  # as long as its numbers are the same
     virtual = None if made is None else {"of": str(replace(made, twin=None)), "twin": twin}
-    return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)))
+    allowed = bool({"complete", "rejected"} & {each.figure for each in judged})
+    return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)), allowed)
 
 
 def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:

@@ -13,8 +13,11 @@ from threading import Lock, Thread
 import pytest
 
 from loadgen import api, runfile
-from tests.command import accounted, burst, in_process, loadgen, summary_of
+from servers.simulated.config import SimulatedConfig
+from tests.command import FAST, accounted, burst, in_process, loadgen, summary_of
 from tests.contract.recorded import TRANSCRIPTS
+from tests.runs import said
+from tests.simulated import running
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "somebody"}]}).encode()
 N = 12
@@ -177,3 +180,32 @@ def test_a_run_without_a_complete_request_says_what_rejected_it(tmp_path: Path) 
     assert f"loadgen: 0 of {N} requests complete; {N} rejected." in err
     assert f"loadgen: rejected: {N} x HTTP 429 “busy; retry after 30 s”" in err
     assert in_process(tmp_path, "report", "run")[0] == 0
+
+
+def test_a_load_over_the_stated_limit_is_sent_on_purpose_only(tmp_path: Path) -> None:
+    """TGI states how many requests it takes at once: more are refused before the start with the name of the option that
+    sends them, and with it what is beyond is rejected, which the server counts too."""
+    limited = SimulatedConfig(server="tgi", max_concurrent_requests=8, ttft_s=0.3, itl_s=0.01)
+    with running(limited) as server:
+        where = ("--server", "tgi", "--url", server.url, "--n", "20", "--input-tokens", "16", "--output-tokens", "4")
+        code, _, err = burst(tmp_path, *where)
+        assert (code, "max_concurrent_requests of 8" in err, "--over-limit" in err) == (2, True, True)
+        assert not (tmp_path / "run").exists()
+        code, out, err = burst(tmp_path, *where, "--over-limit")
+    assert code == 1, err
+    assert accounted(tmp_path, 20) == {"complete": 8, "rejected": 12}
+    text = " ".join(out.split())
+    assert "Sent on purpose (--over-limit): 20 requests at once exceed its max_concurrent_requests of 8." in text
+    check = summary_of(tmp_path)["server_counters"]["rejections"]
+    assert (check["server"], check["client"], check["agree"]) == (12, 12, True)
+    assert "rejections" in said(summary_of(tmp_path), "counters")
+
+
+def test_a_prompt_over_the_limit_is_refused_all_the_same(tmp_path: Path) -> None:
+    """No answer could be measured, so the option for more requests does not let longer prompts pass."""
+    with running(SimulatedConfig(server="tgi", max_model_len=64, **FAST)) as server:
+        where = ("--server", "tgi", "--url", server.url, "--n", "200", "--input-tokens", "100")
+        code, _, err = burst(tmp_path, *where)
+        assert (code, "--over-limit" in err) == (2, False)
+        code, _, err = burst(tmp_path, *where, "--over-limit")
+    assert (code, "max_input_tokens" in err, "requests at once" in err) == (2, True, False)

@@ -11,8 +11,10 @@ from typing import Any
 
 from analysis.summary import from_json
 from loadgen.sweep import ended, read_lines
+from servers.simulated.config import SimulatedConfig
 from tests import command
 from tests.command import ROOT, Forked
+from tests.simulated import running
 
 VIRTUAL = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--duration", "20s")
 OBJECTIVES = ("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms")
@@ -139,3 +141,21 @@ def test_the_time_is_a_limit_and_the_sweep_goes_on_later(tmp_path: Path) -> None
     done = loadgen(*asked, "--resume", "--max-runs", "3")
     said = json.loads(done.stdout)
     assert (done.returncode, said["ended"], len(said["steps"])) == (6, "runs", 3)
+
+
+def test_a_sweep_goes_past_the_limit_that_the_server_states(tmp_path: Path) -> None:
+    """At 4 of at most 8 at a time every request is complete. At 16 the server rejects some, which the sweep reports and
+    takes for too much load; nothing is refused beforehand."""
+    folder = tmp_path / "s"
+    load = ("--n", "40", "--input-tokens", "16", "--output-tokens", "8", "--objective", "e2e.p50 < 100s")
+    with running(SimulatedConfig(server="tgi", max_concurrent_requests=8, ttft_s=0.05, itl_s=0.005)) as server:
+        where = ("--server", "tgi", "--url", server.url, "--concurrency", "4,16")
+        done = loadgen("sweep", *where, *load, "--out", str(folder))
+    assert done.returncode in {0, 5}, done.stderr
+    few, many = found(folder)["steps"]
+    assert (few["complete"], few["rejected"], few["over"] < 0.5) == (40, 0, True)
+    assert many["complete"] + many["rejected"] == 40
+    assert many["rejected"] >= 8
+    assert many["over"] > 0.5
+    assert f"{many['rejected']} rejected" in " ".join(done.stdout.split())
+    assert "rejected" in (folder / "frontier.html").read_text("utf-8")

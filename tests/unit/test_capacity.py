@@ -14,7 +14,7 @@ from analysis.objectives import ObjectiveError, parse, parse_bounds
 from analysis.summarise import summarise
 from analysis.sweep.capacity import SHORT, Evidence, Search, autocorrelation_time, chance_of_share, chance_over, usable
 from analysis.window import frame_of_run
-from tests.runs import burst, failed, run_of
+from tests.runs import burst, complete, failed, rejected, run_of
 
 SERVED_PER_S, BOUND_S, SHARE = 20.0, 1.0, 0.99
 CAPACITY = SERVED_PER_S - math.log(1 / (1 - SHARE)) / BOUND_S
@@ -157,3 +157,31 @@ def test_what_more_load_does_not_break_is_no_objective_of_a_sweep(text: str) -> 
     with pytest.raises(ObjectiveError, match="more load does not break it") as caught:
         usable(parse([text]))
     assert "ttft.p99" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("objectives", "broken"),
+    [
+        (["ttft.p50 < 1000s"], True),
+        (["ttft.p50 < 1000s", "rejected < 50%"], False),
+        (["rejected < 50%"], False),
+        (["rejected < 5%"], True),
+        (["failed < 50%"], True),
+        (["failed < 5%", "rejected < 50%"], False),
+    ],
+)
+def test_rejected_requests_break_a_load_unless_an_objective_allows_them(
+    objectives: list[str], broken: bool, tmp_path: Path
+) -> None:
+    """A fifth of the requests was rejected. Each objective counts the requests in its own state alone."""
+    gap_ns = 10**7
+    records = [
+        rejected(place, due_ns=place * gap_ns, sent_ns=place * gap_ns)
+        if place % 5 == 2
+        else complete(place, [place * gap_ns + 10**6] * 2, due_ns=place * gap_ns, sent_ns=place * gap_ns)
+        for place in range(500)
+    ]
+    run = run_of(tmp_path / "run", records)
+    chance = chance_over(parse(objectives), [], frame_of_run(run), summarise(run))
+    assert (chance > 0.95) == broken
+    assert (chance < 0.05) == (not broken)

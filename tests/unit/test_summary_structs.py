@@ -19,7 +19,9 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     """Every key and figure is there again, and none besides but those that files of before do not have."""
     found = json.loads(file.read_text("utf-8"))
     again = as_dict(typed(found))
-    found["run"] = {name: again["run"][name] for name in ("load", "ignore_eos", "going_on")} | found["run"]
+    found["run"] = {name: again["run"][name] for name in ("load", "ignore_eos", "going_on", "over_limit")} | found[
+        "run"
+    ]
     found["requests"].setdefault("rejected", 0)
     found["server"].setdefault("proxied_to", "")
     found["server"].setdefault("virtual", False)

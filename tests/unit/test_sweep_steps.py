@@ -49,6 +49,7 @@ def watched(
     monkeypatch: pytest.MonkeyPatch,
     *,
     sent_for_s: float = 60.0,
+    rejected_share: float = 0.0,
     **more: Any,
 ) -> float:
     """When a run of 60 s is ended that gets so many requests back by then; 60 if it is not."""
@@ -58,7 +59,8 @@ def watched(
     for tick in range(600):
         at_s = tick / 10
         now[0] = 1000.0 + at_s
-        counts = Counts(sent=round(sent_per_s * min(at_s, sent_for_s)), complete=round(back(at_s)))
+        sent = round(sent_per_s * min(at_s, sent_for_s))
+        counts = Counts(sent=sent, complete=round(back(at_s)), rejected=round(rejected_share * sent))
         if backlog("running", counts):
             return at_s
     return 60.0
@@ -82,6 +84,17 @@ def test_a_server_that_keeps_up_is_not(stay_s: float, monkeypatch: pytest.Monkey
     assert watched(100, lambda at_s: 85 * max(0.0, at_s - stay_s), monkeypatch) == 60
     assert watched(0.5, lambda at_s: 0.2 * max(0.0, at_s - stay_s), monkeypatch) == 60
     assert watched(100, lambda at_s: 0.0 * at_s, monkeypatch, watched=False) == 60
+
+
+@pytest.mark.parametrize("at_rate", [True, False])
+def test_a_load_that_is_rejected_is_an_overload(at_rate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the requests is rejected, and the rest comes back at once: the run ends early, at a given rate and in
+    a closed loop. Few rejections, and a share that an objective allows, end nothing."""
+    options: dict[str, Any] = {"watched": at_rate, "rejected_share": 0.2}
+    assert watched(100, lambda at_s: 80 * at_s, monkeypatch, **options) < 15
+    assert watched(100, lambda at_s: 80 * at_s, monkeypatch, **options, rejections_allowed=True) == 60
+    assert watched(1, lambda at_s: 0.8 * at_s, monkeypatch, **options) == 60
+    assert watched(100, lambda at_s: 99 * at_s, monkeypatch, **options | {"rejected_share": 0.01}) == 60
 
 
 def test_a_run_ends_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

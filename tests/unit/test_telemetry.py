@@ -14,7 +14,7 @@ from analysis.telemetry import counters, memory, series
 from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import RunFileError
-from tests.runs import complete, failed, loop, run_of, said, summarise, text_of, typed
+from tests.runs import complete, failed, loop, rejected, run_of, said, summarise, text_of, typed
 from tests.telemetry import line, told
 
 MS = 1_000_000
@@ -239,6 +239,37 @@ def test_of_failed_requests_nobody_knows_what_the_server_counted(tmp_path: Path,
     lines = [BEFORE, line("server", 9, "after", **counted(100 + 6144, 10 + output, 13))]
     entry = compared(tmp_path / "run", lines, [*RECORDS, failed(99)])["output_tokens"]
     assert (entry.client, entry.client_most, entry.agree) == (120, 184, agree)
+
+
+@pytest.mark.parametrize(
+    ("server_counted", "agree", "why"),
+    [
+        (3, True, ""),
+        (0, False, "a proxy in front of TGI rejected the others"),
+        (9, False, "somebody else was using the server"),
+    ],
+)
+def test_rejections_are_compared_with_the_clients_count(
+    tmp_path: Path, server_counted: int, agree: bool, why: str
+) -> None:
+    """Three requests were rejected. They are in no other count, as the server did no work for them."""
+    lines = [
+        line("server", -9, "idle", **counted(0, 0, 0, rejections=5)),
+        line("server", 9, "after", **counted(6144, 120, 12, rejections=5 + server_counted)),
+    ]
+    records = [*RECORDS, *(rejected(90 + place) for place in range(3))]
+    summary = summarise(told(tmp_path / "run", lines, records))
+    entry = summary["server_counters"]["rejections"]
+    assert (entry["server"], entry["client"], entry["agree"]) == (server_counted, 3, agree)
+    assert entry["why"].startswith(why)
+    assert summary["server_counters"]["prompt_tokens"]["client_most"] is None
+    sentences = said(summary, "counters")
+    if agree:
+        assert sentences.startswith(
+            "The server counted the same prompt tokens, output tokens, finished requests and rej"
+        )
+    else:
+        assert f"The server counted {server_counted} rejections, the client 3: {why}" in sentences
 
 
 @pytest.mark.parametrize(("prompt", "agree"), [(6143, False), (6144, True), (9000, None)])

@@ -139,6 +139,18 @@ class RequestCounts(msgspec.Struct, kw_only=True):
         return self.complete == self.planned
 
 
+class LengthDifference(msgspec.Struct, kw_only=True):
+    """Complete responses whose output is shorter, or longer, than requested."""
+
+    responses: int
+    tokens_mean: float
+    """Mean output tokens of these responses."""
+    requested_mean: float
+    """Mean of the output tokens that their requests asked for."""
+    why: str = ""
+    """The cause, as far as the kind of server tells it."""
+
+
 class TokenCounts(msgspec.Struct, kw_only=True):
     """Tokens asked for and reported by the server, over the requests sent."""
 
@@ -147,10 +159,14 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     output_asked: int
     output_reported: int
     prompt_mismatches: int
-    """Prompts of which the server counts another number than asked."""
+    """Complete requests of which the server counts another number of prompt tokens than asked."""
     output_mismatches: int
     """Complete answers of another length than asked, of servers that cannot fix the length; longer ones only, where
     answers might end early. Answers of which nobody counted more than chunks are not among them."""
+    output_early: LengthDifference | None = None
+    """Complete responses that ended before the requested length; None where none did."""
+    output_longer: LengthDifference | None = None
+    """Complete responses that went past the requested length; None where none did."""
     prompt_unknown: int
     """Complete requests whose prompt's length could not be known beforehand."""
     prompt_unreported: int

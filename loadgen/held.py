@@ -53,7 +53,7 @@ _FACTS = {
     "hardware": {"gpu model": str, "tensor_parallel": Whole},
     "prediction": [{"figure": str, "value low high": _Number}],
     "limits": dict[str, bool | int | float | str | None] | None,
-    "notes": {"prompt_piece_tokens": int, "memory_option memory_taken": str},
+    "notes": {"prompt_piece_tokens": int, "ignores_eos": bool, "memory_option memory_taken": str},
     "stamps": str,
     "machines": [msgspec.defstruct("Machine", [("name", str)], bases=(CLOCK,), kw_only=True)],
     "not_measured": dict[str, str],

@@ -14,7 +14,7 @@ from analysis.metrics import METRICS
 from analysis.objectives import BoundsMet, ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.summary import ClientHealth, MemoryLevels, OutsideWindow, RequestCounts, Summary
+from analysis.summary import ClientHealth, LengthDifference, MemoryLevels, OutsideWindow, RequestCounts, Summary
 
 COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
@@ -101,17 +101,13 @@ def endings(summary: Summary) -> str:
 
 
 def lengths(summary: Summary) -> str:
-    """Whether prompts and outputs had the lengths asked for, by the server's own count."""
+    """Return a sentence on whether prompts and outputs had the requested lengths, by the server's own count."""
     tokens, complete = summary.tokens, summary.requests.complete
-
-    def held(side: str, wrong: int) -> str:
-        if wrong:
-            return f"{wrong:,} of {complete:,} {side} lengths not as requested"
-        return f"all {side} lengths as requested"
-
     if complete == 0:
         return "Lengths unchecked: no request was complete."
-    prompt = held("prompt", tokens.prompt_mismatches)
+    prompt = "all prompt lengths as requested"
+    if tokens.prompt_mismatches:
+        prompt = f"{tokens.prompt_mismatches:,} of {count(complete, 'prompt length')} not as requested"
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
     elif tokens.prompt_unknown == complete:
@@ -119,13 +115,40 @@ def lengths(summary: Summary) -> str:
     elif later := tokens.prompt_unknown:
         held_more = "earlier outputs" if summary.run.load.sessions else "more than their text"
         prompt += f" ({later:,} of unknown length, as they held {held_more})"
-    output = held("output", tokens.output_mismatches)
-    if summary.run.may_end:
-        longer = count(tokens.output_mismatches, "output") if tokens.output_mismatches else "no output"
-        output = f"{longer} longer than asked; answers might end early, so equal work is not given"
+    sentence = f"{prompt[0].upper()}{prompt[1:]}"
+    return f"{sentence}; {_output_lengths(summary)}." if summary.generates else f"{sentence}."
+
+
+def _output_lengths(summary: Summary) -> str:
+    """Return a clause on how many responses ended early or were longer than requested, by how much, and why."""
+    tokens, complete = summary.tokens, summary.requests.complete
     if chunks := _chunks(summary):
-        output = f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
-    return f"{prompt[0].upper()}{prompt[1:]}{f'; {output}' if summary.generates else ''}."
+        return f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
+    early, longer = tokens.output_early, tokens.output_longer
+    parts = []
+    if early:
+        subject = f"{early.responses:,} of {count(complete, 'response')}"
+        parts.append(f"{subject} ended early, after {_mean_tokens(early, 'of')}")
+    if longer:
+        subject = f"{longer.responses:,}" if early else f"{longer.responses:,} of {count(complete, 'response')}"
+        verb = "was" if longer.responses == 1 else "were"
+        parts.append(f"{subject} {verb} longer than requested: {_mean_tokens(longer, 'tokens instead of')}")
+    if not parts and tokens.output_mismatches:  # a summary of an older version says no more
+        parts.append(f"{tokens.output_mismatches:,} of {count(complete, 'output length')} not as requested")
+    clauses = [", and ".join(parts) or "all output lengths as requested"]
+    clauses += dict.fromkeys(each.why for each in (early, longer) if each and each.why)
+    if summary.run.may_end:
+        clauses.append("responses were allowed to end early, so runs are not strictly comparable")
+    return "; ".join(clauses)
+
+
+def _mean_tokens(difference: LengthDifference, between: str) -> str:
+    """Return the mean length of these responses and the mean length requested: `50 of 128 tokens on average`."""
+    means = (difference.tokens_mean, difference.requested_mean)
+    mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
+    unit = " tokens" if between == "of" else ""
+    average = " on average" if difference.responses > 1 else ""
+    return f"{mean} {between} {requested}{unit}{average}"
 
 
 def _chunks(summary: Summary) -> int:

@@ -45,6 +45,7 @@ _PLAN = {
     "seed": int | None,
     "ignore_eos": bool,
     "window_s": tuple[float, float] | None,
+    "objectives goodput": [str],
 }
 _FACTS = {
     "name version model url endpoint title prompts forced over_limit": _Text,

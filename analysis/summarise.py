@@ -77,7 +77,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=stats.delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
+        delivery=stats.delivery(frame.due_ns[starts], frame.first_sent_ns[starts], about.arrivals, about.load),
         memory=memory(run),
         server_counters=counters(run, frame),
         client=health,

@@ -400,6 +400,13 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
     reopened: int = 0
     """Connections that the server had closed and that were opened again."""
+    sent_again: int = 0
+    """Requests that were sent twice, because the server closed an idle connection as the request was sent on it. TTFT
+    counts from the second send."""
+    pauses: int | None = None
+    """How often a client of a closed loop waited, because its request had failed at once."""
+    paused_s: float | None = None
+    """How long those waits were, added up over all clients."""
     worker_lost: int = 0
     """Requests whose worker process died."""
     workers: int = 0

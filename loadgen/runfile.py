@@ -156,6 +156,7 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     worker: Count = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
+    pauses and paused_ns (waits of a closed loop after requests that failed at once),
     clock_disagreement_ns, late_counts ({bucket: reads}, see engine.health). For `clock`, one from before the start and
     one from the end: machine, workers, and by how much its clock was ahead of the master's, offset_ns, which is known
     to uncertainty_ns. For the others: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the words of

@@ -383,6 +383,12 @@ def _warnings(summary: Summary) -> list[Finding]:
     run, client = summary.run, summary.client
     merged = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced with later ones"
     reopened = f"{count(client.reopened, 'connection')} closed by the server and reopened."
+    again = f"{count(client.sent_again, 'request')} sent again: the server closed idle connections as requests left. "
+    again += "TTFT counts from the second send, latency from the due instant counts both."
+    paused = (
+        f"The closed loop waited {count(client.pauses or 0, 'time')}, {duration(client.paused_s)} of its clients' time"
+    )
+    paused += " in all, because requests failed at once (no connection, status 429 or 5xx)."
     part = "Still going on: figures are of what is recorded so far; `loadgen report` makes them again."
     if not run.going_on:
         part = "Interrupted: figures are of the part that was recorded."
@@ -399,6 +405,8 @@ def _warnings(summary: Summary) -> list[Finding]:
         ("damaged", run.damaged_lines, damaged, ""),
         ("coalesced", client.first_token_merged, f"{merged}: TTFT is an upper bound.", "client"),
         ("reopened", client.reopened, reopened, "client"),
+        ("sent-again", client.sent_again, again, "client"),
+        ("pauses", client.pauses, paused, "client"),
         *(("note", True, f"{note}.", "") for note in run.notes),
     ]
     return [Finding(name, "warning", text, anchor) for name, holds, text, anchor in said if holds]

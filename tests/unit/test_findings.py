@@ -209,13 +209,14 @@ def test_an_unknown_error_is_called_unknown(tmp_path: Path) -> None:
 
 
 def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
-    """A proxy in between, interruption, damage, merged first tokens, connections opened again and the run's own notes
-    each have a line."""
-    records = [complete(1, [500 * MS], first_token_merged=True, reopened=2)]
+    """A proxy in between, interruption, damage, merged first tokens, connections opened again, requests sent again,
+    pauses of a closed loop and the run's own notes each have a line."""
+    records = [complete(1, [500 * MS], first_token_merged=True, reopened=2, first_sent_ns=0)]
     end = footer(records, interrupted=True, notes=["worker 0 ended with signal SIGKILL"])
     start = header(1)
     start.server["proxied_to"] = "http://172.18.0.2:80"
-    folder = write(tmp_path / "run", [start, *records, *healthy(), b"{damaged", end])
+    samples = healthy(pauses=3, paused_ns=1_200 * MS)
+    folder = write(tmp_path / "run", [start, *records, *samples, b"{damaged", end])
     found = findings.findings(typed(summarise(read(folder))))
     assert [each.sentence for each in found if each.level == "warning"] == [
         "docker-proxy forwards every byte from http://127.0.0.1:8002, and its delay is in every latency. "
@@ -224,6 +225,10 @@ def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
         "1 damaged line of the run file left out.",
         "1 of 1 first tokens coalesced with later ones: TTFT is an upper bound.",
         "2 connections closed by the server and reopened.",
+        "1 request sent again: the server closed idle connections as requests left. TTFT counts from the second send, "
+        "latency from the due instant counts both.",
+        f"The closed loop waited {len(samples) * 3} times, {len(samples) * 1.2:.1f} s of its clients' time in all, "
+        "because requests failed at once (no connection, status 429 or 5xx).",
         "worker 0 ended with signal SIGKILL.",
     ]
 

@@ -34,6 +34,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         "lacking",
         "windows",
         "sweep_max_s",
+        *("sent_again", "pauses", "paused_s"),
         *(name for name in again["client"] if name.startswith("ring_")),
     )
     found["requests"].setdefault("warmup_incomplete", again["requests"]["warmup_incomplete"])

@@ -477,11 +477,14 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """The share of the server's KV cache in use, by its own gauge."""
+    """The share of the server's KV cache in use, by its own gauge. With several engines, their mean."""
 
     idle_share: float | None
     mean_share: float | None
     peak_share: float | None
+    peak_fullest_share: float | None = None
+    """The peak of the fullest engine, where there are several."""
+    engines: int = 1
     readings: int
     tokens: int | None
     """How many fit into it."""

@@ -31,7 +31,8 @@ _CARD = {
 _SAMPLED = {
     **_CARD,
     "cpu_ns wall_ns reads full_reads retransmits out_of_order stall_ns_max clock_disagreement_ns users": Whole,
-    "running waiting kv_used kv_tokens taken_share prompt_tokens output_tokens cached_prompt_tokens": _Number,
+    "running waiting kv_used kv_used_max engines kv_tokens taken_share": _Number,
+    "prompt_tokens output_tokens cached_prompt_tokens": _Number,
     "requests_finished requests_failed preemptions rejections": _Number,
     "moment": str,
     "late_counts": dict[Annotated[int, msgspec.Meta(ge=-1, le=256)], Count],

@@ -345,7 +345,11 @@ def memory(summary: Summary) -> list[str]:
     lines = []
     if (cache := found.kv_cache) and cache.peak_share is not None:
         room = f" of {cache.tokens:,} tokens" if cache.tokens else ""
-        lines.append(f"KV cache{room}: peak {share(cache.peak_share)}, by the server's own gauge.")
+        peak = f"peak {share(cache.peak_share)}"
+        if cache.peak_fullest_share is not None:
+            room += f" in {cache.engines} engines"
+            peak += f" on average and {share(cache.peak_fullest_share)} in the fullest"
+        lines.append(f"KV cache{room}: {peak}, by the server's own gauge.")
     lines += [_level(each) for each in found.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
     if (more := len(found.gpus) - GPUS_NAMED) > 0:
         lines.append(f"{count(more, 'more GPU')} in summary.json.")

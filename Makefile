@@ -24,7 +24,7 @@ BIN := .venv/bin
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
-test: .venv/.tests .venv/.compiler .venv/.network
+test: .venv/.tests .venv/.compiler .venv/.network .venv/.tls
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
@@ -38,7 +38,7 @@ test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks
 	$(BIN)/python -m pytest -m scale
 
-coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network
+coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network .venv/.tls
 	$(BIN)/python -m pytest --cov --cov-report=term
 
 endurance: export PYTHONPATH := .
@@ -95,6 +95,13 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 .venv/.network: .venv/.tests
 	@set -e; $(call need,command -v ip >/dev/null,iproute2); \
 	$(call need,command -v unshare >/dev/null && command -v nsenter >/dev/null,util-linux)
+	@touch $@
+
+# TLS servers that are not ours: nginx and haproxy as proxies, and `openssl s_server`. Debian keeps daemons in /usr/sbin.
+.venv/.tls: .venv/.tests
+	@set -e; PATH="$$PATH:/usr/sbin"; $(call need,command -v nginx >/dev/null,nginx); \
+	$(call need,command -v haproxy >/dev/null,haproxy); \
+	$(call need,command -v openssl >/dev/null,openssl)
 	@touch $@
 
 # Playwright's own Node needs libatomic. Ubuntu has no Chromium without snap: there Playwright fetches one.

@@ -66,6 +66,8 @@ class Ceiling(msgspec.Struct, frozen=True):
     meaning: str
 
 
+RING_OFF = "packet ring against socket stamps, p99"
+"""Title of the limit that says nothing of the client but of its timestamps."""
 LIMITS = (
     Ceiling("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
     Ceiling(
@@ -83,7 +85,7 @@ LIMITS = (
     Ceiling(
         "out_of_order_share", "TCP segments out of order, per read", 0.01, "the network lost or reordered segments"
     ),
-    Ceiling("ring_off_p99_s", "packet ring against socket stamps, p99", 1e-4, "one of the two is wrong"),
+    Ceiling("ring_off_p99_s", RING_OFF, 1e-4, "one of the two is wrong"),
     Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
     Ceiling("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
     # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
@@ -98,7 +100,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found = of_samples(
         samples,
         _stamps(run, frame),
-        np.sort((frame.first_sent_ns - frame.due_ns)[frame.sent]) / 1e9,
+        np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9,
         reads=int(frame.reads[measured].sum()),
         coalesced=int(frame.coalesced_reads[measured].sum()),
         last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
@@ -106,7 +108,6 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.source.exact else None
     found.first_token_merged = int(frame.first_token_merged[measured].sum())
     found.reopened = int(frame.reopened[measured].sum())
-    found.sent_again = int(frame.sent_again[measured].sum())
     found.worker_lost = _ended(frame, "worker_lost")
     found.lacking = str(run.header.client.get("stamps_lacking", ""))
     found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
@@ -132,6 +133,8 @@ def reasons(
     # Where reads do not stamp, being away blurs nothing, and windows looked at before late reads say who was held back.
     blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
     blurs |= {"late_p99_s", "" if waited_for else "cpu_share"} if blurs and found.windows else set()
+    if found.ring_rejected is not None:  # where ring and socket disagreed, the figures have the socket's timestamps
+        blurs.add("ring_off_p99_s")
     derived = {
         "error_share": _ratio(found.error_ttft_p50_s if was_away else found.error_bar_e2e_s, ttft_p50_s),
         "send_late_share": _ratio(found.send_late_p99_s, e2e_p50_s),
@@ -193,12 +196,13 @@ def of_samples(
         out_of_order_share=_ratio(_known(samples, "out_of_order", sum), _known(samples, "reads", sum)),
         ring_drops=_known(samples, "ring_drops", sum),
         ring_missed=_known(samples, "ring_missed", sum),
+        ring_rejected=_known(samples, "ring_rejected", sum),
+        ring_given_up=_ring_given_up(samples),
+        socket_rejected=_known(samples, "socket_rejected", sum),
         ring_off_p50_s=ring_off_s(off, 0.50),
         ring_off_p99_s=ring_off_s(off, 0.99),
         ring_off_max_s=ring_off_s(off, 1.0),
         stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
-        pauses=_known(samples, "pauses", sum),
-        paused_s=_ratio(_known(samples, "paused_ns", sum), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )
@@ -213,11 +217,18 @@ def _ended(frame: Frame, kind: str) -> int:
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
-    """The run's source only if every answer was stamped by it, else the least of those that were used."""
-    used = {source.stamps for source in frame.sources if source.measured and source.stamps}
+    """Return the run's source of timestamps if it stamped every complete response, else the least exact one used."""
+    stamped = [source for source in frame.sources if source.measured and source.stamps]
+    used = {source.stamps for source in [each for each in stamped if each.state == "complete"] or stamped}
     if not used or used == {run.header.stamps.name}:
         return run.header.stamps
     return stamp_facts(*used)
+
+
+def _ring_given_up(samples: Sequence[Telemetry]) -> int | None:
+    """Return how many workers stopped using packet timestamps; None where no sample says."""
+    known = [sample for sample in samples if "ring_given_up" in sample.values]
+    return len({sample.worker for sample in known if sample.values["ring_given_up"]}) if known else None
 
 
 def own_error(found: ClientHealth) -> StampError | None:

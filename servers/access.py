@@ -236,11 +236,13 @@ def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
 
 
 def no_connection(error: OSError | TimeoutError) -> str:
-    """In the system's words: asyncio's own would name the address instead of the cause."""
+    """Return why a connection failed, in the system's words: asyncio's would name the address instead of the cause."""
     import ssl
 
     if isinstance(error, TimeoutError):
         return "no connection in time"
     if isinstance(error, ssl.SSLError):
+        if error.reason and error.reason.endswith("CERTIFICATE_REQUIRED"):
+            return f"TLS: the server asks for a client certificate, and loadgen sends none ({error.reason})"
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

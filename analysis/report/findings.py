@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.client import RING_OFF
 from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
 from analysis.objectives import BoundsMet, ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.summary import ClientHealth, LengthDifference, MemoryLevels, OutsideWindow, RequestCounts, Summary
+from analysis.summary import ClientHealth, MemoryLevels, OutsideWindow, RequestCounts, Summary
 
 COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
@@ -34,7 +35,7 @@ def findings(summary: Summary) -> list[Finding]:
     doubtful = tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported or _chunks(summary)
     exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
     found = [
-        Finding("client", "ok" if client.ok else "error", client_said(summary), "client"),
+        Finding("client", client_level(client), client_said(summary), "client"),
         *_error_bars(client, summary),
         Finding("complete", _endings_level(requests), endings(summary), "failures"),
         Finding("lengths", exact, lengths(summary), "lengths"),
@@ -63,7 +64,7 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     if window_is_empty(summary):
         return Finding("invalid", "error", "Invalid: no complete request was due in the window.")
     if not summary.client.ok:
-        return Finding("invalid", "error", "Invalid: possible client bottleneck.")
+        return Finding("invalid", "error", f"Invalid: {_blame(summary.client)}.")
     if doubts := sum(each.level in ("warning", "error") for each in found):
         return Finding("warning", "warning", f"Valid, with {count(doubts, 'warning')} below.")
     return Finding("valid", "ok", "Valid: every check passed.")
@@ -101,13 +102,17 @@ def endings(summary: Summary) -> str:
 
 
 def lengths(summary: Summary) -> str:
-    """Return a sentence on whether prompts and outputs had the requested lengths, by the server's own count."""
+    """Whether prompts and outputs had the lengths asked for, by the server's own count."""
     tokens, complete = summary.tokens, summary.requests.complete
+
+    def held(side: str, wrong: int) -> str:
+        if wrong:
+            return f"{wrong:,} of {complete:,} {side} lengths not as requested"
+        return f"all {side} lengths as requested"
+
     if complete == 0:
         return "Lengths unchecked: no request was complete."
-    prompt = "all prompt lengths as requested"
-    if tokens.prompt_mismatches:
-        prompt = f"{tokens.prompt_mismatches:,} of {count(complete, 'prompt length')} not as requested"
+    prompt = held("prompt", tokens.prompt_mismatches)
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
     elif tokens.prompt_unknown == complete:
@@ -115,40 +120,13 @@ def lengths(summary: Summary) -> str:
     elif later := tokens.prompt_unknown:
         held_more = "earlier outputs" if summary.run.load.sessions else "more than their text"
         prompt += f" ({later:,} of unknown length, as they held {held_more})"
-    sentence = f"{prompt[0].upper()}{prompt[1:]}"
-    return f"{sentence}; {_output_lengths(summary)}." if summary.generates else f"{sentence}."
-
-
-def _output_lengths(summary: Summary) -> str:
-    """Return a clause on how many responses ended early or were longer than requested, by how much, and why."""
-    tokens, complete = summary.tokens, summary.requests.complete
-    if chunks := _chunks(summary):
-        return f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
-    early, longer = tokens.output_early, tokens.output_longer
-    parts = []
-    if early:
-        subject = f"{early.responses:,} of {count(complete, 'response')}"
-        parts.append(f"{subject} ended early, after {_mean_tokens(early, 'of')}")
-    if longer:
-        subject = f"{longer.responses:,}" if early else f"{longer.responses:,} of {count(complete, 'response')}"
-        verb = "was" if longer.responses == 1 else "were"
-        parts.append(f"{subject} {verb} longer than requested: {_mean_tokens(longer, 'tokens instead of')}")
-    if not parts and tokens.output_mismatches:  # a summary of an older version says no more
-        parts.append(f"{tokens.output_mismatches:,} of {count(complete, 'output length')} not as requested")
-    clauses = [", and ".join(parts) or "all output lengths as requested"]
-    clauses += dict.fromkeys(each.why for each in (early, longer) if each and each.why)
+    output = held("output", tokens.output_mismatches)
     if summary.run.may_end:
-        clauses.append("responses were allowed to end early, so runs are not strictly comparable")
-    return "; ".join(clauses)
-
-
-def _mean_tokens(difference: LengthDifference, between: str) -> str:
-    """Return the mean length of these responses and the mean length requested: `50 of 128 tokens on average`."""
-    means = (difference.tokens_mean, difference.requested_mean)
-    mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
-    unit = " tokens" if between == "of" else ""
-    average = " on average" if difference.responses > 1 else ""
-    return f"{mean} {between} {requested}{unit}{average}"
+        longer = count(tokens.output_mismatches, "output") if tokens.output_mismatches else "no output"
+        output = f"{longer} longer than asked; answers might end early, so equal work is not given"
+    if chunks := _chunks(summary):
+        output = f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
+    return f"{prompt[0].upper()}{prompt[1:]}{f'; {output}' if summary.generates else ''}."
 
 
 def _chunks(summary: Summary) -> int:
@@ -157,21 +135,41 @@ def _chunks(summary: Summary) -> int:
 
 
 def client_said(summary: Summary) -> str:
-    """Whether the load generator was the bottleneck, and how exact its timestamps are."""
+    """Say whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
-    word = "Valid: the load generator was not a bottleneck" if client.ok else "Invalid: possible client bottleneck"
+    word = "Valid: the load generator was not a bottleneck" if client.ok else f"Invalid: {_blame(client)}"
     own = client.error_bar_e2e_s
     bar = f"error ±{duration(own, 2)}" if own is not None else "error unknown"
     said = f"{word}; {client.source.title}, {bar}"
-    if client.ring_missed or client.ring_drops:
-        lost = f"the packet ring lost {client.ring_drops:,} segments"
-        said += f"; {lost}, and {client.ring_missed:,} instants are the socket's"
+    requests = count(summary.requests.sent, "request")
+    if client.ring_rejected:
+        said += f"; packet timestamps and socket timestamps disagreed in {client.ring_rejected:,} of {requests}"
+        said += ": socket timestamps used" + ("" if client.ring_given_up else " for those")
+    if client.socket_rejected:
+        said += f"; kernel timestamps contradicted {client.socket_rejected:,} of {requests}"
+        said += ": user-space timestamps used for those"
+    if client.ring_drops:
+        said += f"; the packet ring lost {count(client.ring_drops, 'segment')}"
+    if client.ring_missed:
+        said += f"; {count(client.ring_missed, 'instant')} missing in the packet ring: socket timestamps used for those"
     if client.lacking:
         said += f"; {client.lacking}"
     if found := client.calibration:
         rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
         said += f"; calibrated {found.made_at[:10]}: TTFT ±{duration(found.ttft_p99_s, 2)} at p99{rate}"
     return f"{said}."
+
+
+def client_level(client: ClientHealth) -> Level:
+    """Return the level of `client_said`: a warning where the run has other timestamps than it was meant to have."""
+    return "error" if not client.ok else "warning" if client.ring_given_up or client.socket_rejected else "ok"
+
+
+def _blame(client: ClientHealth) -> str:
+    """Say what makes the figures doubtful: the client, or its timestamps alone, as in runs of older versions."""
+    if client.reasons and all(reason.startswith(RING_OFF) for reason in client.reasons):
+        return "packet timestamps and socket timestamps disagree"
+    return "possible client bottleneck"
 
 
 def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
@@ -345,11 +343,7 @@ def memory(summary: Summary) -> list[str]:
     lines = []
     if (cache := found.kv_cache) and cache.peak_share is not None:
         room = f" of {cache.tokens:,} tokens" if cache.tokens else ""
-        peak = f"peak {share(cache.peak_share)}"
-        if cache.peak_fullest_share is not None:
-            room += f" in {cache.engines} engines"
-            peak += f" on average and {share(cache.peak_fullest_share)} in the fullest"
-        lines.append(f"KV cache{room}: {peak}, by the server's own gauge.")
+        lines.append(f"KV cache{room}: peak {share(cache.peak_share)}, by the server's own gauge.")
     lines += [_level(each) for each in found.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
     if (more := len(found.gpus) - GPUS_NAMED) > 0:
         lines.append(f"{count(more, 'more GPU')} in summary.json.")
@@ -387,12 +381,6 @@ def _warnings(summary: Summary) -> list[Finding]:
     run, client = summary.run, summary.client
     merged = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced with later ones"
     reopened = f"{count(client.reopened, 'connection')} closed by the server and reopened."
-    again = f"{count(client.sent_again, 'request')} sent again: the server closed idle connections as requests left. "
-    again += "TTFT counts from the second send, latency from the due instant counts both."
-    paused = (
-        f"The closed loop waited {count(client.pauses or 0, 'time')}, {duration(client.paused_s)} of its clients' time"
-    )
-    paused += " in all, because requests failed at once (no connection, status 429 or 5xx)."
     part = "Still going on: figures are of what is recorded so far; `loadgen report` makes them again."
     if not run.going_on:
         part = "Interrupted: figures are of the part that was recorded."
@@ -409,8 +397,6 @@ def _warnings(summary: Summary) -> list[Finding]:
         ("damaged", run.damaged_lines, damaged, ""),
         ("coalesced", client.first_token_merged, f"{merged}: TTFT is an upper bound.", "client"),
         ("reopened", client.reopened, reopened, "client"),
-        ("sent-again", client.sent_again, again, "client"),
-        ("pauses", client.pauses, paused, "client"),
         *(("note", True, f"{note}.", "") for note in run.notes),
     ]
     return [Finding(name, "warning", text, anchor) for name, holds, text, anchor in said if holds]

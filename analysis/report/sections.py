@@ -194,7 +194,7 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for counter, number in run.summary.tokens.counted_by.items()
     ]
     client: list[Block] = [
-        Paragraph(findings.client_said(each), "ok" if each.client.ok else "error", place)
+        Paragraph(findings.client_said(each), findings.client_level(each.client), place)
         for place, each in enumerate(summaries)
     ]
     return {

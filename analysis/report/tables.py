@@ -413,6 +413,9 @@ CLIENT_FIGURES = {
     "out_of_order_share": "Segments out of order, per read",
     "ring_drops": "Segments the packet ring had no room for",
     "ring_missed": "Instants the packet ring did not have",
+    "ring_rejected": "Requests whose packet timestamps were wrong",
+    "ring_given_up": "Workers that stopped using packet timestamps",
+    "socket_rejected": "Requests whose kernel timestamps were wrong",
     "ring_off_p50_s": "Packet ring against socket stamps, median",
     "ring_off_p99_s": "Packet ring against socket stamps, p99",
     "ring_off_max_s": "Packet ring against socket stamps, largest",
@@ -421,8 +424,5 @@ CLIENT_FIGURES = {
     "clock_step_s": "of which more than slewing explains",
     "first_token_merged": "Coalesced first tokens",
     "reopened": "Connections reopened",
-    "sent_again": "Requests sent again",
-    "pauses": "Waits of a closed loop after failures",
-    "paused_s": "Length of these waits, of all clients",
     "worker_lost": "Requests lost with their worker",
 }

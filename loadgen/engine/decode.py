@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, compress, islice, pairwise
+from operator import sub
 from typing import NamedTuple
 
 from loadgen.engine.clock import ClockPairs
@@ -15,7 +16,7 @@ from servers.access import hide
 from servers.errors import decompressed
 from servers.kinds.dialect import Answer, Dialect
 from servers.kinds.refusals import error_text, is_rejection, one_line
-from servers.wire.connection import READ_BYTES
+from servers.wire.agreement import checked
 from servers.wire.http1 import ProtocolError, joined
 from servers.wire.sse import of_chunks, split
 from servers.wire.stamps import Instants, SocketStamps, StampSource
@@ -24,6 +25,8 @@ from workloads.request import Request
 
 COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
 ERROR_LIMIT_BYTES = 1 << 20
+FULL_WINDOW_BYTES = 65_536
+"""A read this large found a full receive window, as Linux offers it on a new connection."""
 
 
 class _Came(NamedTuple):
@@ -47,15 +50,17 @@ def records_of(
     health: Health,
     stamps: StampSource = SocketStamps(),  # noqa: B008 - holds nothing; stamps that are there are used
 ) -> list[Record]:
-    """Decode all that these exchanges received, stamped by `stamps`. Never raises on what a server sent. Each step is
-    taken with all of them before the next: its code is in the processor's caches then."""
+    """Decode what these exchanges received, with the timestamps of `stamps`, or of its fallback where those cannot be
+    right. Never raises on what a server sent. Each step runs over all exchanges: its code stays in the CPU cache."""
     every = [_came(exchange, request, dialect, start_ns) for exchange, request in several]
     came = [each for each in every if each.exchange.sizes]
-    stamped = stamps.of_several([(each.exchange, array("q", (1, *each.ends))) for each in came], clocks.to_monotonic)
+    stamped = checked(stamps, [(each.exchange, array("q", (1, *each.ends))) for each in came], clocks.to_monotonic)
     answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in came]
     for each, answer, (arrivals, instants) in zip(came, answers, stamped, strict=True):
         exchange, record = each.exchange, each.record
-        late = [max(0, user - arrival) for user, arrival in zip(exchange.user, arrivals, strict=True)]
+        late = [*map(sub, exchange.user, arrivals)]
+        if min(late) < 0:  # two clocks never agree to the last nanosecond
+            late = [max(0, late_ns) for late_ns in late]
         record.late_ns_max = max(late)
         first_token_read = _finish(each, answer, instants, dialect, start_ns)
         full = exchange.shut or _full_reads(exchange.sizes, first_token_read)
@@ -121,11 +126,11 @@ def _since(start_ns: int, instant: int | None) -> int | None:
 
 
 def _full_reads(sizes: Sequence[int], first: int) -> int:
-    """Reads that returned all they could: so much lay waiting that the window we offered was full, or nearly. Before
-    that of the `first` token they held no token back, but were one event: an echo of the prompt."""
-    if sizes[-1] < READ_BYTES:
+    """Count the reads that found a full receive window, or nearly. Reads before the one with the `first` token do not
+    count: they delayed no token, but brought one long event, such as an echo of the prompt."""
+    if sizes[-1] < FULL_WINDOW_BYTES:
         return 0
-    return sum(after - before >= READ_BYTES for before, after in islice(pairwise((0, *sizes)), first, None))
+    return sum(after - before >= FULL_WINDOW_BYTES for before, after in islice(pairwise((0, *sizes)), first, None))
 
 
 def _bounds(exchange: Exchange, record: Record) -> array[int]:

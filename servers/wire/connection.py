@@ -21,13 +21,17 @@ READ_BYTES = 65_536
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One open connection. With TLS, bytes go through memory BIOs, so that reads keep their kernel stamps."""
+    """An open connection. TLS bytes pass through memory buffers, so that every read of the socket keeps its kernel
+    timestamp.
+
+    `received` counts every byte that was read from the socket, because packet timestamps are found by that offset.
+    With TLS, `feed` is the only place that counts. TLS sends records of its own at any time: session tickets, key
+    updates, alerts. A read that skips `feed` would shift all later timestamps to earlier packets."""
 
     sock: socket.socket
     opened_ns: int
     watched: Any = None  # What the source of stamps gave of it
-    reused: bool = False  # Whether it has carried a request before
-    received: int = 0  # Bytes that were read from it and are of no exchange that is under way
+    received: int = 0  # Bytes read from the socket; without TLS, those of finished responses
     losses: tuple[int, int] = (0, 0)  # What servers.wire.stamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None
     shaking: bool = False  # Whether a TLS handshake is under way
@@ -52,6 +56,10 @@ class Connection:
         """The next bytes of the handshake that came."""
         if not received:
             raise ConnectionResetError("the server closed the connection during the TLS handshake")
+        self.feed(received)
+
+    def feed(self, received: bytes) -> None:
+        """Count bytes that were read from the socket and pass them to TLS."""
         self.received += len(received)
         self.incoming.write(received)
 
@@ -62,19 +70,44 @@ class Connection:
         self.tls.write(request)
         return self.outgoing.read()
 
+    def flush(self) -> None:
+        """Send what TLS itself has to send, as when a TLS 1.2 server renegotiates before it responds. Call this only
+        when no sealed request waits to be sent, because TLS records must leave in the order in which they were made.
+        Bytes that the socket does not take leave with the next request."""
+        own = self.outgoing.read()
+        try:
+            sent = self.sock.send(own)
+        except OSError:
+            sent = 0  # a broken connection shows at the next read
+        self.outgoing.write(own[sent:])
+
     def gone(self) -> bool:
-        """True when the peer has closed this connection while it was idle, or has said what nobody asked for, which
-        would be taken for the next answer. TLS may bring tickets, which are none of it."""
+        """Return True if the peer closed this idle connection or sent data that no request asked for, which would be
+        taken for the next response. TLS records without data, such as session tickets, are allowed."""
         try:
             received = self.sock.recv(READ_BYTES)
-            if received and self.tls is not None:
-                self.incoming.write(received)
-                self.tls.read(1)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
-            return False
+        except (BlockingIOError, InterruptedError):
+            received = None
         except OSError:
             return True
-        return True
+        if self.tls is None or received == b"":
+            return received is not None
+        if received:
+            self.feed(received)
+        return not self._quiet()
+
+    def _quiet(self) -> bool:
+        """Return True if TLS holds neither data nor the end of the session."""
+        assert self.tls is not None
+        try:
+            self.tls.read(1)
+        except ssl.SSLWantReadError:
+            # A server that renegotiates (TLS 1.2) wants a reply first, but a request may be sealed already. The reply
+            # to a key update (TLS 1.3) is no obstacle: OpenSSL makes it with the next request.
+            return not self.outgoing.pending
+        except OSError:
+            return False
+        return False
 
     def close(self) -> None:
         """Close without waiting for anything."""

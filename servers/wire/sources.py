@@ -17,12 +17,13 @@ from operator import attrgetter
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from servers.wire.agreement import comes, off
+from servers.wire.agreement import REJECTED_MIN, REJECTED_SHARE, agree, comes, differences
 from servers.wire.stamps import (
     PLAIN,
     Address,
     Instants,
     Received,
+    Response,
     Share,
     SocketStamps,
     StampSource,
@@ -45,8 +46,8 @@ _WATCHED, _BEGINS, _ENDS = map(attrgetter, ("watched", "begins", "watched.ends")
 
 class RingStamps(StampSource):
     """The kernel's stamp of each packet, in memory that it shares with us (servers.wire.ring). Reads may be late, and
-    no token shares a stamp with another unless the server sent both in one packet. Each read is held against the
-    socket's stamp, which also stands in for what the ring has not."""
+    no token shares a stamp with another unless the server sent both in one packet. Each read is compared with the
+    socket's timestamp, which also replaces what the ring does not have and what it has wrong."""
 
     name = "ring"
     title = "kernel timestamps of each packet"
@@ -59,13 +60,15 @@ class RingStamps(StampSource):
         self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource, ports: Ports | None = None
     ) -> None:
         """A ring for each family of the server's addresses, which holds what comes to these ports of ours (None: to
-        all), and what stamps where they have nothing."""
+        all), and the source to use where they have nothing or are wrong."""
         self._rings, self._sorted_by, self._instead, self._ports = rings, sorted_by, instead, ports
         self._unsorted: list[list[Segments]] = [[] for _ in rings]
         self._collected_ns = self._sorted_ns = 0
         self._sees: bool | None = None  # Packets of our connections; None before the first
+        self._given_up = False  # Whether too many timestamps were rejected to use any more of them
         self._ebb = Ebb()
         self._missed, self._off = 0, Counter[int]()
+        self._checked = self._all_rejected = self._rejected = 0  # Responses; the last one since `counts`
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:
@@ -100,18 +103,28 @@ class RingStamps(StampSource):
                     self.collect()
                 if self._sees is None:
                     self._sees = comes(key, flows.greeted, partial(self.collect, at_once=True), SETTLED_NS)
-                return flows.watch(key, time_ns()) if self._sees else None
+                return flows.watch(key, time_ns()) if self._sees and not self._given_up else None
         return None
 
     @property
     def at_work(self) -> StampSource:
-        return self._instead if self._sees is False else self
+        return self._instead if self._sees is False or self._given_up else self
+
+    @property
+    def fallback(self) -> StampSource:
+        return self._instead
+
+    def reject(self) -> None:
+        self._rejected += 1
+        self._all_rejected += 1
+        if self._all_rejected >= REJECTED_MIN and self._all_rejected > REJECTED_SHARE * self._checked:
+            self._given_up = True
 
     def ready(self, received: Received) -> bool:
         flow: Flow | None = received.watched
-        if flow is None or not received.sizes:
+        if flow is None or not received.sizes or self._given_up:
             return True
-        wanted = received.offsets(received.sizes[-1:])[0]
+        wanted = received.read_ends[-1] if received.read_ends else received.offsets(received.sizes[-1:])[0]
         if flow.through < wanted:
             self.collect(at_once=True)
         return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
@@ -145,9 +158,8 @@ class RingStamps(StampSource):
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
         flow: Flow | None = received.watched
-        if flow is None:
+        if flow is None or self._given_up:
             return self._instead.instants(received, ends, to_monotonic)
-        flow.forget(received.begins)
         found = flow.arrivals(received.offsets(ends))
         instants = to_monotonic(found)
         if min(found) >= 0:
@@ -160,36 +172,60 @@ class RingStamps(StampSource):
         return instants, by
 
     def of_several(
-        self, several: Sequence[tuple[Received, Sequence[int]]], to_monotonic: ToMonotonic
+        self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
+        if self._given_up or any(received.watched is None for received, _ in several):
+            return [self._of_one(*each, to_monotonic) for each in several]
         from servers.wire.ring import arrivals
 
-        if any(received.watched is None for received, _ in several):
-            return super().of_several(several, to_monotonic)
         wanted = [(received.watched, _wanted(received, ends)) for received, ends in several]
         found, given, at = arrivals(wanted), list[tuple[list[int], Instants]](), 0
         instants = to_monotonic(found)
         for (received, ends), (flow, places) in zip(several, wanted, strict=True):
             begin, at = at, at + len(places)
             flow.forget(received.begins)  # not before: others of these may have come on the same connection
-            if not flow.swapped and (stamps := kernel_stamps(received)) is not None:
-                self._off.update(off(found[at - len(stamps) : at], stamps, flow.closed_ns))
             read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
-            if min(found[begin:stop]) < 0:
+            if not self._agrees(received, found[at - len(received.sizes) : at]):
+                self.reject()
+                given += self._instead.of_several([(received, ends)], to_monotonic)
+            elif min(found[begin:stop]) < 0:
                 given += super().of_several([(received, ends)], to_monotonic)
             else:
                 given.append((instants[read:stop], (instants[begin:read], self)))
         return given
+
+    def _of_one(self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
+        """Timestamp one response: with the fallback, unless the ring sees its connection."""
+        if received.watched is not None and not self._given_up:
+            return self.of_several([(received, ends)], to_monotonic)[0]
+        if received.watched is not None:
+            received.watched.forget(received.begins)
+        return self._instead.of_several([(received, ends)], to_monotonic)[0]
+
+    def _agrees(self, received: Response, by_ring: Sequence[int]) -> bool:
+        """Compare the ring's timestamp of each read with the socket's, and count the differences."""
+        self._checked += 1
+        stamps = None if received.watched.swapped else kernel_stamps(received)
+        if stamps is None:  # the socket says nothing of segments that came again or out of order
+            return True
+        if received.cut_reads:
+            kept = [index for index in range(len(stamps)) if index not in received.cut_reads]
+            by_ring, stamps = [by_ring[index] for index in kept], [stamps[index] for index in kept]
+        apart = differences(by_ring, stamps, received.watched.closed_ns)
+        self._off.update(map(int.bit_length, apart))
+        return agree(apart)
 
     def counts(self) -> dict[str, Any]:
         self.collect()
         found = {
             "ring_drops": sum(ring.drops() for ring in self._rings),
             "ring_missed": self._missed,
+            "ring_rejected": self._rejected,
+            "ring_given_up": int(self._given_up),
             "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
         }
-        self._missed, self._off = 0, Counter()
-        return found
+        self._missed, self._rejected, self._off = 0, 0, Counter()
+        return found | self._instead.counts()
 
     def close(self) -> None:
         self._instead.close()

@@ -52,6 +52,13 @@ class Received(Protocol):
         ...
 
 
+class Response(Received, Protocol):
+    """The received response to a request that this process sent."""
+
+    sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
+    cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (servers.wire.transport)
+
+
 class StampSource:
     """Arrival instants of received bytes. This one, the plain one, is there on every machine: the instant at which this
     process had read them, and as late as the process was. Others say what they do otherwise."""
@@ -64,6 +71,14 @@ class StampSource:
     by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
     unsorted = 0  # Pieces that have come of nobody knows yet which answers
     needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
+
+    @property
+    def fallback(self) -> StampSource | None:
+        """The source to use for a response that this source's timestamps contradict. None: there is no other."""
+        return None
+
+    def reject(self) -> None:
+        """Note that the timestamps of one response contradicted its own request, so that the fallback's are used."""
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:  # noqa: ARG003
@@ -103,7 +118,7 @@ class StampSource:
         return _of_reads(received, ends, received.user.tolist()), self
 
     def of_several(
-        self, several: Sequence[tuple[Received, Sequence[int]]], to_monotonic: ToMonotonic
+        self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
         """Of each when the last byte of each read had arrived, and `instants` of its places."""
         return [
@@ -129,6 +144,14 @@ class SocketStamps(StampSource):
 
     def __init__(self, held: socket.socket | None = None) -> None:
         self._held = held
+        self._rejected = 0
+
+    @property
+    def fallback(self) -> StampSource | None:
+        return PLAIN
+
+    def reject(self) -> None:
+        self._rejected += 1
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:  # noqa: ARG003
@@ -157,6 +180,10 @@ class SocketStamps(StampSource):
         if stamps is None:
             return PLAIN.instants(received, ends, to_monotonic)
         return _of_reads(received, ends, to_monotonic(stamps)), self
+
+    def counts(self) -> dict[str, Any]:
+        rejected, self._rejected = self._rejected, 0
+        return {"socket_rejected": rejected}
 
     def close(self) -> None:
         if self._held is not None:

@@ -12,9 +12,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from time import monotonic_ns
 from typing import Any, Literal
 
+from servers.access import no_connection
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
 from servers.wire.poller import Poller
@@ -27,7 +29,10 @@ SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
-_INTO = [memoryview(bytearray(READ_BYTES))]  # What is read goes through here: room of its own for each read costs more
+INTO_BYTES = 1 << 20
+"""Largest read. The kernel may hold many packets as one buffer, with the timestamp of the newest of them. A read that
+stops inside such a buffer gets a timestamp that is too late, so this is more than lies waiting as a rule."""
+_INTO = [memoryview(bytearray(INTO_BYTES))]  # What is read goes through here: room of its own for each read costs more
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -36,7 +41,8 @@ class Exchange:
     is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
     (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
     `raw` itself is in `parts`, and what was before them `aside`, until somebody asks for all.
-    With TLS `seals` has the end of each record, in `raw` and in all that came on the connection."""
+    With TLS `seals` has the end of each record, in `raw` and in all that came on the connection. `cut_reads` are the
+    indexes of reads that filled the buffer, whose kernel timestamps may be too late (INTO_BYTES)."""
 
     _poller: Poller
     _on_end: Callable[[Exchange], None]
@@ -53,6 +59,8 @@ class Exchange:
     watched: Any = None
     begins: int = 0
     read_ends: list[int] = field(default_factory=list)
+    cut_reads: list[int] = field(default_factory=list)
+    tls_end: tuple[WireError | Literal[""], str] | None = None  # How TLS ended; no error kind for a proper end
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     given_up_ns: int | None = None
@@ -100,6 +108,8 @@ class Exchange:
         assert self.connection is not None
         if count == len(self.sealed):
             self.sealed, self.sent_end_ns = b"", ended_ns
+            if self.connection.tls is not None and self.connection.outgoing.pending:
+                self.connection.flush()
         elif isinstance(count, OSError) and not isinstance(count, BlockingIOError):
             self.fail("connect", f"send failed: {count.strerror or count}")
         else:
@@ -108,8 +118,10 @@ class Exchange:
 
     def listen(self) -> None:
         """Start reading. Called after the whole burst is out, so that no read delays a send."""
-        if self.connection is not None and not self.error_kind:
-            self._poller.add(self.connection.sock, self._on_readable)
+        connection = self.connection
+        if connection is not None and not self.error_kind:
+            self.begins = connection.received  # session tickets may have come since `prepare`
+            self._poller.add(connection.sock, self._on_readable if connection.tls is None else self._on_sealed)
 
     def offsets(self, places: Sequence[int]) -> Sequence[int]:
         """Where these places of `raw` are in all that came on the connection (servers.wire.stamps.Received)."""
@@ -134,6 +146,21 @@ class Exchange:
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)
+
+    def _on_sealed(self) -> None:
+        """Read TLS records, reply where TLS itself must, and end the exchange if the TLS session has ended. The end
+        comes after the data that came before it, which may complete the response."""
+        connection = self.connection
+        assert connection is not None
+        self._on_readable()
+        if connection.outgoing.pending and self.sent_end_ns is not None and self.connection is not None:
+            connection.flush()
+        if self.tls_end is not None and self.connection is not None:
+            kind, detail = self.tls_end
+            if kind:
+                self.fail(kind, detail)
+            else:
+                self._closed(detail)
 
     def _on_readable(self) -> None:
         connection = self.connection
@@ -181,20 +208,24 @@ class Exchange:
             self.fail("protocol", str(error))
 
     def _unseal(self, connection: Connection, data: bytes) -> bytes:
-        """Plain bytes out of TLS records. A closed session shows as the end of the connection that follows it."""
+        """Return the data that these bytes complete, which is empty for records of TLS itself and for parts of records.
+        Note the end of the session in `tls_end`."""
         assert connection.tls is not None
-        connection.incoming.write(data)
-        connection.received += len(data)
-        parts, size = [], self.size
+        if len(data) == INTO_BYTES:
+            self.cut_reads.append(len(self.sizes))
+        connection.feed(data)
+        parts, size = list[bytes](), self.size
         try:
             while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
                 parts.append(part)
                 size += len(part)
                 self.seals.append((size, connection.received - connection.incoming.pending))
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            self.tls_end = "", "the server closed the TLS session"
+        except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            self.fail("protocol", f"TLS: {error.reason or error}")
+            # A server that refuses the client's certificate says so after the handshake (TLS 1.3).
+            self.tls_end = "protocol" if size else "connect", no_connection(error)
         if parts:
             self.read_ends.append(connection.received)
         return b"".join(parts)
@@ -214,6 +245,9 @@ class Exchange:
         self.given_up_ns = monotonic_ns()
         if connection.tls is None:
             connection.received += self.size
+            if self.size >= INTO_BYTES:
+                reads = enumerate(pairwise((0, *self.sizes)))
+                self.cut_reads = [index for index, (begin, end) in reads if end - begin == INTO_BYTES]
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:

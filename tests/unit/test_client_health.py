@@ -11,12 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from analysis.client import LIMITS
+from analysis.report.findings import client_said, findings, verdict
 from analysis.stats import late_percentile_s
+from analysis.summary import Summary
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
 from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, dropped, failed, healthy, run_of, said, summarise
+from tests.runs import burst, complete, dropped, failed, healthy, run_of, said, summarise, typed
 
 
 def client_of(
@@ -184,8 +186,62 @@ def test_the_ring_is_held_against_the_socket(tmp_path: Path) -> None:
     assert apart == [pytest.approx(1e-9), pytest.approx(1.024e-6), pytest.approx(2.048e-6)]
     assert (client["ring_drops"], client["ring_missed"]) == (3, 2)
     assert said(summarise(run_of(tmp_path / "again", burst(20, 4), telemetry=samples)), "client").endswith(
-        "the packet ring lost 3 segments, and 2 instants are the socket's."
+        "the packet ring lost 3 segments; 2 instants missing in the packet ring: socket timestamps used for those."
     )
+
+
+def instrument(folder: Path, rejected: int, given_up: int, **more: Any) -> Summary:
+    """The summary of a run of 20 requests, this number of which had packet timestamps that were wrong."""
+    sources = ["socket"] * rejected + ["ring"] * (20 - rejected)
+    records = [replace(each, stamps=source) for each, source in zip(burst(20, 4), sources, strict=True)]
+    facts = {"ring_drops": 0, "ring_missed": 0, "ring_off_counts": {"10": 80, "25": 20}}
+    samples = healthy(1, ring_rejected=rejected, ring_given_up=given_up, **facts, **more)
+    return typed(summarise(run_of(folder / "run", records, telemetry=samples, client={"stamps": "ring"})))
+
+
+def test_a_ring_that_was_given_up_is_a_warning_about_the_instrument(tmp_path: Path) -> None:
+    """The figures have the socket's timestamps, so they are valid, and the client is not blamed."""
+    summary = instrument(tmp_path, 12, 1)
+    client = summary.client
+    assert (client.verdict, client.reasons, client.stamps) == ("ok", [], "socket")
+    assert (client.ring_rejected, client.ring_given_up, client.error_bar_s) == (12, 1, 20e-6)
+    found = findings(summary)
+    assert verdict(summary, found).sentence == "Valid, with 1 warning below."
+    assert [each.sentence for each in found if each.level == "warning"] == [client_said(summary)]
+    words = "packet timestamps and socket timestamps disagreed in 12 of 20 requests: socket timestamps used."
+    assert client_said(summary).endswith(words)
+
+
+def test_a_few_wrong_packet_timestamps_are_a_note(tmp_path: Path) -> None:
+    """Only the requests in question have the socket's timestamps."""
+    summary = instrument(tmp_path, 1, 0)
+    assert verdict(summary, findings(summary)).sentence == "Valid: every check passed."
+    assert client_said(summary).endswith("disagreed in 1 of 20 requests: socket timestamps used for those.")
+
+
+def test_wrong_kernel_timestamps_are_a_warning(tmp_path: Path) -> None:
+    """User-space timestamps are not exact, and the run says how many requests have them."""
+    summary = instrument(tmp_path, 0, 0, socket_rejected=2)
+    assert verdict(summary, findings(summary)).sentence == "Valid, with 1 warning below."
+    assert client_said(summary).endswith(
+        "kernel timestamps contradicted 2 of 20 requests: user-space timestamps used for those."
+    )
+
+
+def test_an_older_run_whose_timestamps_disagree_blames_the_timestamps(tmp_path: Path) -> None:
+    """Its version did not choose the socket's timestamps, so its figures may be wrong, but the client was no limit."""
+    samples = ring(ring_off_counts={"10": 80, "25": 20})
+    summary = typed(summarise(run_of(tmp_path / "run", burst(20, 4), telemetry=samples)))
+    expected = "Invalid: packet timestamps and socket timestamps disagree."
+    assert (summary.client.verdict, verdict(summary, findings(summary)).sentence) == ("limited", expected)
+
+
+def test_the_source_of_a_failed_request_says_nothing_of_the_figures(tmp_path: Path) -> None:
+    """Latencies are those of complete requests."""
+    records = [replace(each, stamps="ring") for each in burst(20, 4)]
+    records += [replace(failed(50, "http_status", "HTTP 408"), stamps="user")]
+    run = run_of(tmp_path / "run", records, telemetry=ring(), client={"stamps": "ring"})
+    assert summarise(run)["client"]["stamps"] == "ring"
 
 
 def test_one_answer_without_the_ring_makes_the_run_the_sockets(tmp_path: Path) -> None:

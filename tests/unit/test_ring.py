@@ -214,7 +214,9 @@ def test_what_is_asked_for_is_sorted_however_lately_the_ring_was_read(monkeypatc
     blocks = [came([greeting()]), came([Sent(1000, 100, 70)]), None]
     flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0))
     stamps = RingStamps([ring], [flows], PLAIN)  # type: ignore[list-item]
-    answer: Any = SimpleNamespace(watched=flows.watch(PORT, 10), sizes=[100], user=[0], offsets=lambda places: places)
+    answer: Any = SimpleNamespace(
+        watched=flows.watch(PORT, 10), sizes=[100], user=[0], read_ends=[], offsets=lambda places: places
+    )
     stamps.collect()
     now_ns += 2_000_000
     stamps.collect()

@@ -1,0 +1,225 @@
+"""Certificates, and TLS servers whose records, segments and send instants a test knows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import trustme
+
+HOST = "127.0.0.1"
+GAP_S = 0.02
+"""Pause between two sends: an arrival that is taken for that of another send is off by this much."""
+
+
+class Contexts(NamedTuple):
+    """TLS settings of a server and of a client that trusts it."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def contexts(
+    *, version: ssl.TLSVersion | None = None, tickets: int = 2, client_certificate: bool | None = None
+) -> Contexts:
+    """Make the settings of both sides. `client_certificate` makes the server ask for one, which the client has only
+    where it is True."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert(HOST).configure_cert(server)
+    authority.configure_trust(client)
+    server.num_tickets = tickets
+    if not tickets:
+        server.options |= ssl.OP_NO_TICKET
+    if version is not None:
+        server.minimum_version = server.maximum_version = version
+    if client_certificate is not None:
+        authority.configure_trust(server)
+        server.verify_mode = ssl.CERT_REQUIRED
+    if client_certificate:
+        authority.issue_cert("client.test").configure_cert(client)
+    return Contexts(server, client)
+
+
+def certificate_files(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for HOST and its key into one file, and the authority into another: their paths."""
+    authority = trustme.CA()
+    both, trusted = folder / "server.pem", folder / "authority.pem"
+    authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(both))
+    authority.cert_pem.write_to_path(str(trusted))
+    return both, trusted
+
+
+class Step(NamedTuple):
+    """Data that a scripted server sends at one instant: each piece is a TLS record, and all leave as one segment."""
+
+    pieces: Sequence[bytes]
+    halved: bool = False
+    """The records leave in two segments, the second one after a pause."""
+    close_notify: bool = False
+    """The end of the TLS session follows in the same segment; the TCP connection stays open."""
+    junk: bytes = b""
+    """Bytes that follow in the same segment and are no TLS record."""
+
+
+@dataclass
+class Scripted:
+    """A running scripted server."""
+
+    port: int
+    sent_ns: list[list[int]] = field(default_factory=list)
+    """Of each request, CLOCK_REALTIME immediately before the send that completed each piece."""
+    resumed: list[bool] = field(default_factory=list)
+    """Of each connection, whether it resumed an earlier session."""
+
+    @property
+    def url(self) -> str:
+        return f"https://{HOST}:{self.port}"
+
+
+@contextlib.contextmanager
+def scripted(
+    context: ssl.SSLContext, script: Sequence[Step], request: bytes, greeting: bytes = b""
+) -> Iterator[Scripted]:
+    """Serve `script` to each `request`, from a thread with sockets of its own. Data in `greeting` is sent with the last
+    message of the handshake."""
+    with socket.create_server((HOST, 0)) as listening:
+        server, accepted = Scripted(listening.getsockname()[1]), list[socket.socket]()
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # the listening socket is shut down in the end
+                while True:
+                    connection, _ = listening.accept()
+                    accepted.append(connection)
+                    with connection, contextlib.suppress(OSError, EOFError):
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        _serve(connection, context, request, server, script, greeting)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield server
+        finally:
+            for each in (listening, *accepted):
+                with contextlib.suppress(OSError):  # closed by now
+                    each.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _serve(
+    connection: socket.socket,
+    context: ssl.SSLContext,
+    request: bytes,
+    server: Scripted,
+    script: Sequence[Step],
+    greeting: bytes,
+) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_side=True)
+
+    def receive() -> None:
+        if not (received := connection.recv(65_536)):
+            raise EOFError
+        incoming.write(received)
+
+    while True:
+        try:
+            tls.do_handshake()
+            if greeting:
+                tls.write(greeting)
+            break
+        except ssl.SSLWantReadError:
+            connection.sendall(outgoing.read())
+            receive()
+        finally:
+            connection.sendall(outgoing.read())  # session tickets or an alert among it
+    server.resumed.append(tls.session_reused)
+    while True:
+        heard = b""
+        while len(heard) < len(request):
+            try:
+                heard += tls.read(65_536)
+            except ssl.SSLWantReadError:
+                receive()
+        server.sent_ns.append([])
+        for step in script:
+            time.sleep(GAP_S)
+            _send(connection, _sealed(step, tls, outgoing), step, server.sent_ns[-1])
+
+
+def _sealed(step: Step, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO) -> bytes:
+    for piece in step.pieces:
+        tls.write(piece)
+    if step.close_notify:
+        with contextlib.suppress(ssl.SSLWantReadError):  # the client's own goodbye
+            tls.unwrap()
+    return outgoing.read() + step.junk
+
+
+def _send(connection: socket.socket, sealed: bytes, step: Step, sent_ns: list[int]) -> None:
+    if step.halved:
+        connection.sendall(sealed[: len(sealed) // 2])
+        sealed = sealed[len(sealed) // 2 :]
+        time.sleep(GAP_S)
+    sent_ns += [time.time_ns()] * len(step.pieces)
+    connection.sendall(sealed)
+
+
+class OpensslServer:
+    """`openssl s_server`, which also sends what Python's ssl cannot: key updates and renegotiations."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._output = b""
+        self.port = int(self.wait(b"ACCEPT ").rpartition(b":")[2])
+
+    @property
+    def url(self) -> str:
+        return f"https://{HOST}:{self.port}"
+
+    def send(self, data: bytes) -> int:
+        """Send data as one TLS record, or a command of one letter; CLOCK_REALTIME immediately before that."""
+        assert self._process.stdin is not None
+        sent_ns = time.time_ns()
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+        return sent_ns
+
+    def wait(self, words: bytes) -> bytes:
+        """Wait for a line of output that holds these words, and return it without what came before."""
+        assert self._process.stdout is not None
+        until_s = time.monotonic() + 20
+        while True:
+            _, found, end = self._output.partition(words)
+            if found and b"\n" in end:
+                line, _, self._output = end.partition(b"\n")
+                return found + line
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until_s - time.monotonic()))
+            received = os.read(self._process.stdout.fileno(), 65_536) if ready else b""
+            if not received:
+                raise AssertionError(f"openssl s_server said nothing of {words!r}: {self._output!r}")
+            self._output += received
+
+
+@contextlib.contextmanager
+def openssl_server(folder: Path, *options: str) -> Iterator[OpensslServer]:
+    """Run `openssl s_server` with a certificate that `folder/authority.pem` vouches for. It prints each message."""
+    both, _ = certificate_files(folder)
+    command = ["openssl", "s_server", "-accept", "0", "-cert", str(both), "-msg", *options]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, bufsize=0)
+    try:
+        yield OpensslServer(process)
+    finally:
+        process.kill()
+        process.communicate()

@@ -100,7 +100,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found = of_samples(
         samples,
         _stamps(run, frame),
-        np.sort((frame.sent_ns - frame.due_ns)[frame.sent]) / 1e9,
+        np.sort((frame.first_sent_ns - frame.due_ns)[frame.sent]) / 1e9,
         reads=int(frame.reads[measured].sum()),
         coalesced=int(frame.coalesced_reads[measured].sum()),
         last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
@@ -108,6 +108,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.source.exact else None
     found.first_token_merged = int(frame.first_token_merged[measured].sum())
     found.reopened = int(frame.reopened[measured].sum())
+    found.sent_again = int(frame.sent_again[measured].sum())
     found.worker_lost = _ended(frame, "worker_lost")
     found.lacking = str(run.header.client.get("stamps_lacking", ""))
     found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
@@ -203,6 +204,8 @@ def of_samples(
         ring_off_p99_s=ring_off_s(off, 0.99),
         ring_off_max_s=ring_off_s(off, 1.0),
         stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
+        pauses=_known(samples, "pauses", sum),
+        paused_s=_ratio(_known(samples, "paused_ns", sum), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )

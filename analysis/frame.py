@@ -89,6 +89,10 @@ class Frame(msgspec.Struct, frozen=True):
     """Of its session, from 0."""
     due_ns: Floats
     sent_ns: Floats
+    first_sent_ns: Floats
+    """When the first attempt was sent; the same as `sent_ns` for a request that was not sent again."""
+    sent_again: Booleans
+    """Sent twice, because the server closed an idle connection as the request was first sent on it."""
     sent_end_ns: Floats
     first_byte_ns: Floats
     """The newest byte of the first read."""
@@ -372,6 +376,8 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         chunk_tokens = np.array([*chain.from_iterable(held)], np.uint32)
     end_ns, last_ns, state = column("end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts), column("state", np.str_)
     output_asked = column("output_tokens_asked")
+    sent_ns, first_sent_ns = column("sent_ns"), column("first_sent_ns")
+    sent_again = ~np.isnan(first_sent_ns)
     last_ns = np.where((counts == 0) & (output_asked == 0) & (state == "complete"), end_ns, last_ns)
     return {
         "chunk_counts": counts,
@@ -391,7 +397,10 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         # How many chunks came says nothing of the length of an answer.
         "output_reported": np.where(column("counted_by", np.str_) == "chunks", np.nan, column("output_tokens")),
         "first_token_merged": column("first_token_merged", np.bool_),
-        **{name: column(name) for name in ("due_ns", "sent_ns", "sent_end_ns", "first_byte_ns")},
+        "sent_ns": sent_ns,
+        "first_sent_ns": np.where(sent_again, first_sent_ns, sent_ns),
+        "sent_again": sent_again,
+        **{name: column(name) for name in ("due_ns", "sent_end_ns", "first_byte_ns")},
         **{name: column(name, np.int64) for name in NUMBERS},
     }
 

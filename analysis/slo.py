@@ -238,7 +238,7 @@ def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> Bound
         return None
     scale = float(ordered[place])
     bounds_s = {bound.figure: stats.rounded(scale * bound.bound) for bound in bounds}
-    return BoundsMet(scale=round(scale, 6), bounds_s=bounds_s)
+    return BoundsMet(scale=float(f"{scale:.6g}"), bounds_s=bounds_s)
 
 
 def junit(summaries: Sequence[Summary]) -> str:

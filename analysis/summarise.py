@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 
 from analysis import client, endings, littles_law, stats, summary
-from analysis.frame import Frame, total
+from analysis.frame import Booleans, Frame, total
 from analysis.gaps import described
 from analysis.limits import limit_of
 from analysis.metrics import METRICS, Metric
@@ -53,7 +53,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         run=about,
         server=server_info(run),
         requests=endings.request_counts(run, frame),
-        tokens=token_counts(frame, may_end=about.may_end),
+        tokens=token_counts(run, frame, may_end=about.may_end),
         window=summary.MeasuredWindow(
             from_s=None if span is None else stats.rounded(span[0] / 1e9),
             to_s=None if span is None else stats.rounded(span[1] / 1e9),
@@ -77,7 +77,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=stats.delivery(frame.due_ns[starts], frame.sent_ns[starts], about.arrivals, about.load),
+        delivery=stats.delivery(frame.due_ns[starts], frame.first_sent_ns[starts], about.arrivals, about.load),
         memory=memory(run),
         server_counters=counters(run, frame),
         client=health,
@@ -139,13 +139,17 @@ def server_info(run: Run) -> summary.ServerInfo:
     )
 
 
-def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:
-    """What was asked and what the server reported, over the requests sent; mismatches where both are known. An output
-    mismatch is a complete answer of another length than asked, which only servers that cannot fix the length give;
-    elsewhere such an answer is truncated. Where answers might end early (`may_end`), it is a longer one."""
-    longer = frame.output_reported - frame.output_asked
+def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
+    """Count the tokens that were requested and that the server reported, over the requests sent.
+
+    Lengths are compared for complete requests where both are known. A complete response of another length than
+    requested only comes from servers that cannot fix the length; from others it is truncated. Where responses may end
+    early (`may_end`), only longer ones are mismatches.
+    """
+    difference = frame.output_reported - frame.output_asked  # NaN, where a length is unknown, is neither more nor less
     tried = frame.measured & ~frame.dropped
     complete = frame.measured & frame.complete
+    early, longer = complete & (difference < 0), complete & (difference > 0)
     counted_by = Counter[str]()
     for source, number in frame.sources.items():
         if source.measured and source.state == "complete":
@@ -155,13 +159,41 @@ def token_counts(frame: Frame, *, may_end: bool) -> summary.TokenCounts:
         prompt_reported=total(frame.prompt_reported, tried),
         output_asked=total(frame.output_asked, tried),
         output_reported=total(frame.output_reported, tried),
-        # What is not known is NaN, which is neither more nor less.
-        prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[tried] > 0).sum()),
-        output_mismatches=int(((longer if may_end else np.abs(longer))[complete] > 0).sum()),
+        prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[complete] > 0).sum()),
+        output_mismatches=int((longer if may_end else early | longer).sum()),
+        output_early=_length_difference(frame, early, "" if may_end else _why_early(run)),
+        output_longer=_length_difference(frame, longer, _why_longer(run, frame, longer)),
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
     )
+
+
+def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
+    """Describe the lengths of these responses; None where there are none."""
+    if not rows.any():
+        return None
+    return summary.LengthDifference(
+        responses=int(rows.sum()),
+        tokens_mean=round(float(frame.output_reported[rows].mean()), 2),
+        requested_mean=round(float(frame.output_asked[rows].mean()), 2),
+        why=why,
+    )
+
+
+def _why_early(run: Run) -> str:
+    """Return why responses may end before the requested length on this kind of server; empty where it is not known."""
+    if run.header.server_notes.get("ignores_eos") is False:
+        return f"{run.header.server_title} cannot be told to ignore the end-of-text token"
+    return ""
+
+
+def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
+    """Return why these responses are longer than requested; empty where it is not known."""
+    piece = run.header.server_notes.get("prompt_piece_tokens")
+    if piece and longer.any() and bool((frame.output_asked[longer] > piece).all()):
+        return f"{run.header.server_title} generates in pieces of {piece:,} tokens"
+    return ""
 
 
 def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:

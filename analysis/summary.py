@@ -139,6 +139,18 @@ class RequestCounts(msgspec.Struct, kw_only=True):
         return self.complete == self.planned
 
 
+class LengthDifference(msgspec.Struct, kw_only=True):
+    """Complete responses whose output is shorter, or longer, than requested."""
+
+    responses: int
+    tokens_mean: float
+    """Mean output tokens of these responses."""
+    requested_mean: float
+    """Mean of the output tokens that their requests asked for."""
+    why: str = ""
+    """The cause, as far as the kind of server tells it."""
+
+
 class TokenCounts(msgspec.Struct, kw_only=True):
     """Tokens asked for and reported by the server, over the requests sent."""
 
@@ -147,10 +159,14 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     output_asked: int
     output_reported: int
     prompt_mismatches: int
-    """Prompts of which the server counts another number than asked."""
+    """Complete requests of which the server counts another number of prompt tokens than asked."""
     output_mismatches: int
     """Complete answers of another length than asked, of servers that cannot fix the length; longer ones only, where
     answers might end early. Answers of which nobody counted more than chunks are not among them."""
+    output_early: LengthDifference | None = None
+    """Complete responses that ended before the requested length; None where none did."""
+    output_longer: LengthDifference | None = None
+    """Complete responses that went past the requested length; None where none did."""
     prompt_unknown: int
     """Complete requests whose prompt's length could not be known beforehand."""
     prompt_unreported: int
@@ -390,6 +406,13 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
     reopened: int = 0
     """Connections that the server had closed and that were opened again."""
+    sent_again: int = 0
+    """Requests that were sent twice, because the server closed an idle connection as the request was sent on it. TTFT
+    counts from the second send."""
+    pauses: int | None = None
+    """How often a client of a closed loop waited, because its request had failed at once."""
+    paused_s: float | None = None
+    """How long those waits were, added up over all clients."""
     worker_lost: int = 0
     """Requests whose worker process died."""
     workers: int = 0
@@ -460,11 +483,14 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """The share of the server's KV cache in use, by its own gauge."""
+    """The share of the server's KV cache in use, by its own gauge. With several engines, their mean."""
 
     idle_share: float | None
     mean_share: float | None
     peak_share: float | None
+    peak_fullest_share: float | None = None
+    """The peak of the fullest engine, where there are several."""
+    engines: int = 1
     readings: int
     tokens: int | None
     """How many fit into it."""

@@ -138,6 +138,7 @@ CURVES: tuple[Curve, ...] = (
     Curve("server", "running", "running", "Requests running", "requests"),
     Curve("server", "waiting", "waiting", "Requests waiting", "requests"),
     Curve("server", "kv_used", "kv_used", "KV cache in use", "share"),
+    Curve("server", "kv_used_max", "kv_used_max", "KV cache in use, fullest engine", "share"),
     Curve("server", "output_tokens", "output_tokens_per_s", "Output tokens", "tokens/s", per_second),
     Curve("server", "prompt_tokens", "prompt_tokens_per_s", "Prompt tokens", "tokens/s", per_second),
     Curve("server", "requests_finished", "requests_finished_per_s", "Requests finished", "requests/s", per_second),
@@ -371,12 +372,17 @@ def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
         return None
     idle = [round(share, SHARE_DECIMALS) for moment, share in read if moment == "idle"]
     during = [share for moment, share in read if moment == "run"]
+    running = [sample.values for sample in found if sample.moment == "run"]
+    fullest = [share for values in running if (share := number(values, "kv_used_max")) is not None]
+    engines = [engines for values in running if (engines := number(values, "engines")) is not None]
     sizes = [size for sample in found if (size := number(sample.values, "kv_tokens")) is not None]
     limits = run.header.server.get("limits") or {}
     return KvCache(
         idle_share=idle[0] if idle else None,
         mean_share=round(sum(during) / len(during), SHARE_DECIMALS) if during else None,
         peak_share=round(max(during), SHARE_DECIMALS) if during else None,
+        peak_fullest_share=round(max(fullest), SHARE_DECIMALS) if fullest else None,
+        engines=int(max(engines)) if engines else 1,
         readings=len(during),
         tokens=int(sizes[-1]) if sizes else limits.get("max_total_token_num"),
     )

@@ -123,7 +123,8 @@ def run(
 
     `out` is the run's folder, which must be new; by default runs/<time>-<server>-<label>. `progress` gets a phase
     (`connecting`, `running`, `ended`) and the counts, ten times a second; `say` a line per step, such as which server
-    was found. `objectives` are what the run has to keep to, as for `--assert`; `goodput` what makes one request good.
+    was found. `objectives` are what the run must keep to, as for `--assert`, and `goodput` is what makes one request
+    good; by default those of the plan. The run file keeps both, so that `read` judges the run by them again.
     summary.json is written beside the run file.
 
     An interrupt (Ctrl-C, or a notebook's stop) ends the run, and the Result is of what came: `summary.run.interrupted`.
@@ -160,7 +161,8 @@ async def run_async(
 
 def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
     """A run that was recorded: its folder, or its run.jsonl; also one that was interrupted, killed or damaged.
-    `objectives` and `goodput` as for `run`. Raises RunFileError when it is no run or cannot be read, PlanError for an
+    `objectives` and `goodput` are as for `run`; by default the run is judged by those that it was made with. Raises
+    RunFileError when it is no run or cannot be read, PlanError for an
     expression that is none."""
     from loadgen.cli.output import expressions, summarised
 
@@ -217,7 +219,8 @@ class _Measurement:
         plan = named(plan)
         if plan.repeats > 1:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
-        self._judged = expressions(objectives, goodput)
+        plan = plan.but(objectives=tuple(objectives or plan.objectives), goodput=tuple(goodput or plan.goodput))
+        self._judged = expressions(plan.objectives, plan.goodput)
         self._progress, self._say = progress, say
         self._reserved = contextlib.ExitStack()
         """Holds the default name of the run's folder."""

@@ -31,7 +31,8 @@ _CARD = {
 _SAMPLED = {
     **_CARD,
     "cpu_ns wall_ns reads full_reads retransmits out_of_order stall_ns_max clock_disagreement_ns users": Whole,
-    "running waiting kv_used kv_tokens taken_share prompt_tokens output_tokens cached_prompt_tokens": _Number,
+    "running waiting kv_used kv_used_max engines kv_tokens taken_share": _Number,
+    "prompt_tokens output_tokens cached_prompt_tokens": _Number,
     "requests_finished requests_failed preemptions rejections": _Number,
     "moment": str,
     "late_counts": dict[Annotated[int, msgspec.Meta(ge=-1, le=256)], Count],
@@ -45,6 +46,7 @@ _PLAN = {
     "seed": int | None,
     "ignore_eos": bool,
     "window_s": tuple[float, float] | None,
+    "objectives goodput": [str],
 }
 _FACTS = {
     "name version model url endpoint title prompts forced over_limit": _Text,
@@ -53,7 +55,7 @@ _FACTS = {
     "hardware": {"gpu model": str, "tensor_parallel": Whole},
     "prediction": [{"figure": str, "value low high": _Number}],
     "limits": dict[str, bool | int | float | str | None] | None,
-    "notes": {"prompt_piece_tokens": int, "memory_option memory_taken": str},
+    "notes": {"prompt_piece_tokens": int, "ignores_eos": bool, "memory_option memory_taken": str},
     "stamps": str,
     "machines": [msgspec.defstruct("Machine", [("name", str)], bases=(CLOCK,), kw_only=True)],
     "not_measured": dict[str, str],

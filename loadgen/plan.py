@@ -166,6 +166,10 @@ class Plan:
     """Read this machine's GPUs through NVML; by default when the server is on it."""
     server_pid: Annotated[tuple[int, ...], SEVERAL, RunOption("Advanced")] = ()
     """A server process on this machine, whose memory is read with that of its children; repeatable."""
+    objectives: Annotated[tuple[str, ...], SEVERAL] = ()
+    """What the run must keep to, as for --assert. `loadgen report` judges the run by it again."""
+    goodput: Annotated[tuple[str, ...], SEVERAL] = ()
+    """What makes one request good, as for --goodput."""
     label: Annotated[str, WORD, RunOption("Advanced", "start")] = "run"
     """A word for the run's folder and report."""
     platform: Annotated[str, SHORT, RunOption("Advanced", "start")] = ""

@@ -55,7 +55,10 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     due_ns: Whole = 0
     connected_ns: Whole | None = None
     sent_ns: Whole | None = None
-    """Immediately before the first `send`."""
+    """Immediately before the first `send`; of a request that was sent again, before that of the second attempt."""
+    first_sent_ns: Whole | None = None
+    """Immediately before the first attempt, of a request that was sent again: the server had closed an idle connection
+    as the request was sent on it, and no byte of a response had come. None: the request was not sent again."""
     sent_end_ns: Whole | None = None
     """After the kernel had accepted the last byte of the request."""
     first_byte_ns: Whole | None = None
@@ -112,7 +115,7 @@ def unsent(request: Request, kind: NoneOrKind, detail: str) -> Record:
     return record_for(request, state, error_kind=kind, error_detail=detail)
 
 
-INSTANTS = ("due_ns", "connected_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")
+INSTANTS = ("due_ns", "connected_ns", "first_sent_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")
 
 
 def shifted(record: Record, by_ns: int) -> Record:

@@ -16,9 +16,9 @@ import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,16 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
             self.stamps = stamp_facts(self.stamps.name or str(self.client.get("stamps", "user")))
 
     @property
+    def objectives(self) -> list[str]:
+        """What the run must keep to, as written for --assert."""
+        return self.plan.get("objectives") or _option_values(self.command, "--assert")
+
+    @property
+    def goodput(self) -> list[str]:
+        """What makes one request good, as written for --goodput."""
+        return self.plan.get("goodput") or _option_values(self.command, "--goodput")
+
+    @property
     def server_title(self) -> str:
         """What people call this kind of server; its name where nobody knows the kind."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
@@ -130,6 +140,13 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
         return self.server.get(name) or getattr(kind, name, None)
 
 
+def _option_values(command: Sequence[str], option: str) -> list[str]:
+    """Every value of a repeatable option on a command line. Older plans did not hold objectives, but their command
+    did; so does the command of `loadgen ui`."""
+    values = [after for word, after in pairwise(command) if word == option]
+    return values + [word.removeprefix(f"{option}=") for word in command if word.startswith(f"{option}=")]
+
+
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
     """One sample of something that changes during the run. `at_ns` counts like a Record's instants."""
 
@@ -139,6 +156,7 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     worker: Count = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
+    pauses and paused_ns (waits of a closed loop after requests that failed at once),
     clock_disagreement_ns, late_counts ({bucket: reads}, see engine.health). For `clock`, one from before the start and
     one from the end: machine, workers, and by how much its clock was ahead of the master's, offset_ns, which is known
     to uncertainty_ns. For the others: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the words of

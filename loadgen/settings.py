@@ -289,6 +289,8 @@ def command_of(plan: Plan) -> list[str]:
             words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
             words += [text for each in values for text in (flag, str(each))]
+    words += [text for each in plan.objectives for text in ("--assert", each)]
+    words += [text for each in plan.goodput for text in ("--goodput", each)]
     return list(without_secrets(words))
 
 

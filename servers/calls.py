@@ -83,6 +83,8 @@ class Caller:
             self._connection.request(method, self._prefix + path, data, {**self._headers, **more})
             answer = self._connection.getresponse()
             content = answer.read(limit_bytes)
+            if len(content) < limit_bytes and answer.length is None and not answer.chunked:
+                content += answer.read(1)  # the end of such a body is that of the connection, which this read finds
             if not answer.isclosed():
                 raise (
                     http.client.IncompleteRead(content)

@@ -5,6 +5,15 @@ A Source is read now and then, and can fail without failing the run:
 GapError               one reading failed: a gap in the curve, with its reason
 └── NotMeasuredError   it cannot be read here at all
 
+A page may hold several samples of one metric. Their labels say whether they are the same figure again:
+
+    tp_rank, pp_rank, ...   ranks of one engine work on the same requests: the largest sample counts once
+    pid                     processes in front of one engine: as a gauge each publishes what it last heard of the
+                            engine, and an idle one an old figure or 0, so the largest sample counts; as a counter each
+                            counts its own requests, so they are added
+    engine, dp_rank, ...    every other label stands for something of its own: samples are added, and of the KV cache's
+                            use both the mean over the engines and that of the fullest engine are kept
+
 Servers' own /metrics are read in one vocabulary: what runs and waits, KV-cache use, tokens, preemptions, rejections.
 Pages are fetched within limits and read by the official parser of prometheus-client: of vLLM's page of 55 kB that takes
 4 ms of processor time, once a second, in a process that no token passes through. Only what explains a client's figures
@@ -16,9 +25,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -42,7 +53,11 @@ ABSENT = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. Th
 Labels = Mapping[str, str]
 _WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_finished", "requests_failed")
 COUNTERS = frozenset((*_WORK, "preemptions", "rejections"))  # Grow until the server starts anew; others are gauges
-AVERAGED = frozenset({"kv_used"})  # Of several engines behind one page, equal in size, the mean; else the sum
+AVERAGED = frozenset({"kv_used"})  # Of several engines, which are equal in size, the mean; else the sum
+RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")
+"""Labels of the ranks that share one engine's model: tp_rank, pp_rank, moe_ep_rank, ... A dp_rank is an engine."""
+RANK_OR_PROCESS = re.compile(rf"{RANK.pattern}|pid")
+"""The same, and the label of processes that publish figures of one engine."""
 MIB = 1 << 20
 DCGM: Mapping[str, tuple[str, float]] = {
     "memory_used_bytes": ("DCGM_FI_DEV_FB_USED", MIB),
@@ -329,7 +344,11 @@ def tables() -> dict[str, MetricNames]:
 
 
 def values_of(page: Page, server: str) -> dict[str, Any]:
-    """The page in our words; a word that the page does not have is left out. `server` is a key of KINDS."""
+    """Return the figures of the page in our words, without words that the page does not have.
+
+    `server` is a key of KINDS. With several engines `kv_used` is their mean, `kv_used_max` that of the fullest engine,
+    and `engines` their number.
+    """
     known = KINDS[server].metrics
     if known is None or known.of:
 
@@ -337,12 +356,15 @@ def values_of(page: Page, server: str) -> dict[str, Any]:
             return sum(_present(page, each) is not None for each in metrics.names.values())
 
         known = max(tables().values(), key=present)
-    found = {word: value for word, each in known.names.items() if (value := _value(page, word, each)) is not None}
+    figures = {word: each for word, names in known.names.items() if (each := _by_engine(page, word, names)) is not None}
+    values = {word: fmean(each) if word in AVERAGED else sum(each) for word, each in figures.items()}
+    if len(shares := figures.get("kv_used", [])) > 1:
+        values |= {"kv_used_max": max(shares), "engines": len(shares)}
     for metrics in tables().values():
         if metrics.labels:
             name, read = metrics.labels
-            found |= read([labels for labels, _ in page.samples.get(name, [])])
-    return found
+            values |= read(_distinct([labels for labels, _ in page.samples.get(name, [])]))
+    return values
 
 
 def _library(module: str, package: str) -> Any:
@@ -372,21 +394,38 @@ def _fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Pag
     return parse(content, ours)
 
 
-def _value(page: Page, word: str, names: Sequence[str]) -> float | None:
+def _by_engine(page: Page, word: str, names: Sequence[str]) -> list[float] | None:
+    """Return the figures of this word, one for each set of labels that stands for itself (see the module's docstring);
+    None where the page does not have the word."""
     named = _present(page, names)
     if named is None:
         return None
     name, _, rest = named.partition("{")  # `name{label=a|b}`: what each label may be
     pairs = [pair.partition("=") for pair in rest.removesuffix("}").split(",") if pair]
     wanted = {label: values.split("|") for label, _, values in pairs}
-    values = [
-        value
+    samples = [
+        (labels, value)
         for labels, value in _samples(page, name)
         if all(labels.get(label) in allowed for label, allowed in wanted.items())
     ]
-    if not values:
-        return 0.0 if word in COUNTERS else None  # declared and without a sample: nothing was counted yet
-    return sum(values) / len(values) if word in AVERAGED else sum(values)
+    if not samples:
+        return [0.0] if word in COUNTERS else None  # declared and without a sample: nothing was counted yet
+    repeated = RANK if word in COUNTERS else RANK_OR_PROCESS
+    largest: dict[frozenset[tuple[str, str]], float] = {}
+    for labels, value in samples:
+        key = _without(labels, repeated)
+        largest[key] = max(largest.get(key, value), value)
+    return list(largest.values())
+
+
+def _without(labels: Labels, repeated: re.Pattern[str]) -> frozenset[tuple[str, str]]:
+    """Return the labels whose names do not match."""
+    return frozenset((name, value) for name, value in labels.items() if not repeated.fullmatch(name))
+
+
+def _distinct(samples: Sequence[Labels]) -> list[Labels]:
+    """Return one set of labels for each engine, in their order, without those of ranks and processes."""
+    return [dict(each) for each in dict.fromkeys(_without(labels, RANK_OR_PROCESS) for labels in samples)]
 
 
 def _present(page: Page, names: Sequence[str]) -> str | None:

@@ -78,6 +78,8 @@ class CellKvCache(msgspec.Struct, frozen=True):
 
     mean_share: float | None
     peak_share: float | None
+    peak_fullest_share: float | None
+    """That of the fullest engine, where there are several."""
     tokens: int | None
 
 
@@ -376,8 +378,12 @@ def cell_memory(found: Sequence[Memory]) -> CellMemory:
     levels = [_level([run[place] for run in parts if len(run) > place]) for place in range(max(map(len, parts)))]
     cache = None
     if caches := [each.kv_cache for each in found if each.kv_cache]:
-        shares = _mean([each.mean_share for each in caches]), _largest([each.peak_share for each in caches])
-        cache = CellKvCache(*shares, caches[0].tokens)
+        cache = CellKvCache(
+            mean_share=_mean([each.mean_share for each in caches]),
+            peak_share=_largest([each.peak_share for each in caches]),
+            peak_fullest_share=_largest([each.peak_fullest_share for each in caches]),
+            tokens=caches[0].tokens,
+        )
     notes = []
     for each in found:
         notes += [f"{each.taken_at_start.note}."] if each.taken_at_start else []

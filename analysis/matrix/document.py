@@ -14,7 +14,17 @@ import numpy as np
 
 from analysis import report as doc
 from analysis.frame import Floats
-from analysis.matrix import COMPARED, SAMPLED, STATES, CellDifference, CellName, CellRunData, CellSummary, MatrixSummary
+from analysis.matrix import (
+    COMPARED,
+    SAMPLED,
+    STATES,
+    CellDifference,
+    CellKvCache,
+    CellName,
+    CellRunData,
+    CellSummary,
+    MatrixSummary,
+)
 from analysis.matrix.sweeps import sweep_findings, sweep_rows
 from analysis.metrics import METRICS, by_key
 from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
@@ -308,7 +318,7 @@ class MatrixReport:
         rows: list[tuple[CellName, Cells]] = []
         for cell in self.found.cells:
             cache, levels = cell.memory.kv_cache, cell.memory.levels
-            peaks = [share(cache.peak_share) if cache else UNKNOWN]  # of the cell, beside the first of its levels
+            peaks = [_cache_peak(cache)]  # of the cell, beside the first of its levels
             for each in levels:
                 sizes = (each.idle_bytes, each.peak_bytes, each.loaded_bytes, each.total_bytes)
                 rows.append((cell, (each.of, *map(size, sizes), peaks.pop() if peaks else "")))
@@ -462,6 +472,14 @@ def figure(cell: CellSummary, name: str) -> TableCell:
             f"{significant(each.mean * factor, 4)} {unit}", each.mean, f"runs: {' to '.join(shown)}" * bool(shown)
         )
     return TableCell(f"{significant(each.mean * factor, 4)} {unit}", each.mean, " to ".join(shown))
+
+
+def _cache_peak(cache: CellKvCache | None) -> str:
+    """Return the peak of the KV cache in use, and that of the fullest engine where there are several."""
+    if cache is None:
+        return UNKNOWN
+    fullest = cache.peak_fullest_share
+    return share(cache.peak_share) + (f", fullest engine {share(fullest)}" if fullest is not None else "")
 
 
 def _with_ends(cell: TableCell) -> str:

@@ -450,7 +450,7 @@ CHARTS: dict[str, Chart] = {
                     for place, title, domain, look in (
                         ("", "TTFT", [0.68, 1], {"tickformat": "~s", "ticksuffix": "s"}),
                         ("2", "TPOT, ms", [0.32, 0.64], {}),
-                        ("3", "failed/s, rejected/s", [0, 0.24], {}),
+                        ("3", "incomplete/s", [0, 0.24], {}),
                     )
                 },
             },

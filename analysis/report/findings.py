@@ -15,7 +15,7 @@ from analysis.metrics import METRICS
 from analysis.objectives import BoundsMet, ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size
-from analysis.summary import ClientHealth, MemoryLevels, OutsideWindow, RequestCounts, Summary
+from analysis.summary import ClientHealth, LengthDifference, MemoryLevels, OutsideWindow, RequestCounts, Summary
 
 COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
@@ -102,17 +102,13 @@ def endings(summary: Summary) -> str:
 
 
 def lengths(summary: Summary) -> str:
-    """Whether prompts and outputs had the lengths asked for, by the server's own count."""
+    """Return a sentence on whether prompts and outputs had the requested lengths, by the server's own count."""
     tokens, complete = summary.tokens, summary.requests.complete
-
-    def held(side: str, wrong: int) -> str:
-        if wrong:
-            return f"{wrong:,} of {complete:,} {side} lengths not as requested"
-        return f"all {side} lengths as requested"
-
     if complete == 0:
         return "Lengths unchecked: no request was complete."
-    prompt = held("prompt", tokens.prompt_mismatches)
+    prompt = "all prompt lengths as requested"
+    if tokens.prompt_mismatches:
+        prompt = f"{tokens.prompt_mismatches:,} of {count(complete, 'prompt length')} not as requested"
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
     elif tokens.prompt_unknown == complete:
@@ -120,13 +116,40 @@ def lengths(summary: Summary) -> str:
     elif later := tokens.prompt_unknown:
         held_more = "earlier outputs" if summary.run.load.sessions else "more than their text"
         prompt += f" ({later:,} of unknown length, as they held {held_more})"
-    output = held("output", tokens.output_mismatches)
-    if summary.run.may_end:
-        longer = count(tokens.output_mismatches, "output") if tokens.output_mismatches else "no output"
-        output = f"{longer} longer than asked; answers might end early, so equal work is not given"
+    sentence = f"{prompt[0].upper()}{prompt[1:]}"
+    return f"{sentence}; {_output_lengths(summary)}." if summary.generates else f"{sentence}."
+
+
+def _output_lengths(summary: Summary) -> str:
+    """Return a clause on how many responses ended early or were longer than requested, by how much, and why."""
+    tokens, complete = summary.tokens, summary.requests.complete
     if chunks := _chunks(summary):
-        output = f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
-    return f"{prompt[0].upper()}{prompt[1:]}{f'; {output}' if summary.generates else ''}."
+        return f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
+    early, longer = tokens.output_early, tokens.output_longer
+    parts = []
+    if early:
+        subject = f"{early.responses:,} of {count(complete, 'response')}"
+        parts.append(f"{subject} ended early, after {_mean_tokens(early, 'of')}")
+    if longer:
+        subject = f"{longer.responses:,}" if early else f"{longer.responses:,} of {count(complete, 'response')}"
+        verb = "was" if longer.responses == 1 else "were"
+        parts.append(f"{subject} {verb} longer than requested: {_mean_tokens(longer, 'tokens instead of')}")
+    if not parts and tokens.output_mismatches:  # a summary of an older version says no more
+        parts.append(f"{tokens.output_mismatches:,} of {count(complete, 'output length')} not as requested")
+    clauses = [", and ".join(parts) or "all output lengths as requested"]
+    clauses += dict.fromkeys(each.why for each in (early, longer) if each and each.why)
+    if summary.run.may_end:
+        clauses.append("responses were allowed to end early, so runs are not strictly comparable")
+    return "; ".join(clauses)
+
+
+def _mean_tokens(difference: LengthDifference, between: str) -> str:
+    """Return the mean length of these responses and the mean length requested: `50 of 128 tokens on average`."""
+    means = (difference.tokens_mean, difference.requested_mean)
+    mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
+    unit = " tokens" if between == "of" else ""
+    average = " on average" if difference.responses > 1 else ""
+    return f"{mean} {between} {requested}{unit}{average}"
 
 
 def _chunks(summary: Summary) -> int:
@@ -343,7 +366,11 @@ def memory(summary: Summary) -> list[str]:
     lines = []
     if (cache := found.kv_cache) and cache.peak_share is not None:
         room = f" of {cache.tokens:,} tokens" if cache.tokens else ""
-        lines.append(f"KV cache{room}: peak {share(cache.peak_share)}, by the server's own gauge.")
+        peak = f"peak {share(cache.peak_share)}"
+        if cache.peak_fullest_share is not None:
+            room += f" in {cache.engines} engines"
+            peak += f" on average and {share(cache.peak_fullest_share)} in the fullest"
+        lines.append(f"KV cache{room}: {peak}, by the server's own gauge.")
     lines += [_level(each) for each in found.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
     if (more := len(found.gpus) - GPUS_NAMED) > 0:
         lines.append(f"{count(more, 'more GPU')} in summary.json.")
@@ -381,6 +408,12 @@ def _warnings(summary: Summary) -> list[Finding]:
     run, client = summary.run, summary.client
     merged = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced with later ones"
     reopened = f"{count(client.reopened, 'connection')} closed by the server and reopened."
+    again = f"{count(client.sent_again, 'request')} sent again: the server closed idle connections as requests left. "
+    again += "TTFT counts from the second send, latency from the due instant counts both."
+    paused = (
+        f"The closed loop waited {count(client.pauses or 0, 'time')}, {duration(client.paused_s)} of its clients' time"
+    )
+    paused += " in all, because requests failed at once (no connection, status 429 or 5xx)."
     part = "Still going on: figures are of what is recorded so far; `loadgen report` makes them again."
     if not run.going_on:
         part = "Interrupted: figures are of the part that was recorded."
@@ -397,6 +430,8 @@ def _warnings(summary: Summary) -> list[Finding]:
         ("damaged", run.damaged_lines, damaged, ""),
         ("coalesced", client.first_token_merged, f"{merged}: TTFT is an upper bound.", "client"),
         ("reopened", client.reopened, reopened, "client"),
+        ("sent-again", client.sent_again, again, "client"),
+        ("pauses", client.pauses, paused, "client"),
         *(("note", True, f"{note}.", "") for note in run.notes),
     ]
     return [Finding(name, "warning", text, anchor) for name, holds, text, anchor in said if holds]

@@ -424,5 +424,8 @@ CLIENT_FIGURES = {
     "clock_step_s": "of which more than slewing explains",
     "first_token_merged": "Coalesced first tokens",
     "reopened": "Connections reopened",
+    "sent_again": "Requests sent again",
+    "pauses": "Waits of a closed loop after failures",
+    "paused_s": "Length of these waits, of all clients",
     "worker_lost": "Requests lost with their worker",
 }

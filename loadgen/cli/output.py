@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os.path import relpath
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loadgen.engine.health import Counts
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
-    from loadgen.runfile import Run
+    from loadgen.runfile import Header, Run
 
 ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
@@ -67,12 +67,16 @@ def finish(output: Output, folder: Path, *, report: bool) -> int:
 
 
 def expressions(
-    assertions: Sequence[str] | None, goodput: Sequence[str] | None = None, junit: Path | None = None
+    assertions: Sequence[str] | None,
+    goodput: Sequence[str] | None = None,
+    junit: Path | None = None,
+    *,
+    recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
-    """The objectives asked for, and what makes a request good. Raises PlanError, which names every mistake, so that
-    nothing is sent in vain."""
-    if junit is not None and not assertions:
-        raise PlanError("--junit without --assert has nothing to write", "Name an objective: --assert 'ttft.p99 < 1s'")
+    """Parse the objectives of a run, and what makes a request good. Raises PlanError, which names every mistake, before
+    anything is sent. Runs that are `recorded` already may bring objectives, so none need to be given for --junit."""
+    if junit is not None and not assertions and not recorded:
+        raise _nothing_to_judge()
     if junit is not None and not junit.absolute().parent.is_dir():
         raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Make it first.")
     if not assertions and not goodput:
@@ -124,6 +128,34 @@ def complain(sentence: str) -> None:
     print(f"loadgen: {sentence}", file=sys.stderr)
 
 
+def _nothing_to_judge() -> PlanError:
+    return PlanError("--junit without --assert has nothing to write", "Name an objective: --assert 'ttft.p99 < 1s'")
+
+
+def stated(
+    header: Header, objectives: Sequence[Objective], bounds: Sequence[Objective]
+) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
+    """Return the objectives and the bounds on requests that a run is judged by, and notes on those that cannot be read.
+    Objectives that are given replace those that the run was made with, and so do bounds."""
+    own_objectives = () if objectives else header.objectives
+    own_bounds = () if bounds else header.goodput
+    if not own_objectives and not own_bounds:
+        return objectives, bounds, []
+    from analysis.objectives import ObjectiveError, parse, parse_bounds
+
+    notes = []
+
+    def read(texts: Iterable[str], parsed: Callable[[Sequence[str]], list[Objective]]) -> Iterator[Objective]:
+        for text in texts:
+            try:
+                yield from parsed([text])
+            except ObjectiveError as error:
+                notes.append(f"an objective of the run is not judged: {str(error).splitlines()[0]}")
+
+    found = (objectives or [*read(own_objectives, parse)], bounds or [*read(own_bounds, parse_bounds)])
+    return *found, notes
+
+
 class Group(NamedTuple):
     """One run, or the repeats in one folder."""
 
@@ -145,9 +177,11 @@ class Output:
     goodput: Sequence[str] | None = None
     junit: Path | None = None
     inconclusive: CountsAs = None
+    recorded: bool = False
+    """Whether the runs are recorded already, and may bring objectives."""
 
     def __post_init__(self) -> None:
-        self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit)
+        self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit, recorded=self.recorded)
         self._stream = sys.stderr if self.as_json else sys.stdout
         self._known: dict[Path, ReportedRun] = {}
 
@@ -190,6 +224,9 @@ class Output:
                 write_page(parts, page, [group for group in groups if group.between])
         if self.junit is not None:
             from analysis.slo import junit
+
+            if not any(summary.objectives for summary in summaries):
+                raise _nothing_to_judge()
 
             with _raised_later(problems):
                 write_text(self.junit, junit(summaries))
@@ -327,8 +364,10 @@ def summarised(
     drawn: bool = True,
     known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
-    """One run at a time: what is left of its Records in the end is a summary and, if it is to be `drawn`, curves.
-    `known` is what its file says, where somebody has read it."""
+    """Summarise one run and judge it by these objectives, or else by those that the run was made with.
+
+    Of its Records only the summary is kept and, if the run is to be `drawn`, the curves. `known` is the content of its
+    file, where the caller has read it."""
     from analysis.report.sections import ReportedRun, reported
     from analysis.slo import goodput, judge
     from analysis.summarise import summarise
@@ -336,6 +375,8 @@ def summarised(
 
     run, frame = known or load(path)
     summary = summarise(run, frame)
+    objectives, bounds, notes = stated(run.header, objectives, bounds)
+    summary.run.notes = [*summary.run.notes, *notes]
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:

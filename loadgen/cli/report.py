@@ -70,18 +70,19 @@ def report(
     an index: all of them, to filter, to compare, and over time.
 
     Works on a run that is going on, was interrupted or killed, and on a file with damaged lines, and says so in the
-    report. Exit codes: 0 written, 2 not a run or not writable. With --assert a run is judged as if it had just ended: 4
-    an --assert failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 6 an --assert is
-    inconclusive, 130 interrupted or going on.
+    report. A run is judged by the --assert and --goodput that it was made with, unless others are given here. Exit
+    codes: 0 written, 2 not a run or not writable. With --assert or --junit as if the run had just ended: 4 an --assert
+    failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 6 an --assert is inconclusive,
+    130 interrupted or going on.
     """
     sweeps, below = any(map(is_sweep, runs)), runs_below(runs[0]) if len(runs) == 1 else []
     name = "frontier.html" if sweeps else "index.html" if below else "report.html"
     page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / name
     judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
-    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    if sweeps and (assertions or goodput or not all(map(is_sweep, runs))):
+    output = Output(as_json=as_json, quiet=quiet, junit=junit, recorded=True, **judged)
+    if sweeps and (assertions or goodput or junit or not all(map(is_sweep, runs))):
         raise PlanError("sweeps have objectives of their own, and a page without other runs.", "Name sweeps alone.")
-    if below and not sweeps and (assertions or goodput):
+    if below and not sweeps and (assertions or goodput or junit):
         raise PlanError(f"{runs[0]} is a folder of runs: --assert and --goodput judge single ones.", "Name the runs.")
     summaries: list[Summary] = []
     if sweeps:
@@ -94,7 +95,7 @@ def report(
         with server_of(page.read_bytes()) as server, suppress(KeyboardInterrupt):
             print(f"http://{HOST}:{server.server_port}/ shows it until Ctrl-C.", file=sys.stderr, flush=True)
             server.serve_forever()
-    if output.objectives:
+    if output.objectives or junit:
         raise Exit(exit_code(summaries, inconclusive))
 
 

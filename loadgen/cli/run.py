@@ -56,9 +56,11 @@ def drive(
     from loadgen.plan import Plan
     from loadgen.server import named
 
-    judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
+    settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
+    asked = Plan(**settings)
+    judged: dict[str, Any] = {"assertions": asked.objectives, "inconclusive": inconclusive, "goodput": asked.goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = named(Plan(**settings))
+    asked = named(asked)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master

@@ -74,10 +74,11 @@ def drive(
     from loadgen.twin import read
     from servers.access import without_secrets
 
-    judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
-    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     known = read(twin) if twin else None
+    settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
     asked = Plan(**({"server": known.server} if known else {}) | settings)
+    judged: dict[str, Any] = {"assertions": asked.objectives, "inconclusive": inconclusive, "goodput": asked.goodput}
+    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     limits = (kv_tokens, running_limit, step_tokens)
     modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known)
     command = without_secrets(["loadgen", *sys.argv[1:]])

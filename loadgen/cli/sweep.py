@@ -352,6 +352,11 @@ def measure(
     from loadgen.sweep import journal, run
 
     search = _search(sweep.over, settled, guided=True)
+    objectives = tuple(each.text for each in judged)
+    bounds = tuple(each.text for each in _bounds(judged))
+
+    def serve_step(plan: Plan, folder: Path, show: OnProgress) -> Footer:
+        return serve(plan.but(objectives=objectives, goodput=bounds), folder, show)
 
     def next_load(lines: Sequence[Line]) -> float | None:
         if not sweep.loads:
@@ -365,7 +370,7 @@ def measure(
         return run(
             sweep,
             book,
-            measure=serve,
+            measure=serve_step,
             judge=partial(_judge, judged, say, sweep.over),
             next_load=next_load,
             show=show,

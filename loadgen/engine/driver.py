@@ -5,8 +5,12 @@
     readable ──> recvmsg, append, "ended?"                        (servers.wire.transport.Exchange)
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
-Nothing shifts the plan: a request without a free connection goes out late and is recorded late; past the limit on
-requests in flight it is dropped and recorded.
+Nothing shifts the plan of an open loop: a request without a free connection goes out late and is recorded late; past
+the limit on requests in flight it is dropped and recorded. A closed loop never drops a request. It pauses when requests
+fail at once (loadgen.engine.back_off).
+
+A server may close an idle connection just as a request is sent on it. No byte of a response comes then, and the request
+is sent once more, on a new connection (`Driver._may_send_again`). Its TTFT counts from that second send.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Coroutine, Sequence, Set
 from itertools import islice
 
+from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.decode import records_of
 from loadgen.engine.feed import Slot
@@ -37,6 +42,11 @@ from workloads.sessions import TRANSCRIPT_LIMIT
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
 TICKS_PER_LOOK, TICKS_PER_SAMPLE = 5, 20
+SEND_AGAIN_NS = 5_000_000_000
+"""A request is sent again only if its idle connection was closed within this time. A server that read the request
+before it closed the connection has usually worked on it for longer."""
+GROUP_LOOK_NS = 20_000_000
+"""Connections of a waiting group are not looked at when the group is due sooner than this: looking takes time."""
 MANY = 1024  # Of more requests in flight, what has come is counted once a second
 CHECKED_GROUP = 64  # Groups up to this size have their connections looked at once more right before they are sent
 BACKLOG, TURN_NS, QUIET_NS = 64, 20_000_000, 2_000_000
@@ -45,6 +55,10 @@ the next requests may wait for them. With more than BACKLOG waiting they are as 
 with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
 TOGETHER, TOGETHER_BYTES = 16, 1 << 19  # Answers that are decoded at once, where many wait, and their bytes
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # Error kind and detail
+SERVER_GONE: tuple[ErrorKind, str] = (
+    "connect",
+    f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s",
+)
 
 
 class Driver:
@@ -59,23 +73,34 @@ class Driver:
         *,
         clock: SystemClock,
         timeout_s: float,
-        in_flight_most: int,
+        in_flight_max: int | None,
     ) -> None:
-        """`exchange` makes an Exchange, given what to call when it has ended. With `in_flight_most` requests sent and
-        not ended, one that is due is dropped."""
+        """Drive `feed`. `exchange` makes an Exchange from the function to call at its end. While `in_flight_max`
+        requests are in flight, further requests are dropped. None means no limit: a closed loop limits itself."""
         self._feed = feed
         self._pool = pool
         self._exchange = exchange
         self._clock = clock
         self._timeout_s = timeout_s
-        self._in_flight_most = in_flight_most
+        self._in_flight_max = in_flight_max
         self._counts = recorder.counts
         self._recorder = recorder
-        recorder.on_idle, recorder.on_turn, recorder.on_record = self._check_done, self._on_turn, feed.draw
+        recorder.on_idle, recorder.on_turn, recorder.on_record = self._check_done, self._on_turn, self._on_record
         self._group: list[Slot] = []
         """Encoded or prepared, and waiting for its instant."""
         self._in_flight: dict[Exchange, Slot] = {}
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], Slot] = {}
+        """Requests that wait for a connection of their own. A request is here or in `_in_flight`, never in both."""
+        self._kept: deque[tuple[int, Slot]] = deque()
+        """Requests that may have to be sent again, each with the instant (CLOCK_MONOTONIC) from which its payload is no
+        longer needed for that."""
+        self._back_off = BackOff() if feed.closed else None
+        self._looks_inside = False
+        """Whether clients of the closed loop wait for the Record of a response with status 200."""
+        self._gave_up = False
+        """Whether the server counts as gone, so that nothing more is sent."""
+        self._try_at_ns: int | None = None
+        """When the clock will next look for a waiting client of the closed loop."""
         self._thinking: list[Slot] = []
         """The next slots of closed loops and sessions, waiting for their instants."""
         self._started = False
@@ -111,6 +136,8 @@ class Driver:
             exchange.give_up("cancelled", "cut off by an interrupt")
         for task in self._opening:
             task.cancel()
+        if self._back_off is not None:
+            self._back_off.clear()
         waiting, self._group, self._thinking = [*self._group, *self._thinking], [], []
         for slot in waiting:
             self._give_up(slot, *NOT_SENT)
@@ -133,19 +160,32 @@ class Driver:
 
     def _attach(self, slot: Slot, connection: Connection) -> Exchange:
         exchange = slot.exchange = self._exchange(lambda exchange: self._on_end(exchange, slot))
-        slot.connected_ns = connection.opened_ns
+        slot.connected_ns, slot.reused = connection.opened_ns, connection.reused
         exchange.prepare(connection, connection.seal(slot.payload))
         return exchange
 
     async def _reopen_closed(self) -> None:
-        """Servers close idle connections; a request on a closed one would fail for a reason that is ours."""
+        """Replace the connections of the waiting group that the server has closed, before the run starts."""
+        closed = self._close_gone()
+        if closed:
+            await self._pool.fill()
+            self._prepare(closed)
+
+    def _close_gone(self) -> list[Slot]:
+        """Close our end of the waiting group's connections that the server has closed, and return their requests."""
         closed = [slot for slot in self._group if slot.gone()]
         for slot in closed:
             slot.reopened += 1
             slot.close()
-        if closed:
-            await self._pool.fill()
-            self._prepare(closed)
+        return closed
+
+    def _refresh_group(self, now_ns: int) -> None:
+        """While a group waits for its instant, replace connections that the server closes: servers close idle ones
+        after a few seconds, and a large group is sent without another look."""
+        if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
+            self._prepare([slot for slot in self._group if slot.exchange is None])
+            if self._close_gone():
+                self._pool.top_up()  # the next look takes them
 
     def _arm(self) -> None:
         if self._group:
@@ -163,13 +203,18 @@ class Driver:
         self._check_done()
 
     def _send(self, group: Sequence[Slot], *, look: bool = True) -> None:
-        room = max(0, self._in_flight_most - len(self._in_flight) - len(self._opening))
+        room = len(group)
+        if self._in_flight_max is not None:
+            room = max(0, self._in_flight_max - len(self._in_flight) - len(self._opening))
         ready = []
         for slot in group[:room]:
             exchange = slot.exchange
-            if exchange is None or (look and len(group) <= CHECKED_GROUP and slot.gone()):
-                self._send_late(slot)
-            else:
+            if exchange is not None and look and len(group) <= CHECKED_GROUP and slot.gone():
+                slot.reopened += 1
+                slot.close()
+            if slot.exchange is None:
+                self._open(slot, self._open_and_send(slot))
+            elif exchange is not None:
                 ready.append((exchange, slot))
         if ready:
             first, *others = [exchange for exchange, _ in ready]
@@ -177,33 +222,75 @@ class Driver:
         for exchange, slot in ready:
             self._listen(exchange, slot)
         for slot in group[room:]:
-            self._give_up(slot, "dropped", f"{self._in_flight_most} requests were in flight")
+            self._give_up(slot, "dropped", f"{self._in_flight_max} requests were in flight")
         self._counts.sent += len(ready)
 
     def _listen(self, exchange: Exchange, slot: Slot) -> None:
-        slot.payload = b""
-        if not exchange.error_kind:
-            self._in_flight[exchange] = slot
-            exchange.listen()
+        if exchange.error_kind:
+            return  # the send failed, and that has been dealt with
+        if slot.reused and slot.first_sent_ns is None:
+            self._kept.append(((exchange.sent_ns or 0) + SEND_AGAIN_NS, slot))
+        else:
+            slot.payload = b""
+        self._in_flight[exchange] = slot
+        exchange.listen()
 
-    def _send_late(self, slot: Slot) -> None:
-        task = asyncio.get_running_loop().create_task(self._open_and_send(slot))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-        task.add_done_callback(lambda _: self._check_done())
+    def _open(self, slot: Slot, opening: Coroutine[None, None, None]) -> None:
+        """Start to open a connection for this request alone."""
+        task = asyncio.get_running_loop().create_task(opening)
+        self._opening[task] = slot
+        task.add_done_callback(self._on_opened)
+
+    def _end_opening(self) -> None:
+        """Note, in the task itself, that its request is no longer opening: it must not count as in flight as well."""
+        task = asyncio.current_task()
+        assert task is not None
+        del self._opening[task]
+
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
+        """Account for a request whose task was cancelled before it began, and look whether the run is over."""
+        slot = self._opening.pop(task, None)
+        if slot is not None and task.cancelled():
+            self._give_up(slot, *NOT_SENT)
+        self._check_done()
 
     async def _open_and_send(self, slot: Slot) -> None:
-        """No connection was free: open one and send late."""
+        """Send a request late, on a new connection, because no open one was free."""
         try:
             connection = self._pool.take() or await self._pool.open()
         except (OSError, TimeoutError) as error:
+            self._end_opening()
             self._give_up(slot, "connect", no_connection(error))
             return
-        except asyncio.CancelledError:
-            self._give_up(slot, *NOT_SENT)
-            return
+        self._end_opening()
         exchange = self._attach(slot, connection)
         self._counts.sent += 1
+        exchange.send()
+        self._listen(exchange, slot)
+
+    # Requests that an idle connection lost.
+
+    def _may_send_again(self, exchange: Exchange, slot: Slot) -> bool:
+        """Return whether a request was lost because the server closed an idle connection as the request was sent on it
+        (RFC 9112, section 9.3.1). No byte of a response has come. A connection that carried no request before was not
+        idle: a server that closes such a connection has refused the request. No request is sent a third time."""
+        if exchange.error_kind != "connect" or not slot.reused or slot.first_sent_ns is not None:
+            return False
+        lost_after_ns = (exchange.given_up_ns or 0) - (exchange.sent_ns or 0)
+        return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
+
+    async def _send_again(self, slot: Slot, lost: Exchange) -> None:
+        """Send a request once more, on a new connection."""
+        try:
+            connection = await self._pool.open()
+        except (OSError, TimeoutError) as error:
+            self._end_opening()
+            lost.error_detail += f"; it could not be sent again: {no_connection(error)}"
+            self._end(slot, lost)
+            return
+        self._end_opening()
+        slot.first_sent_ns = lost.sent_ns
+        exchange = self._attach(slot, connection)
         exchange.send()
         self._listen(exchange, slot)
 
@@ -213,19 +300,41 @@ class Driver:
         self._in_flight.pop(exchange, None)
         free, exchange.free = exchange.free, None
         if free is not None and self._feed.more and not self._interrupted:
+            free.reused = True
             self._pool.put(free)
         elif free is not None:
             free.close()
+        if self._may_send_again(exchange, slot):
+            self._open(slot, self._send_again(slot, exchange))
+        else:
+            self._end(slot, exchange)
+
+    def _end(self, slot: Slot, exchange: Exchange) -> None:
+        """Record a request that was sent and has ended, and let the next one follow."""
+        slot.awaited = self._looks_inside and exchange.framing.status == 200
         self._recorder.take(slot, exchange)
-        if slot.conversation is None:
-            self._follow()
+        if slot.conversation is None and not slot.awaited:
+            self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
     def _give_up(self, slot: Slot, kind: ErrorKind, detail: str) -> None:
         """End a request of which nothing was sent."""
         slot.close()
         self._recorder.take(slot, None, kind, detail)
         if slot.conversation is None:
-            self._follow()
+            self._follow(slot, refused=True)
+
+    def _on_record(self, slot: Slot, record: Record) -> None:
+        """Use the time after a Record to draw ahead. A closed loop also learns here that a server rejects requests
+        inside responses with status 200: from then on its clients wait for the Record of such a response."""
+        self._feed.draw()
+        if self._back_off is None or slot.conversation is not None:
+            return
+        rejected = record.state == "rejected"
+        if rejected and record.http_status == 200:
+            self._looks_inside = True
+        if slot.awaited:
+            self._looks_inside = rejected or self._back_off.waiting > 0
+            self._follow(slot, refused=rejected)
 
     def _on_turn(self, slot: Slot, record: Record, answer: str) -> None:
         """A session's turn has been recorded: the next one follows the answer, or none does."""
@@ -244,16 +353,75 @@ class Driver:
         for request in slot.conversation.to_come():
             ending = NOT_SENT if self._interrupted else ("session_ended", f"not sent, {why}")
             self._recorder.take(Slot(request, b"", now_ns), None, *ending)
-        self._follow()
+        self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
-    def _follow(self) -> None:
-        """In a closed loop an end makes the next request due."""
+    def _follow(self, ended: Slot, *, refused: bool) -> None:
+        """In a closed loop make the next request due: now, or after a pause if the last one failed at once."""
         if self._interrupted:
             return
+        now_ns = self._clock.now_ns() - self._recorder.start_ns
+        if self._back_off is None:
+            self._feed.after_end(now_ns)
+            return
+        if self._gave_up:
+            self._give_up_next()
+            return
+        if refused and now_ns - ended.due_ns <= AT_ONCE_NS:
+            self._back_off.failed(now_ns, was_try=ended.is_try)
+        else:
+            self._back_off.went_on(now_ns, was_try=ended.is_try)
+            self._next(now_ns)
+        self._arm_try()
+
+    def _next(self, now_ns: int, *, is_try: bool = False) -> bool:
+        """Make the next request of a closed loop due. Return False when none is left."""
+        slot = self._feed.after_end(now_ns)
+        if slot is None:
+            return False
+        slot.is_try = is_try
+        self._counts.due += slot.turns
+        self._wait(slot)
+        return True
+
+    def _arm_try(self) -> None:
+        """Have the clock look for a waiting client of the closed loop once the pause is over."""
+        back_off = self._back_off
+        if back_off is None or not back_off.waiting:
+            return
+        if self._try_at_ns is None or back_off.next_try_ns < self._try_at_ns:
+            self._try_at_ns = back_off.next_try_ns
+            self._clock.at(self._recorder.start_ns + self._try_at_ns, self._on_try)
+
+    def _on_try(self) -> None:
+        """Let the waiting clients try whose pause is over. When the server counts as gone, end the loop."""
+        assert self._back_off is not None
+        now_ns = self._clock.now_ns() - self._recorder.start_ns
+        self._try_at_ns = None
+        if self._back_off.gives_up(now_ns) and not self._feed.timed:
+            self._gave_up, clients = True, self._back_off.waiting
+            self._back_off.clear()
+            for _ in range(clients):
+                self._give_up_next()
+            return
+        for waited_ns in self._back_off.take(now_ns):
+            self._recorder.health.pause(waited_ns)
+            if not self._next(now_ns, is_try=True):
+                self._back_off.clear()
+                break
+        self._arm_try()
+        self._check_done()
+
+    def _give_up_next(self) -> None:
+        """Record one client's next request as not sent, and then those after it, because the server counts as gone."""
         slot = self._feed.after_end(self._clock.now_ns() - self._recorder.start_ns)
-        if slot is not None:
-            self._counts.due += slot.turns
-            self._wait(slot)
+        if slot is None:
+            self._check_done()
+            return
+        slot.payload = b""
+        self._counts.due += slot.turns
+        self._recorder.take(slot, None, *SERVER_GONE)
+        if slot.conversation is None:  # a session goes on in `_on_turn`
+            asyncio.get_running_loop().call_soon(self._give_up_next)
 
     def _wait(self, slot: Slot) -> None:
         self._thinking.append(slot)
@@ -267,7 +435,7 @@ class Driver:
 
     def _check_done(self) -> None:
         busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended
-        if not busy:
+        if not busy and not (self._back_off and self._back_off.waiting):
             self._all_done.set()
 
     # Beside it all.
@@ -288,6 +456,9 @@ class Driver:
                 exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
             counts = len(self._in_flight) <= MANY or ticks % TICKS_PER_SAMPLE == 0
             self._recorder.watch(self._in_flight.keys(), counts=counts)
+            while self._kept and self._kept[0][0] <= now_ns:
+                self._kept.popleft()[1].payload = b""
+            self._refresh_group(now_ns)
             if self._feed.more:
                 self._pool.top_up()
         if ticks % TICKS_PER_SAMPLE == 0:
@@ -300,8 +471,8 @@ class Recorder:
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""
-    on_record: Callable[[], object]
-    """Called after each one: what may take a while is best done now."""
+    on_record: Callable[[Slot, Record], object]
+    """Called after each Record. This is the best moment for work that takes a while."""
     on_turn: Callable[[Slot, Record, str], None]
     """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""
 
@@ -376,6 +547,7 @@ class Recorder:
             record.due_ns = slot.due_ns
             record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
             record.reopened = slot.reopened
+            record.first_sent_ns = None if slot.first_sent_ns is None else slot.first_sent_ns - self.start_ns
             self._sink.add(record)
             self._tokens += sum(record.chunk_tokens)
             self._first.take(exchange, record)
@@ -385,7 +557,7 @@ class Recorder:
                 complete = exchange is not None and record.state == "complete"
                 self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
             self.ended.popleft()
-            self.on_record()
+            self.on_record(slot, record)
 
     def _record_after(self, wait_s: float) -> None:
         if self._planned is not None:
@@ -393,7 +565,8 @@ class Recorder:
         self._planned = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        now_ns, waited_for = time.monotonic_ns(), self.ended[0][0].conversation is not None
+        now_ns, first = time.monotonic_ns(), self.ended[0][0]
+        waited_for = first.conversation is not None or first.awaited
         if now_ns - self._took_ns < QUIET_NS and len(self.ended) < BACKLOG and not waited_for:
             self._record_after(QUIET_NS / 1e9)
             return

@@ -65,7 +65,15 @@ class Slot:
     """Offset from the start instant; a closed loop's is set when its turn comes."""
     exchange: Exchange | None = None
     connected_ns: int | None = None
+    reused: bool = False
+    """Whether its connection had carried another request before."""
     reopened: int = 0
+    first_sent_ns: int | None = None
+    """When it was first sent (CLOCK_MONOTONIC), if it had to be sent again."""
+    is_try: bool = False
+    """Whether its client of a closed loop had waited, because the request before had failed at once."""
+    awaited: bool = False
+    """Whether its client of a closed loop goes on only when this request has been recorded."""
     conversation: Conversation | None = None
     """The session at this turn."""
 
@@ -88,6 +96,8 @@ class Slot:
 
 class OpenLoop:
     """Slots at the plan's due instants, in their order; those of one instant go together."""
+
+    closed = timed = False
 
     def __init__(self, slots: Iterator[Slot]) -> None:
         self._slots = slots

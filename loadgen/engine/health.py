@@ -40,6 +40,7 @@ class Health:
         self._late = Counter[int]()
         self._added = dict.fromkeys(ADDED, 0)
         self._stall_ns_max = 0
+        self._pauses = self._paused_ns = 0
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
 
@@ -53,6 +54,11 @@ class Health:
         """The event loop ran a timer this much too late."""
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
+    def pause(self, waited_ns: int) -> None:
+        """Count one wait of a client of a closed loop whose request had failed at once."""
+        self._pauses += 1
+        self._paused_ns += waited_ns
+
     def sample(self) -> dict[str, Any]:
         """The counts as telemetry values. Bucket b covers [2^(b/4), 2^((b+1)/4)) us; -1 is below 1 us."""
         values = {
@@ -60,6 +66,8 @@ class Health:
             "wall_ns": time.monotonic_ns() - self._wall_ns,
             **self._added,
             "stall_ns_max": self._stall_ns_max,
+            "pauses": self._pauses,
+            "paused_ns": self._paused_ns,
             "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
         }
         self._reset()

@@ -21,6 +21,8 @@ class ClosedLoop:
     """`clients` slots at once; each end makes the next one due, `think_ns` later, until `until_ns` (an offset). As many
     more are drawn ahead: ends may come together, and to draw and encode a slot then would delay the next."""
 
+    closed = True
+
     def __init__(self, slots: Iterator[Slot], clients: int, think_ns: int = 0, until_ns: int | None = None) -> None:
         self._slots = slots
         self._clients = self._starting = clients
@@ -58,6 +60,11 @@ class ClosedLoop:
         """Whether there are requests left."""
         return bool(self._ahead)
 
+    @property
+    def timed(self) -> bool:
+        """Whether a duration ends the loop."""
+        return self._until_ns is not None
+
 
 class Sessions:
     """Sessions that start as `starts` says, an open or a closed loop of first turns. The next turn of each is due when
@@ -89,6 +96,16 @@ class Sessions:
         """The turn after this one; None when the session is over."""
         following = conversation.after(answer)
         return None if following is None else self._slot_of(following, decoded_ns + following.think_ns)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the end of a session makes the next one due."""
+        return self._starts.closed
+
+    @property
+    def timed(self) -> bool:
+        """Whether a duration ends the closed loop of sessions."""
+        return isinstance(self._starts, ClosedLoop) and self._starts.timed
 
     @property
     def more(self) -> bool:

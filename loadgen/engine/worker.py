@@ -193,7 +193,10 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
         connecting = partial(connect, task.target, min(task.timeout_s, CONNECT_LIMIT_S), stamps, room)
         pool = Pool(connecting, spare=spare, meanwhile=feed.draw)
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
-        return Driver(feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_most=most)
+        in_flight_max = None if feed.closed else task.schedule.in_flight
+        return Driver(
+            feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_max=in_flight_max
+        )
 
     driver = driver_of(task.feed(), part, counts, task.schedule.spare)
     drivers = [driver]
@@ -201,8 +204,9 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     await allowed
     held, warmup, warm_ns = Held(), task.warmup(), 0
     if warmup:
-        slots = (task.slot(request, 0) for request in warmup)
-        drivers.append(driver_of(OpenLoop(slots), held, Counts(), len(warmup)))
+        slots, clients = (task.slot(request, 0) for request in warmup), task.schedule.clients
+        feed = ClosedLoop(slots, clients) if due_ns is None else OpenLoop(slots)
+        drivers.append(driver_of(feed, held, Counts(), len(warmup) if due_ns is not None else clients))
         await drivers[-1].open()
         warm_ns = time.monotonic_ns()
         await drivers[-1].run(warm_ns)

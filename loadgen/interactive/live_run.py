@@ -240,7 +240,7 @@ class LiveFigures:
         while self._pending:
             records, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
             frame = frame_of(records)
-            self.send_late.extend((frame.sent_ns - frame.due_ns)[frame.sent] / 1e9)
+            self.send_late.extend((frame.first_sent_ns - frame.due_ns)[frame.sent] / 1e9)
             self.first_off.extend(first_off_s(frame)[frame.sampled & ~np.isnan(frame.first_ns)])
             for name, samples in self.samples.items():
                 values = self.metrics[name].values(frame)

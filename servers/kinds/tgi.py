@@ -159,5 +159,8 @@ TGI = base.ServerKind(
     ),
     simulated="servers.simulated.tgi:PROTOCOL",
     # The pieces: router/src/infer, DEFAULT_GENERATION_LENGTH.
-    notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "prompt_piece_tokens": 1024},
+    notes={
+        **{"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left"},
+        **{"prompt_piece_tokens": 1024, "ignores_eos": False},
+    },
 )

@@ -42,13 +42,15 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
     )
     used = {"input_text_tokens": prompt_tokens, "input_audio_tokens": 0, "input_image_tokens": 0}
     counts = b'"prompt_tokens":%d,"logprobs":{}},"generated_text":null,' % prompt_tokens
-    usage = b'"details":null,"input_usage":%b}\n\n' % protocol.dumps(used)
+    usage = b'"details":null,"input_usage":%b' % protocol.dumps(used)
     inner = b'%b"finished":false,"finish_reason":null,%b' % (counts, usage)
     final = b'%b"finished":true,"finish_reason":"%b",%b' % (counts, reason.encode(), usage)
+    marked = b",%b}\n\n" % protocol.dumps(state.mark)[1:-1]  # in the first event
 
     def encode(first: int, _tokens: int, last: bool) -> bytes:
         begin = b'data:{"token":{"id":%d,"text":"%b","logprob":-1.5,"special":false,"count_output_tokens":%d,'
-        return begin % (ids[first], texts[first], first + 1) + (final if last else inner)
+        event = begin % (ids[first], texts[first], first + 1) + (final if last else inner)
+        return event + (b"}\n\n" if first else marked)
 
     def answer(_: float) -> Reply:
         output = completion.output_tokens
@@ -60,7 +62,8 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
                 {"id": token, **same, "count_output_tokens": place, "text": texts[place - 1].decode()}
                 for place, token in enumerate(ids, 1)
             ]
-        return protocol.ok(whole | {"logprobs": [{}] * output, "input_usage": used}, headers=())
+        whole |= {"logprobs": [{}] * output, "input_usage": used}
+        return protocol.ok(whole | state.mark, headers=())
 
     return Encoding(completion, encode, answer, _FAILURE)
 
@@ -226,14 +229,21 @@ def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
 def _identity(state: ServerState, request: CompletionRequest, name: str, kind: str) -> dict[str, Any]:
     """With a request id in the name: they count up in steps of eight (`req_id_generator.py`)."""
     model = request.body.get("model", state.config.model)
-    return {"id": name.format(8 * (request.index + 1)), "object": kind, "created": request.created_s, "model": model}
+    number = name.format(8 * (request.index + 1))
+    prefix, dash, rest = number.rpartition("-")
+    return {
+        "id": f"{prefix}{dash}{state.mark_word}-{rest}",
+        "object": kind,
+        "created": request.created_s,
+        "model": model,
+    }
 
 
 def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
     names = {"run_mode": "normal", "host": config.host, "port": config.port, "model_name": config.model}
     limits = {"max_req_total_len": state.longest, "running_max_req_size": config.max_concurrent_requests}
-    return protocol.ok({**names, **limits, "tp": 1, "dp": 1})
+    return protocol.ok({**names, **limits, "tp": 1, "dp": 1, **state.mark})
 
 
 def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -243,12 +253,16 @@ def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     return protocol.ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
 
 
+def _bad_json(message: str, position: int) -> Reply:
+    return error_reply(400, f"{message}: line 1 column {position + 1} (char {position})")
+
+
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
 _HEALTHY = protocol.ok({"message": "Ok"})
 _PAGES: dict[str, Page | Reply] = {  # by GET and by POST
     "/liveness": protocol.ok({"status": "ok"}),
     "/readiness": protocol.ok({"status": "ok"}),
-    "/get_model_name": lambda state, _: protocol.ok({"model_name": state.config.model}),
+    "/get_model_name": lambda state, _: protocol.ok({"model_name": state.config.model, **state.mark}),
     "/get_server_info": _server_info,
     "/tokens": _tokens,
 }
@@ -266,10 +280,13 @@ PROTOCOL = ServerProtocol(
         ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.longest),
         ("GET", "/token_load"): lambda state, _: protocol.ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
         # server/metrics/metrics.py; what we do not know is left out.
-        ("GET", "/metrics"): lambda state, _: Reply(state.metrics("lightllm_", state.served), headers=()),
+        ("GET", "/metrics"): lambda state, _: Reply(
+            state.metrics("lightllm_", state.served) + state.mark_metrics(), headers=()
+        ),
     },
-    bad_json=lambda message, position: error_reply(400, f"{message}: line 1 column {position + 1} (char {position})"),
+    read_body=partial(protocol.json_fields, _bad_json),
     too_large=error_reply(400, "body too large"),
+    unhealthy=Reply(b'{"message":"Error"}', 503),
     failure=lambda status: error_reply(status, HTTPStatus(status).phrase),
     guarded=lambda _path: False,
     unauthorized=Reply(status=401),

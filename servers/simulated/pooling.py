@@ -58,7 +58,7 @@ def _whole(
     """An answer that is due when a first token would be."""
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     usage |= {"completion_tokens": 0, "prompt_tokens_details": None} if name == "embd" else {}
-    number = f"{name}-{state.started_s:08x}{request.index:08x}"
+    number = f"{name}-{state.mark_word}-{state.started_s:08x}{request.index:08x}"
     identity = {"id": number, "created": request.created_s, "model": state.config.model}
     reply = protocol.ok({**identity, **answer, "usage": usage})
     completion = Completion(False, prompt_tokens, 0, [0], [b""], "stop")

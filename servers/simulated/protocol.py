@@ -5,6 +5,7 @@ Bodies are read the way lenient servers do, and JSON is written compactly, as al
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from servers.errors import NOT_READABLE
 from servers.simulated import tokenizer
 
 Headers = tuple[tuple[str, str], ...]
@@ -33,6 +35,7 @@ class Reply:
     status: int = 200
     headers: Headers = JSON_TYPE
     chunked: bool = False  # sent with the chunked transfer coding, as every event stream is
+    outermost: bool = False  # sent by a layer of the server outside the one that adds the headers behind all others
 
 
 class ErrorReply(Exception):  # noqa: N818 - not a mistake of ours: the server's answer to a request it does not take
@@ -72,6 +75,8 @@ class Completion:
     prompt: Sequence[int] = ()  # token ids, where the prefix cache is to know them
     salt: str = ""
     others: tuple[Completion, ...] = ()  # further answers of the same request, which leave together with this one
+    counted: tuple[tuple[int, int], ...] = ()
+    """(prompt tokens, maximum of new tokens) as often as the server's metrics count them. Empty: once, as above."""
 
     @property
     def output_tokens(self) -> int:
@@ -97,7 +102,8 @@ class Completion:
     def text(self) -> str:
         """The whole answer, without special tokens."""
         shown = (text for token, text in zip(self.ids, self.texts, strict=True) if token != tokenizer.EOS_ID)
-        return b"".join(shown).decode()
+        said: str = msgspec.json.decode(b'"%b"' % b"".join(shown))
+        return said
 
     def stopped(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
         """Ends with the first token that completes one of `stops`, the first of them where several do; `anywhere`: also
@@ -131,6 +137,36 @@ class Encoding:
     closing: Events = ()  # sent together with the last token
     role_only: Events = ()  # chat: what announces the role before a token, where it is not `opening`
     head: Headers = ()  # headers of the stream that depend on the request
+    silent: bool = False  # some tokens have no event: theirs is empty
+
+
+def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes | bytearray) -> Mapping[str, Any]:
+    """The JSON object in a body, empty for another value. `bad_json` makes the answer to a body that is no JSON, from
+    the message of Python's json module and its position. Raises ErrorReply."""
+    try:
+        found = msgspec.json.decode(body)
+    except NOT_READABLE:
+        message, place = "not JSON", 0
+        try:
+            json.loads(body)
+        except ValueError as problem:
+            message, place = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
+        except RecursionError:
+            message = "nested too deeply"
+        raise ErrorReply(bad_json(message, place)) from None
+    return found if isinstance(found, dict) else {}
+
+
+def together(
+    made: Sequence[Completion], encoders: Sequence[EventEncoder], first: int, tokens: int, _last: bool
+) -> bytes:
+    """Events of several answers: one of each answer that has a token here."""
+    events = []
+    for completion, encode in zip(made, encoders, strict=True):
+        left = completion.output_tokens - first
+        if left > 0:
+            events.append(encode(first, min(tokens, left), left <= tokens))
+    return b"".join(events)
 
 
 def event(payload: bytes) -> bytes:

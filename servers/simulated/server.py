@@ -11,7 +11,6 @@ import contextlib
 import gc
 import hmac
 import importlib
-import json
 import signal
 import sys
 import time
@@ -24,12 +23,11 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any, cast
 
-import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
-from servers.errors import NOT_READABLE
+from servers import marks
 from servers.hardware import HardwareError
 from servers.kinds import KINDS
 from servers.simulated import ConfigError, SimulatedError
@@ -181,6 +179,7 @@ class HttpServer:
         self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
         self._dated_s = 0
         self._before = self._after = b""
+        self._mark = ": ".join(marks.header(state.config.speed))
 
     async def answer(self, request: BaseRequest) -> web.StreamResponse:
         """The handler of aiohttp's low-level server."""
@@ -208,16 +207,25 @@ class HttpServer:
         if (now_s := int(time.time())) != self._dated_s:  # the lines that every answer has are remade once a second
             date, self._dated_s = formatdate(now_s, usegmt=True), now_s
             self._before = self.protocol.before.format(date=date).encode()
-            self._after = self.protocol.after.format(date=date).encode()
+            self._after = f"{self.protocol.after.format(date=date)}{self._mark}\r\n".encode()
         headers = [f"{name}: {value}\r\n".encode("latin-1") for name, value in reply.headers]
-        if not reply.chunked:  # ahead of the content type, where there is one
-            names = [name for name, _ in reply.headers]
-            place = names.index("content-type") if "content-type" in names else len(names)
-            headers.insert(place, b"content-length: %d\r\n" % length)
-        first = b"HTTP/1.1 %d %b\r\n" % (reply.status, HTTPStatus(reply.status).phrase.encode())
-        coding = b"transfer-encoding: chunked\r\n" if reply.chunked else b""
+        phrase = self.protocol.phrases.get(reply.status) or HTTPStatus(reply.status).phrase
+        first = b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase.encode())
+        size = b"transfer-encoding: chunked\r\n" if reply.chunked else b"content-length: %d\r\n" % length
         closing = b"" if request.keep_alive else b"connection: close\r\n"
-        return b"".join([first, self._before, *headers, self._after, coding, closing, b"\r\n"])
+        after = b"" if reply.outermost else self._after
+        if self.protocol.hyper:  # axum states the length of a body that it knows, hyper all else, behind the rest
+            if reply.chunked:
+                return b"".join([first, *headers, after, closing, size, self._before, b"\r\n"])
+            if not length:
+                return b"".join([first, after, *headers, closing, size, self._before, b"\r\n"])
+            return b"".join([first, *headers, after, size, closing, self._before, b"\r\n"])
+        if reply.chunked:
+            return b"".join([first, self._before, *headers, after, size, closing, b"\r\n"])
+        names = [name for name, _ in reply.headers]
+        place = names.index("content-type") if "content-type" in names else len(names)
+        headers.insert(place, size)  # ahead of the content type, where there is one
+        return b"".join([first, self._before, *headers, after, closing, b"\r\n"])
 
     async def _body(self, request: BaseRequest) -> bytearray:
         """The request's body, after all that is checked before reading it. Raises ErrorReply."""
@@ -243,24 +251,21 @@ class HttpServer:
         if strict and bad_type is not None and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
         try:
-            found = msgspec.json.decode(body)
-        except NOT_READABLE:
-            if not strict:
-                return {}
-            message, place = "not JSON", 0
-            try:
-                json.loads(body)  # for its words, and the place
-            except ValueError as problem:
-                message, place = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
-            raise ErrorReply(self.protocol.bad_json(message, place)) from None
-        return found if isinstance(found, dict) else {}
+            return self.protocol.read_body(request.path, body)
+        except ErrorReply:
+            if strict:
+                raise
+            return {}
 
     def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
         method, path, pages = request.method, request.path, self.protocol.pages
         self.state.settle()
         if (method, path) == ("GET", STATUS_PATH):
             return ok(self.status())
-        if page := pages.get((method, path)):
+        page = pages.get((method, path))
+        if page and request.headers.get("X-Simulated-Fault") == "503":
+            return self.protocol.unhealthy
+        if page:
             return page if isinstance(page, Reply) else page(self.state, fields)
         others = {known for known, known_path in pages if known_path == path}
         others |= {"POST"} if path in self.protocol.generate else set()
@@ -404,7 +409,7 @@ class CompletionHandler:
     async def _whole(self, stream: Stream, ending: Ending) -> Reply | bool:
         """The answer of a request that is not streamed, once its last token is due."""
         if ending == "failed":
-            return self._protocol.failure(500)
+            return self._protocol.gives_up or self._protocol.failure(500)
         if ending not in WHOLE:
             return False
         reply = stream.encoding.answer((time.monotonic_ns() - self._line.received_ns) / 1e9)

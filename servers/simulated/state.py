@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from servers import marks
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.protocol import EVENTS_TYPE, JSON_TYPE, Completion, CompletionRequest, Encoding, Headers, Reply
 from servers.simulated.scheduler import Gauges
@@ -48,9 +49,13 @@ class ServerProtocol:
     generate: Mapping[str, Generate]  # POST routes that make tokens
     pages: Mapping[tuple[str, str], Page | Reply]  # (method, path) to everything else
     bad_type: Reply | None = None  # answer to a POST whose content type is not JSON; None: the server does not mind
-    bad_json: Callable[[str, int], Reply]  # (message, position) of what Python's json module says about a body
+    read_body: Callable[[str, bytes | bytearray], Mapping[str, Any]]  # (path, body) to its fields. Raises ErrorReply
     too_large: Reply
     failure: Callable[[int], Reply]  # an answer with status 429, 500 or 503 in the server's own words
+    unhealthy: Reply  # what a page such as /health says when the engine is gone
+    gives_up: Reply | None = None  # an answer that is not streamed and fails while it runs; None: that of status 500
+    phrases: Mapping[int, str] = field(default_factory=dict)  # reason phrases that are not those of Python
+    hyper: bool = False  # the head is laid out as Rust's hyper does it
     overloaded: Callable[[Encoding], Reply] | None = None  # past the limit on concurrent requests; None: they wait
     guarded: Callable[[str], bool]  # paths that want the API key
     unauthorized: Reply
@@ -83,6 +88,7 @@ class ServerState:
     def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
         self.config = config
         self.served = {"model_name": config.model}  # a label of metrics
+        self.mark, self.mark_word = marks.fields(config.speed), marks.word(config.speed)
         self.longest = longest = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, longest)
         self.requests = 0
@@ -142,9 +148,16 @@ class ServerState:
         """Rows of the server's page of metrics, from `figures` and what else the server has."""
         return exposition(prefix, labels, self._metric_rows[rows], {**self.figures(), **more}).encode()
 
+    def mark_metrics(self) -> bytes:
+        """The mark of a simulated server as the end of a page of metrics."""
+        name, speed = marks.FIELD, self.config.speed
+        words = "How many times faster than life the clock of this simulated server runs."
+        return f"# HELP {name} {words}\n# TYPE {name} gauge\n{name} {speed}\n".encode()
+
     def models(self, owner: str, **more: Any) -> Reply:
         """The list of models, which has one."""
-        card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner, **more}
+        card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner}
+        card |= {**more, **self.mark}
         return Reply(msgspec.json.encode({"object": "list", "data": [card]}))
 
     def settle(self) -> None:
@@ -200,10 +213,11 @@ class ServerState:
             return
         first_ns, received_ns, gaps = line.sent_ns[0], line.received_ns, stream.count - 1
         decode_s = (line.sent_ns[-1] - first_ns) / 1e9
+        for prompt_tokens, asked_tokens in completion.counted or ((completion.prompt_tokens, completion.asked_tokens),):
+            self.histograms["prompt_tokens"].observe(prompt_tokens)
+            self.histograms["asked_tokens"].observe(asked_tokens)
         values = {
-            "prompt_tokens": completion.prompt_tokens,
             "output_tokens": completion.generated(stream.count),
-            "asked_tokens": completion.asked_tokens,
             "ttft_s": (first_ns - received_ns) / 1e9,
             "e2e_s": (ended_ns - received_ns) / 1e9,
             "decode_s": decode_s,

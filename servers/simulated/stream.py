@@ -66,6 +66,8 @@ class Stream:
         prompt, salt = completion.prompt, completion.salt
         self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self, prompt=prompt, salt=salt)
         self.detour: Detour | None = None if completion.streamed else collect
+        if encoding.silent and completion.streamed:
+            self.detour = Stream.events_of
         self.ending: Ending = ""
         self.chunked = True
         self.head = b""  # status line and headers, until they leave together with the first bytes of the body
@@ -85,7 +87,11 @@ class Stream:
             found[:0] = self.encoding.opening
         if end == self.total:
             found += self.encoding.closing
-        return found
+        return [event for event in found if event]
+
+    def events_of(self, first: int, tokens: int) -> tuple[list[bytes], int]:
+        """A detour that changes nothing. The direct way takes no token that has no event."""
+        return self.events(first, tokens), tokens
 
     def framed(self, events: list[bytes]) -> bytes:
         """The events in chunked coding, one chunk each (RFC 9112, section 7.1)."""

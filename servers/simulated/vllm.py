@@ -119,6 +119,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     }
     page = state.metrics("vllm:", {"engine": "0", **state.served}, slice(-1), **figures)
     page += state.metrics("vllm:", state.served, slice(-1, None), **figures)  # its front end rejects, not an engine
+    page += state.mark_metrics()
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 
@@ -157,7 +158,7 @@ PROTOCOL = ServerProtocol(
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("POST", "/ping"): _EMPTY,
-        ("GET", "/version"): protocol.ok({"version": VERSION}),
+        ("GET", "/version"): lambda state, _: protocol.ok({"version": VERSION, **state.mark}),
         ("GET", "/load"): protocol.ok({"server_load": 0}),  # counts only with --enable-server-load-tracking
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
@@ -165,12 +166,13 @@ PROTOCOL = ServerProtocol(
         ("POST", "/detokenize"): _detokenize,
     },
     bad_type=protocol.openai_error(_NOT_JSON, "Bad Request", 400),
-    bad_json=_bad_json,
+    read_body=partial(protocol.json_fields, _bad_json),
     too_large=vllm_answers.failure(500),
     failure=vllm_answers.failure,
+    unhealthy=Reply(status=503, headers=()),
     overloaded=_overloaded,
     guarded=lambda path: path.startswith(("/v1", "/v2", "/inference")),
-    unauthorized=Reply(b'{"error":"Unauthorized"}', 401),
+    unauthorized=Reply(b'{"error":"Unauthorized"}', 401, outermost=True),
     default_limit=None,
     buckets=_buckets,
 )

@@ -15,7 +15,7 @@ from servers.simulated import protocol, tokenizer, vllm_checks
 from servers.simulated.protocol import Completion, CompletionRequest, Encoding, Reply
 from servers.simulated.state import ServerState
 
-FINGERPRINT = "vllm-0.32.0-4465e90d"
+_VERSION = "vllm-0.32.0"  # in a fingerprint, before the word that marks a simulated server
 _LIKELY = -0.5  # the log probability of what is said; each place behind it is one less
 _NO_CHOICE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
@@ -69,32 +69,21 @@ def encoding(state: ServerState, request: CompletionRequest, answers: Sequence[S
     options = body.get("stream_options") or {}
     include_usage = bool(options.get("include_usage"))
     name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
-    number = f"{name}-{state.started_s:08x}{request.index:08x}"
+    number = f"{name}-{state.mark_word}-{state.started_s:08x}{request.index:08x}"
     identity = {"id": number, "object": kind, "created": request.created_s, "model": state.config.model}
     stream = b"data: " + protocol.dumps(identity | {"object": "chat.completion.chunk"} if chat else identity)[:-1]
-    fingerprint = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
+    named = f"{_VERSION}-{state.mark_word}"
+    fingerprint = b',"system_fingerprint":"%b"' % named.encode()
     continuous = include_usage and bool(options.get("continuous_usage_stats"))
     looks = _looks(body, stream, b"" if include_usage else fingerprint, continuous=continuous, chat=chat)
     opening = tuple(looks.role(place, each) for place, each in enumerate(answers)) if chat else ()
     counts = b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage(prompt_tokens, output_tokens), fingerprint)
     closing = (counts, protocol.DONE) if include_usage else (protocol.DONE,)
     encoders = [looks.encoder(place, each) for place, each in enumerate(answers)]
-    encode = encoders[0] if len(encoders) == 1 else partial(_together, made, encoders)
+    encode = encoders[0] if len(encoders) == 1 else partial(protocol.together, made, encoders)
     counted = usage(prompt_tokens, output_tokens)
-    answer = partial(_answer, answers, looks, identity, counted)
+    answer = partial(_answer, answers, looks, identity, {"system_fingerprint": named}, counted)
     return Encoding(completion, encode, answer, FAILURE, merges=True, opening=opening, closing=closing)
-
-
-def _together(
-    made: Sequence[Completion], encoders: Sequence[protocol.EventEncoder], first: int, tokens: int, _: bool
-) -> bytes:
-    """An event of each answer that has a token here."""
-    events = []
-    for completion, encode in zip(made, encoders, strict=True):
-        left = completion.output_tokens - first
-        if left > 0:
-            events.append(encode(first, min(tokens, left), left <= tokens))
-    return b"".join(events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +197,14 @@ def _word(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _answer(answers: Sequence[Said], looks: Looks, identity: dict[str, Any], counted: bytes, _: float) -> Reply:
+def _answer(
+    answers: Sequence[Said],
+    looks: Looks,
+    identity: Mapping[str, Any],
+    named: Mapping[str, Any],
+    counted: bytes,
+    _: float,
+) -> Reply:
     """All answers whole, and the same things in another order than in a stream."""
     chat, choices = looks.chat, []
     for place, each in enumerate(answers):
@@ -225,7 +221,7 @@ def _answer(answers: Sequence[Said], looks: Looks, identity: dict[str, Any], cou
         about = {"prompt_logprobs": looks.prompt_likely(each.prompt), "prompt_token_ids": prompt}
         choices.append(choice | ({} if chat else about) | {"routed_experts": None})
     details = b',"prompt_tokens_details":null,"completion_tokens_details":null}'
-    rest: dict[str, Any] = {"service_tier": None, "system_fingerprint": FINGERPRINT}
+    rest: dict[str, Any] = {"service_tier": None, **named}
     rest |= {"usage": msgspec.Raw(counted[:-1] + details)}
     rest |= {**about, "prompt_text": None} if chat else {}
     rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))

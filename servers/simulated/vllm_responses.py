@@ -29,7 +29,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     asked = min(vllm_checks.wanted(state, body.get("max_output_tokens"), room), room)
     vllm_checks.check_sampling(body, asked)
     said = state.complete(request, len(ids), asked, "stop")
-    number = f"{state.started_s:08x}{request.index:08x}"
+    number = f"{state.mark_word}-{state.started_s:08x}{request.index:08x}"
     begun = _response(state, request, number, asked)
     item: dict[str, Any] = {
         "id": f"msg_{number}",

@@ -31,6 +31,7 @@ class Connection:
     sock: socket.socket
     opened_ns: int
     watched: Any = None  # What the source of stamps gave of it
+    reused: bool = False  # Whether it has carried a request before
     received: int = 0  # Bytes read from the socket; without TLS, those of finished responses
     losses: tuple[int, int] = (0, 0)  # What servers.wire.stamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None

@@ -39,7 +39,14 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         "written/metrics/vllm-0.10.2-two-engines.txt",
         "vllm",
         {"running": 23, "waiting": 3, "kv_used": 0.375, "prompt_tokens": 11_776, "output_tokens": 2944}
-        | {"cached_prompt_tokens": 80, "preemptions": 1, "requests_finished": 23, "requests_failed": 0}
+        | {
+            "kv_used_max": 0.5,
+            "engines": 2,
+            "cached_prompt_tokens": 80,
+            "preemptions": 1,
+            "requests_finished": 23,
+            "requests_failed": 0,
+        }
         | {"kv_tokens": 32_000, "taken_share": 0.9},
     ),
     (
@@ -66,20 +73,43 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         {"running": 16, "waiting": 4, "paused": 2, "prompt_tokens": 11_776, "output_tokens": 0}
         | {"requests_finished": 23, "requests_failed": 1},
     ),
+    (
+        # Two engines behind three API server processes, each of which publishes what it last heard of an engine.
+        "written/metrics/vllm-0.11.0-api-servers.txt",
+        "vllm",
+        {"running": 15, "waiting": 4, "kv_used": 0.5, "kv_used_max": 0.9, "engines": 2, "prompt_tokens": 1750}
+        | {"requests_finished": 7, "requests_failed": 0, "kv_tokens": 32_000, "taken_share": 0.9},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("file", "server", "expected"), PAGES)
 def test_a_page_in_our_words(file: str, server: str, expected: dict[str, Any]) -> None:
-    """Names old and new give the same words; engines are added up, shares averaged; what is not there is left out."""
+    """Names old and new give the same words. Engines are added up and their shares averaged, ranks and processes of one
+    engine count once, and what is not there is left out."""
     page = parse(response(file)[1], PREFIXES)
     assert values_of(page, server) == pytest.approx(expected)
     assert values_of(page, "openai") == pytest.approx(expected)
 
 
+def test_ranks_of_one_engine_count_once() -> None:
+    """The ranks that share a model work on the same requests, and each publishes them; data-parallel ranks are engines
+    of their own."""
+    page = parse(response("written/metrics/sglang-0.5.23-ranks.txt")[1], PREFIXES)
+    expected = {"running": 10, "waiting": 3, "kv_used": 0.4, "kv_used_max": 0.6, "engines": 2, "prompt_tokens": 700}
+    assert values_of(page, "openai") == pytest.approx(expected)
+
+
+def test_idle_processes_of_an_engine_do_not_thin_its_figures() -> None:
+    """One of eight processes has heard that the cache is 65 % full: that is the use of the one engine."""
+    lines = ["# TYPE vllm:kv_cache_usage_perc gauge"]
+    lines += [f'vllm:kv_cache_usage_perc{{engine="0",pid="{pid}"}} {0.65 * (pid == 3)}' for pid in range(8)]
+    assert values_of(parse("\n".join(lines).encode(), PREFIXES), "vllm") == {"kv_used": 0.65}
+
+
 def test_every_word_is_explained() -> None:
     """What a server or a card tells is a curve or a figure of the summary, never neither and never both."""
-    words = {word for metrics in tables().values() for word in metrics.names} | DCGM.keys()
+    words = {word for metrics in tables().values() for word in metrics.names} | DCGM.keys() | {"kv_used_max"}
     drawn = {curve.figure for curve in CURVES}
     assert words - NOT_DRAWN <= drawn
     assert words >= COUNTERS

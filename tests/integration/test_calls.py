@@ -61,3 +61,10 @@ def test_a_dripping_answer_has_one_time_limit(dripped: bytes) -> None:
         pytest.raises(UnreachableError, match="did not answer within"),
     ):
         ask("/")
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"])
+def test_an_answer_may_end_with_the_connection(version: bytes) -> None:
+    """A body without a length ends where the connection does, as in HTTP/1.0; the next question gets a new one."""
+    with raw_server.serving(lambda _path: raw_server.CLOSE + version + b"[1, 2]") as server, asking(server.url) as ask:
+        assert [ask("/") for _ in range(3)] == [(200, [1, 2])] * 3

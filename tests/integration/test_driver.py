@@ -53,7 +53,7 @@ def driver_of(slots: list[Slot], url: str, part: RunWriter, counts: Counts, time
     pool = Pool(partial(connect, target_of(url, None), 5, stamps), spare=len(slots))
     recorder = Recorder(TGI, part, 0, counts, stamps)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
-    limits = {"timeout_s": timeout_s, "in_flight_most": len(slots)}
+    limits = {"timeout_s": timeout_s, "in_flight_max": len(slots)}
     return Driver(OpenLoop(iter(slots)), pool, exchange, recorder, clock=clock, **limits)
 
 

@@ -37,12 +37,12 @@ def _config(server: str) -> SimulatedConfig:
 @pytest.mark.parametrize(
     ("server", "path", "expected"),
     [
-        ("vllm", "/version", {"version": "0.32.0"}),
+        ("vllm", "/version", {"version": "0.32.0", "simulated_speed": 1.0}),
         ("vllm", "/load", {"server_load": 0}),
         ("lightllm", "/liveness", {"status": "ok"}),
         ("lightllm", "/readiness", {"status": "ok"}),
         ("lightllm", "/health", {"message": "Ok"}),
-        ("lightllm", "/get_model_name", {"model_name": "m"}),
+        ("lightllm", "/get_model_name", {"model_name": "m", "simulated_speed": 1.0}),
         ("lightllm", "/token_load", {"current_load": 0, "logical_max_load": 0, "dynamic_max_load": 0}),
     ],
 )
@@ -190,8 +190,13 @@ def test_a_body_that_is_not_called_json(servers: dict[str, httpx.Client], server
     assert servers[server].post(path, content=body).status_code == status
 
 
+def repr_10(body: bytes) -> str:
+    """The beginning of a body, for the name of a test."""
+    return repr(body[:10])
+
+
 @pytest.mark.parametrize(("server", "status"), [("vllm", 400), ("tgi", 400), ("lightllm", 400)])
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"", b"[1] 2"])
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"", b'{"a" 2}', b'{"x":' + b"[" * 100_000], ids=repr_10)
 def test_a_body_that_is_not_json(servers: dict[str, httpx.Client], server: str, status: int, body: bytes) -> None:
     """No body gets past the parser, and none gets a traceback."""
     path = COMPLETIONS if server == "vllm" else "/generate"

@@ -48,7 +48,10 @@ def test_a_capacity_and_its_interval(tmp_path: Path) -> None:
         assert step["joules_per_token"] > 0
         assert f"{step['folder']}/report.html" in (folder / "frontier.html").read_text("utf-8")
     first, second = (str(folder / step["folder"]) for step in said["steps"][:2])
+    before = from_json((Path(first) / "summary.json").read_bytes())
     assert loadgen("report", first, "--quiet").returncode == 0
+    after = from_json((Path(first) / "summary.json").read_bytes())
+    assert (after.goodput, after.objectives) == (before.goodput, before.objectives)
     assert loadgen("compare", first, second, "--anyway", "--quiet").returncode == 0
     shown = loadgen("report", str(folder))
     assert shown.returncode == 0

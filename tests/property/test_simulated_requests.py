@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, note, settings
@@ -18,11 +20,13 @@ from servers.simulated.state import ServerState
 from servers.simulated.timing import Gauges
 
 LONGEST = 32
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
 FIELDS = (
     *("model", "prompt", "inputs", "messages", "parameters", "max_tokens", "max_completion_tokens", "max_new_tokens"),
     *("stream", "stream_options", "include_usage", "continuous_usage_stats", "return_token_ids", "n", "best_of"),
     *("temperature", "top_p", "top_k", "stop", "details", "do_sample", "seed", "logprobs", "truncate", "suffix"),
     *("echo", "top_logprobs", "prompt_logprobs", "min_tokens", "presence_penalty", "tools", "input", "instructions"),
+    *("response_format", "tool_choice", "grammar", "top_n_tokens", "decoder_input_details", "type", "value"),
     *("ignore_eos", "add_special_tokens", "return_full_text", "return_details", "role", "content"),
 )
 SCALARS = st.none() | st.booleans() | st.integers(-2, 40) | st.floats(-2, 40) | st.sampled_from(["", "m", "a b", "7"])
@@ -42,6 +46,7 @@ LIKELY = st.fixed_dictionaries(
         "query": VALUES | st.just("a"),
         "documents": VALUES | st.just(["a"]),
         "top_n": SCALARS,
+        "tools": st.none() | st.just([TOOL]),
         "parameters": st.dictionaries(st.sampled_from(FIELDS), SCALARS, max_size=5),
     }
 )
@@ -77,13 +82,16 @@ def check(encoding: Encoding | Reply) -> None:
         assert 1 <= completion.output_tokens <= completion.asked_tokens
         assert completion.prompt_tokens + completion.output_tokens <= LONGEST
         check_events(encoding)
-    json.loads(encoding.answer(1.5).body)
+    with suppress(ErrorReply):  # a tool call that the limit cut short is no JSON
+        json.loads(encoding.answer(1.5).body)
 
 
 def outcome(server: str, path: str, request: CompletionRequest) -> Encoding | Reply:
     """What comes of a request."""
+    protocol = protocol_of(server)
     try:
-        return protocol_of(server).generate[path](STATES[server], request)
+        fields = protocol.read_body(path, json.dumps(request.body).encode())
+        return protocol.generate[path](STATES[server], replace(request, body=fields))
     except ErrorReply as refused:
         return refused.reply
 
@@ -92,6 +100,8 @@ def check_events(encoding: Encoding) -> None:
     """Every event is `data:`, one line of JSON, and a blank line."""
     last = encoding.completion.steps - 1
     events = [encoding.event(place, 1, place == last) for place in range(last + 1)]
+    if encoding.silent:
+        events = [event for event in events if event]
     for event in (*encoding.opening, *events, *encoding.closing, *encoding.failure, *encoding.role_only):
         assert event.endswith(b"\n\n")
         for each in event.removesuffix(b"\n\n").split(b"\n\n"):  # several answers of one request leave together

@@ -83,6 +83,7 @@ class FakeConnection:
     """A connection without a socket."""
 
     opened_ns = 0
+    reused = False
 
     def seal(self, request: bytes) -> bytes:
         return request
@@ -142,7 +143,7 @@ def slots(due_ns: list[int]) -> list[Slot]:
 async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6) -> tuple[FakeNet, Held, Counts]:
     net, held, counts = FakeNet(clock, answer_ns), Held(), Counts()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
-    limits = {"timeout_s": FOREVER_NS / 1e9, "in_flight_most": in_flight}
+    limits = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": in_flight}
     driver = Driver(feed, net, net.exchange, recorder, clock=clock, **limits)  # type: ignore[arg-type]
     await driver.open()
     running = asyncio.create_task(driver.run(START_NS))
@@ -265,8 +266,8 @@ async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
 async def test_many_answers_under_way_are_counted_once_a_second(under_way: int, counted: int) -> None:
     """Fewer of them four times; the stamps that have come are taken each time."""
     recorder, net = Mock(), FakeNet(FakeClock(), 1)
-    limits: Any = {"timeout_s": 60.0, "in_flight_most": under_way}
-    driver = Driver(Mock(more=False), Mock(), Mock(), recorder, clock=net.clock, **limits)  # type: ignore[arg-type]
+    limits: Any = {"timeout_s": 60.0, "in_flight_max": under_way}
+    driver = Driver(Mock(more=False, closed=False), Mock(), Mock(), recorder, clock=net.clock, **limits)  # type: ignore[arg-type]
     driver._in_flight = {FakeExchange(net, Mock()): Mock() for _ in range(under_way)}  # type: ignore[misc]
     for ticks in range(1, 2 * TICKS_PER_SAMPLE + 1):
         driver._tick(ticks, 0)

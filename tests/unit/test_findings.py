@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from analysis.objectives import ObjectiveVerdict
 from analysis.report import findings, tables
@@ -50,7 +51,15 @@ def test_an_exact_run_is_called_exact(tmp_path: Path) -> None:
     [
         ({"prompt_tokens": 513}, "1 of 2 prompt lengths not as requested; all output lengths as requested."),
         ({"prompt_tokens": None}, "Prompt length not reported for 1 request; all output lengths as requested."),
-        ({"output_tokens_asked": 9}, "All prompt lengths as requested; 1 of 2 output lengths not as requested."),
+        (
+            {"output_tokens_asked": 9},
+            "All prompt lengths as requested; 1 of 2 responses ended early, after 2 of 9 tokens; TGI cannot be told to "
+            "ignore the end-of-text token.",
+        ),
+        (
+            {"output_tokens_asked": 1},
+            "All prompt lengths as requested; 1 of 2 responses was longer than requested: 2 tokens instead of 1.",
+        ),
     ],
 )
 def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
@@ -66,15 +75,15 @@ def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sent
             "max:9",
             {"output_tokens_asked": 9},
             "note",
-            "All prompt lengths as requested; no output longer than asked; answers might end early, so equal work is "
-            "not given.",
+            "All prompt lengths as requested; 1 of 2 responses ended early, after 2 of 9 tokens; responses were "
+            "allowed to end early, so runs are not strictly comparable.",
         ),
         (
             "max:1",
             {"output_tokens_asked": 1},
             "warning",
-            "All prompt lengths as requested; 1 output longer than asked; answers might end early, so equal work is "
-            "not given.",
+            "All prompt lengths as requested; 1 of 2 responses was longer than requested: 2 tokens instead of 1; "
+            "responses were allowed to end early, so runs are not strictly comparable.",
         ),
         (
             64,
@@ -94,6 +103,72 @@ def test_lengths_that_were_not_fixed_are_not_called_so(
     summary = summary_of(tmp_path, records, plan=header(2).plan | {"output_tokens": asked})
     (found,) = (each for each in findings.findings(summary) if each.id == "lengths")
     assert (found.level, found.sentence) == (level, sentence)
+
+
+def of_length(place: int, asked: int, tokens: int, **changes: Any) -> Any:
+    """A complete response of this length, which its server counted."""
+    known = {"output_tokens_asked": asked, "output_tokens": tokens}
+    return complete(place, [(500 + step) * MS for step in range(2)], **{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("records", "sentence"),
+    [
+        ([of_length(1, 128, 50)], "1 of 1 response ended early, after 50 of 128 tokens; TGI cannot be told to ignore "
+         "the end-of-text token"),
+        ([of_length(place, 128, 40 + 20 * (place % 2)) for place in range(100)],
+         "100 of 100 responses ended early, after 50 of 128 tokens on average; TGI cannot be told to ignore the "
+         "end-of-text token"),
+        ([of_length(place, 128, 127 + (place % 3 > 0)) for place in range(3)],
+         "1 of 3 responses ended early, after 127 of 128 tokens; TGI cannot be told to ignore the end-of-text token"),
+        ([of_length(place, 100 + place, 50 + place % 2) for place in range(4)],
+         "4 of 4 responses ended early, after 50.5 of 101.5 tokens on average; TGI cannot be told to ignore the "
+         "end-of-text token"),
+        ([of_length(place, 128, (50, 128, 140, 150)[place % 4]) for place in range(8)],
+         "2 of 8 responses ended early, after 50 of 128 tokens on average, and 4 were longer than requested: 145 "
+         "tokens instead of 128 on average; TGI cannot be told to ignore the end-of-text token"),
+        ([of_length(place, 128, (50, 129)[place]) for place in range(2)],
+         "1 of 2 responses ended early, after 50 of 128 tokens, and 1 was longer than requested: 129 tokens instead of "
+         "128; TGI cannot be told to ignore the end-of-text token"),
+        ([of_length(place, 1200, 2048) for place in range(128)],
+         "128 of 128 responses were longer than requested: 2,048 tokens instead of 1,200 on average; TGI generates in "
+         "pieces of 1,024 tokens"),
+        ([of_length(1, 1, 50, state="failed", error_kind="in_band_error"), of_length(2, 128, 128)],
+         "all output lengths as requested"),
+    ],
+)  # fmt: skip
+def test_responses_of_another_length_are_described(records: list[Any], sentence: str, tmp_path: Path) -> None:
+    """The sentence says how many were shorter or longer, by how much, and why, if the server's kind tells it."""
+    summary = summary_of(tmp_path, records)
+    assert said(summary, "lengths") == f"All prompt lengths as requested; {sentence}."
+
+
+def test_the_reason_of_an_early_end_comes_from_the_header(tmp_path: Path) -> None:
+    """What the registry said of the server's kind when the run was made counts, and no table of servers."""
+    records = [of_length(1, 128, 50)]
+
+    def sentence(folder: str, *, ignores_eos: bool) -> str:
+        facts = {**header(1).server, "title": "Newcomer", "notes": {"ignores_eos": ignores_eos}}
+        lines = [replace(header(1), server=facts), *records, *healthy(), footer(records)]
+        return said(summarise(read(write(tmp_path / folder, lines))), "lengths")
+
+    cause = "; Newcomer cannot be told to ignore the end-of-text token."
+    assert sentence("cannot", ignores_eos=False).endswith(cause)
+    assert sentence("can", ignores_eos=True).endswith("1 of 1 response ended early, after 50 of 128 tokens.")
+
+
+def test_a_summary_of_an_older_version_still_says_that_lengths_differ(tmp_path: Path) -> None:
+    """Its file has the number of responses of another length, and not how far they were off."""
+    summary = summary_of(tmp_path, [of_length(1, 128, 50)])
+    summary.tokens.output_early = None
+    assert findings.lengths(summary).endswith("; 1 of 1 output length not as requested.")
+
+
+def test_prompt_lengths_are_those_of_complete_requests(tmp_path: Path) -> None:
+    """A server that rejects a request may report a prompt of 0 tokens, which is no wrong length."""
+    refused = [rejected(10 + place, prompt_tokens=0) for place in range(60)]
+    sentence = said(summary_of(tmp_path, [*burst(12, 4), *refused]), "lengths")
+    assert sentence == "All prompt lengths as requested; all output lengths as requested."
 
 
 def test_prompts_that_nobody_counted_are_not_called_as_requested(tmp_path: Path) -> None:
@@ -134,13 +209,14 @@ def test_an_unknown_error_is_called_unknown(tmp_path: Path) -> None:
 
 
 def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
-    """A proxy in between, interruption, damage, merged first tokens, connections opened again and the run's own notes
-    each have a line."""
-    records = [complete(1, [500 * MS], first_token_merged=True, reopened=2)]
+    """A proxy in between, interruption, damage, merged first tokens, connections opened again, requests sent again,
+    pauses of a closed loop and the run's own notes each have a line."""
+    records = [complete(1, [500 * MS], first_token_merged=True, reopened=2, first_sent_ns=0)]
     end = footer(records, interrupted=True, notes=["worker 0 ended with signal SIGKILL"])
     start = header(1)
     start.server["proxied_to"] = "http://172.18.0.2:80"
-    folder = write(tmp_path / "run", [start, *records, *healthy(), b"{damaged", end])
+    samples = healthy(pauses=3, paused_ns=1_200 * MS)
+    folder = write(tmp_path / "run", [start, *records, *samples, b"{damaged", end])
     found = findings.findings(typed(summarise(read(folder))))
     assert [each.sentence for each in found if each.level == "warning"] == [
         "docker-proxy forwards every byte from http://127.0.0.1:8002, and its delay is in every latency. "
@@ -149,6 +225,10 @@ def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
         "1 damaged line of the run file left out.",
         "1 of 1 first tokens coalesced with later ones: TTFT is an upper bound.",
         "2 connections closed by the server and reopened.",
+        "1 request sent again: the server closed idle connections as requests left. TTFT counts from the second send, "
+        "latency from the due instant counts both.",
+        f"The closed loop waited {len(samples) * 3} times, {len(samples) * 1.2:.1f} s of its clients' time in all, "
+        "because requests failed at once (no connection, status 429 or 5xx).",
         "worker 0 ended with signal SIGKILL.",
     ]
 

@@ -102,7 +102,8 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
             "gaps": {},
             "processes": [{"of": f"process {pid}", "on": "host", "name": "vllm", **levels}],
             "host": None,
-            "kv_cache": {"idle_share": 0.0, "mean_share": 0.5, "peak_share": peak / 1000, "readings": 3, "tokens": 64},
+            "kv_cache": {"idle_share": 0.0, "mean_share": 0.5, "peak_share": peak / 1000, "readings": 3, "tokens": 64}
+            | {"peak_fullest_share": peak / 800, "engines": 2},
             "taken_at_start": {"share": 0.9, "note": "It takes 90 %"},
             "not_measured": {"host": "it is elsewhere"},
         }
@@ -116,7 +117,10 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
         "loaded_bytes": 1000.0,
         "peak_bytes": 900,
     }
-    assert msgspec.to_builtins(found.kv_cache) == {"mean_share": 0.5, "peak_share": 0.9, "tokens": 64}
+    assert msgspec.to_builtins(found.kv_cache) == {
+        **{"mean_share": 0.5, "peak_share": 0.9},
+        **{"peak_fullest_share": 1.125, "tokens": 64},
+    }
     assert found.notes == ["It takes 90 %.", "Not read, host: it is elsewhere."]
     assert cell_memory([]) == CellMemory()
 

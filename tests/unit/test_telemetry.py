@@ -138,6 +138,25 @@ def test_memory_before_after_and_at_most(tmp_path: Path) -> None:
     assert found.kv_cache == KvCache(idle_share=0.0, mean_share=0.3, peak_share=0.4, readings=2, tokens=1000)
 
 
+def test_the_fullest_of_several_engines_is_told_too(tmp_path: Path) -> None:
+    """Requests of one engine may be preempted while the mean over all engines looks idle."""
+    shares = [("run", 1, 0.3, 0.5), ("run", 2, 0.5, 0.9), ("run", 3, 0.4, 0.8), ("after", 4, 0.0, 0.0)]
+    lines = [
+        line("server", at, moment, kv_used=mean, kv_used_max=fullest, engines=2, kv_tokens=32_000)
+        for moment, at, mean, fullest in shares
+    ]
+    run = told(tmp_path / "run", lines, server="vllm")
+    found = memory(run)
+    assert found is not None
+    assert found.kv_cache is not None
+    assert (found.kv_cache.peak_share, found.kv_cache.peak_fullest_share, found.kv_cache.engines) == (0.5, 0.9, 2)
+    assert curve(run, "kv_used_max") == {1: 0.5, 2: 0.9, 3: 0.8, 4: 0.0}
+    assert (
+        "KV cache of 32,000 tokens in 2 engines: peak 50 % on average and 90 % in the fullest"
+        in memory_said(typed(summarise(run)))[0]
+    )
+
+
 @pytest.mark.parametrize(
     ("server", "more", "share", "note"),
     [

@@ -1,0 +1,180 @@
+"""The bodies that TGI 3.3.7 takes (`router/src/lib.rs` at that tag), and its answers to those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servers.simulated import protocol, serde
+from servers.simulated.protocol import ErrorReply, Reply
+from servers.simulated.serde import (
+    Anything,
+    BodyError,
+    Flag,
+    Kind,
+    Listed,
+    Number,
+    Optional,
+    Reader,
+    Struct,
+    Text,
+    Untagged,
+)
+
+GRAMMARS = ("json", "json_object", "json_schema", "regex")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`GrammarType`: a `type`, and a `value` that depends on it."""
+
+    def accepts(self, value: Any) -> bool:
+        return not _grammar_problem(value)
+
+    def read(self, reader: Reader) -> Any:
+        if reader.peek() != b"{":
+            raise reader.wrong_type("adjacently tagged enum GrammarType")
+        value = reader.any()
+        if problem := _grammar_problem(value):
+            raise reader.located(BodyError(problem))
+        return value
+
+
+def _grammar_problem(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "invalid type"
+    if missing := [name for name in ("type", "value") if name not in value]:
+        return f"missing field `{missing[0]}`"
+    kind, content = value["type"], value["value"]
+    if kind not in GRAMMARS:
+        return f"unknown variant `{kind}`, expected one of {', '.join(f'`{name}`' for name in GRAMMARS)}"
+    if kind == "regex" and not isinstance(content, str):
+        return "invalid type, expected a string"
+    if kind == "json_schema" and not (isinstance(content, dict) and "schema" in content):
+        return "missing field `schema`"
+    return ""
+
+
+def _message_problem(message: Mapping[str, Any]) -> str:
+    """A message has a content, a text or a list of parts, or it has tool calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = content if isinstance(content, list) else [None]
+    if isinstance(content, str) or all(map(_PART.accepts, parts)) or _CALLS.accepts(calls):
+        return ""
+    return "data did not match any variant of untagged enum MessageBody"
+
+
+def _prompt_problem(prompt: Any) -> str:
+    return "Empty array detected. Do not use an empty array for the prompt." if prompt == [] else ""
+
+
+def _part_problem(part: Mapping[str, Any]) -> str:
+    known = {"text": Text().accepts(part.get("text")), "image_url": _URL.accepts(part.get("image_url"))}
+    return "" if known.get(str(part["type"])) else "unknown part"
+
+
+def _choice_problem(choice: Mapping[str, Any]) -> str:
+    return "" if choice["type"] == "function" else "unknown type"
+
+
+_U32, _U64, _USIZE, _F32 = (Optional(Number(name)) for name in ("u32", "u64", "usize", "f32"))
+_URL = Struct("Url", {"url": Text()}, ("url",))
+_PART = Struct("MessageChunk", {"type": Text()}, ("type",), rest=_part_problem)
+_FUNCTION = Struct(
+    "FunctionDefinition",
+    {"description": Optional(Text()), "name": Text()},
+    ("name", "arguments"),
+    aliases={"parameters": "arguments"},
+)
+_CALL = Struct("ToolCall", {"id": Text(), "type": Text(), "function": _FUNCTION}, ("id", "type", "function"))
+_CALLS = Listed(_CALL)
+_TOOL = Struct("Tool", {"type": Text(), "function": _FUNCTION}, ("type", "function"))
+_MESSAGE = Struct("Message", {"role": Text(), "name": Optional(Text())}, ("role",), rest=_message_problem)
+_NAMED = Struct("FunctionName", {"name": Text()}, ("name",))
+_CHOICE = Struct("TypedChoice", {"type": Text(), "function": _NAMED}, ("type", "function"), rest=_choice_problem)
+
+_PARAMETERS = Struct(
+    "GenerateParameters",
+    {
+        "best_of": _USIZE,
+        "temperature": _F32,
+        "repetition_penalty": _F32,
+        "frequency_penalty": _F32,
+        "top_k": Optional(Number("i32")),
+        "top_p": _F32,
+        "typical_p": _F32,
+        "do_sample": Flag(),
+        "max_new_tokens": _U32,
+        "return_full_text": Optional(Flag()),
+        "stop": Listed(Text()),
+        "truncate": _USIZE,
+        "watermark": Flag(),
+        "details": Flag(),
+        "decoder_input_details": Flag(),
+        "seed": _U64,
+        "top_n_tokens": _U32,
+        "grammar": Optional(Grammar()),
+        "adapter_id": Optional(Text()),
+    },
+)
+GENERATE = Struct("GenerateRequest", {"inputs": Text(), "parameters": _PARAMETERS}, ("inputs",))
+COMPAT = Struct("CompatGenerateRequest", {"inputs": Text(), "parameters": _PARAMETERS, "stream": Flag()}, ("inputs",))
+_OPENAI: Mapping[str, Kind] = {
+    "model": Optional(Text()),
+    "max_tokens": _U32,
+    "temperature": _F32,
+    "top_p": _F32,
+    "stream": Flag(),
+    "seed": _U64,
+    "frequency_penalty": _F32,
+    "stop": Optional(Listed(Text())),
+}
+COMPLETION = Struct(
+    "CompletionRequest",
+    {
+        **_OPENAI,
+        "prompt": Untagged("PromptDeserializer", (Text(), Listed(Text())), _prompt_problem),
+        "suffix": Optional(Text()),
+        "repetition_penalty": _F32,
+    },
+    ("prompt",),
+)
+CHAT = Struct(
+    "ChatRequest",
+    {
+        **_OPENAI,
+        "messages": Listed(_MESSAGE),
+        "logit_bias": Optional(Listed(Number("f32"))),
+        "logprobs": Optional(Flag()),
+        "top_logprobs": _U32,
+        "n": _U32,
+        "presence_penalty": _F32,
+        "tools": Optional(Listed(_TOOL)),
+        "tool_prompt": Optional(Text()),
+        "tool_choice": Optional(Untagged("ToolTypeDeserializer", (Text(), _CHOICE))),
+        "response_format": Optional(Grammar()),
+        "stream_options": Struct("StreamOptions", {"include_usage": Flag()}),
+    },
+    ("messages",),
+    aliases={"max_completion_tokens": "max_tokens"},
+)
+ROUTES: Mapping[str, Struct] = {
+    "/": COMPAT,
+    "/generate": GENERATE,
+    "/generate_stream": GENERATE,
+    "/tokenize": GENERATE,
+    "/chat_tokenize": CHAT,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+}
+
+
+def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
+    """The fields of a body. Raises ErrorReply in axum's words, which are plain text."""
+    kind = ROUTES.get(path)
+    try:
+        found = serde.decode(body, kind or Anything())
+    except BodyError as error:
+        raise ErrorReply(Reply(error.text.encode(), 400 if error.syntax else 422, protocol.TEXT_TYPE)) from None
+    return found if isinstance(found, dict) else {}

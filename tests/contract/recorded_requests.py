@@ -1,0 +1,263 @@
+"""The requests behind the recorded answers of real servers, and how to compare an answer with its recording.
+
+The answers were recorded without their requests. These requests are made so that a server like the recorded one gives
+the recorded answer: where an error names a column, the body is written as it must have been.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+from urllib.parse import urlsplit
+
+from servers import marks
+from tests.contract.recorded import TRANSCRIPTS
+
+NATIVE, STREAM = "/generate", "/generate_stream"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT = "ba de fi go"
+LONG_TEXT = "ba " * 3000
+DROPPED_HEADERS = ("connection", marks.HEADER)
+PER_RUN_HEADERS = re.compile(r"date|content-length|x-.*-time|x-time-per-token|x-prompt-tokens")
+"""Headers whose values are those of one run, or of one model."""
+# Words of the protocol. Everything else is a number or a text, and only its type is compared.
+WORDS = ("finish_reason", "stop_reason", "object", "role", "index", "type", "error_type", "special", "finished")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One request, and the file that has the real server's answer to it."""
+
+    file: str
+    path: str
+    body: dict[str, Any] | str = field(default_factory=dict)
+    """A text stands for itself; of an object the usual JSON is sent."""
+    method: str = "POST"
+    head: str = ""
+    """More lines of the request's head."""
+    server: str = "idle"
+    """`busy`: the server has no place left. `fresh`: it had no request before, so its words are known."""
+    free_headers: tuple[str, ...] = ()
+    """Headers whose values depend on the model's words or on its chat template."""
+
+    def payload(self) -> bytes:
+        """The body as bytes."""
+        if isinstance(self.body, str):
+            return self.body.encode()
+        return json.dumps(self.body, separators=(",", ":")).encode() if self.body else b""
+
+
+def exchange(url: str, request: Recorded) -> bytes:
+    """Every byte that the server at `url` says to one request, up to the end of the connection."""
+    data, address = request.payload(), urlsplit(url)
+    lines = [f"{request.method} {request.path} HTTP/1.1", "Host: x", "Connection: close"]
+    lines += [f"Content-Length: {len(data)}"] if data or request.method == "POST" else []
+    lines += [] if "content-type" in request.head.lower() else ["Content-Type: application/json"]
+    head = "\r\n".join(lines) + f"\r\n{request.head}\r\n"
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(head.encode() + data)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def recording(request: Recorded) -> bytes:
+    """The real server's answer."""
+    return (TRANSCRIPTS / request.file).read_bytes()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An answer without what changes from run to run and from model to model."""
+
+    status: str
+    headers: list[tuple[str, str]]
+    body: Any
+
+
+def shape_of(answer: bytes, request: Recorded) -> Shape:
+    """Status, headers in their order, and the shape of the body."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    pairs = [(name.lower(), value) for name, _, value in (line.partition(": ") for line in lines)]
+    if ("transfer-encoding", "chunked") in pairs and re.match(rb"[0-9a-fA-F]+\r\n", body):
+        body = unchunked(body)
+    headers = [
+        (name, "" if PER_RUN_HEADERS.fullmatch(name) or name in request.free_headers else value)
+        for name, value in pairs
+        if name not in DROPPED_HEADERS
+    ]
+    return Shape(status, headers, _body_shape(dict(pairs).get("content-type", ""), body.strip(b"\n")))
+
+
+def unchunked(body: bytes) -> bytes:
+    """A body without its transfer coding, up to where the coding breaks off."""
+    found = b""
+    while head := re.match(rb"([0-9a-fA-F]+)\r\n", body):
+        size = int(head[1], 16)
+        found, body = found + body[head.end() : head.end() + size], body[head.end() + size + 2 :]
+    return found
+
+
+def _body_shape(kind: str, body: bytes) -> Any:
+    if kind.startswith("text/event-stream"):
+        events = [_event_shape(event.decode()) for event in re.split(rb"\n\n+", body) if event]
+        return [event for event, _ in groupby(events)]
+    try:
+        return shape(json.loads(body))
+    except ValueError:
+        return _words(body.decode())
+
+
+def _event_shape(event: str) -> Any:
+    name, colon, data = event.partition("data:")
+    if data.strip() == "[DONE]":
+        return [name + colon, data]
+    return [name + colon + data[: len(data) - len(data.lstrip())], shape(json.loads(data))]
+
+
+def shape(value: Any, key: str = "") -> Any:
+    """A JSON value with its words, ids and numbers replaced by their types. Errors keep every word."""
+    if isinstance(value, dict):
+        if "error" in value or "detail" in value or set(value) == {"message"}:
+            return json.loads(_words(json.dumps(value)))
+        known = {name: shape(each, name) for name, each in value.items() if name != marks.FIELD}
+        known |= {"docker_label": "text or null"} if "docker_label" in known else {}
+        return known | {"index": "number"} if "token" in known and "index" in known else known
+    if isinstance(value, list):
+        return [each for each, _ in groupby([shape(each, key) for each in value])]
+    if value is None or isinstance(value, bool) or (key in WORDS and isinstance(value, str | int)):
+        return value
+    return "text" if isinstance(value, str) else "number"
+
+
+def _words(text: str) -> str:
+    """Words of an error, without the tokens that another tokenizer counts and without the cause of a failure."""
+    text = re.sub(r"Given: \d+ `inputs` tokens", "Given: N `inputs` tokens", text)
+    return re.sub(r'(Server error: ).*?(?="|$)', r"\1cause", text)
+
+
+def _generate(file: str, path: str, more: dict[str, Any] | None = None, text: str = TEXT, **others: Any) -> Recorded:
+    parameters = {"max_new_tokens": 8, **(more or {})}
+    return Recorded(f"tgi-3.3.7/{file}.txt", path, {"inputs": text, "parameters": parameters}, **others)
+
+
+def _chat(file: str, body: dict[str, Any], *, text: str = TEXT, free: str = "", **others: Any) -> Recorded:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **body}
+    kept = {name: value for name, value in asked.items() if value is not None}
+    return Recorded(f"tgi-3.3.7/{file}.txt", CHAT, kept, free_headers=("x-compute-characters", free), **others)
+
+
+def _complete(file: str, body: dict[str, Any] | None = None, **others: Any) -> Recorded:
+    asked = {"model": "tiny", "prompt": TEXT, "max_tokens": 8, **(body or {})}
+    return Recorded(f"tgi-3.3.7/{file}.txt", COMPLETIONS, asked, **others)
+
+
+def _page(file: str, path: str, **others: Any) -> Recorded:
+    return Recorded(f"tgi-3.3.7/{file}.txt", path, method="GET", **others)
+
+
+def _fault(fault: str) -> str:
+    return f"X-Simulated-Fault: {fault}\r\n"
+
+
+_STREAMED = {"stream": True}
+_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+_TOOLS = {"tools": [_TOOL], "tool_choice": "required", "max_tokens": 100}
+_SCHEMA = {"type": "json_object", "value": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+_STOP = {"stop": ["e"], "max_new_tokens": 64}  # nearly every third word of the simulated servers ends in an e
+_KILLED = {"max_new_tokens": 100}
+
+TGI = (
+    _generate("best_of", NATIVE, {"best_of": 2, "do_sample": True, "details": True}),
+    _generate("generate", NATIVE),
+    _generate("generate_details", NATIVE, {"details": True, "decoder_input_details": True, "top_n_tokens": 2}),
+    _generate("generate_full_text", NATIVE, {"return_full_text": True}),
+    _generate("generate_stream", STREAM),
+    _generate("generate_stream_details", STREAM, {"details": True}),
+    _generate("generate_stream_sampled", STREAM, {"details": True, "do_sample": True, "temperature": 0.5, "seed": 3}),
+    _generate("generate_stream_stop", STREAM, {"details": True, **_STOP}, server="fresh"),
+    _generate("generate_stream_top_n", STREAM, {"details": True, "top_n_tokens": 2}),
+    _generate("generate_stream_truncate", STREAM, {"details": True, "truncate": 3}),
+    _generate(
+        "generate_grammar_stream",
+        STREAM,
+        {"details": True, "grammar": {"type": "regex", "value": "[ab]{3}"}},
+        text="ba",
+    ),
+    Recorded("tgi-3.3.7/root.txt", "/", {"inputs": TEXT, "parameters": {"max_new_tokens": 4}}),
+    Recorded("tgi-3.3.7/root_stream.txt", "/", {"inputs": TEXT, "parameters": {"max_new_tokens": 4}, "stream": True}),
+    _generate("err_unknown_param", STREAM, {"frobnicate": 1}),
+    _chat("chat", {}),
+    _chat("chat_json_stream", {**_STREAMED, "response_format": _SCHEMA, "max_tokens": 64}),
+    _chat("chat_max_completion_tokens", {"max_tokens": None, "max_completion_tokens": 4}),
+    _chat("chat_no_max_tokens", {"max_tokens": None}, free="x-generated-tokens"),
+    _chat("chat_stream", _STREAMED),
+    _chat("chat_stream_logprobs", {**_STREAMED, "logprobs": True, "top_logprobs": 2, "max_tokens": 4}),
+    _chat("chat_stream_stop", {**_USAGE, "stop": ["e"], "max_tokens": 64}, server="fresh"),
+    _chat("chat_stream_usage", _USAGE),
+    _chat("chat_tool", _TOOLS, free="x-generated-tokens"),
+    _chat("chat_tool_stream", {**_USAGE, **_TOOLS}),
+    _chat("chat_unknown_fields", {**_STREAMED, "model": "other", "max_tokens": 4, "ignore_eos": True, "min_tokens": 4}),
+    _complete("completions"),
+    _complete("completions_stream", _STREAMED),
+    _complete("completions_stream_usage", _USAGE),
+    _complete("completions_token_ids", {"prompt": [424, 371, 356, 426]}),
+    _complete("completions_two_prompts_stream", {**_STREAMED, "prompt": [TEXT, TEXT]}, head=_fault("error@1")),
+    Recorded("tgi-3.3.7/tokenize.txt", "/tokenize", {"inputs": TEXT}),
+    Recorded("tgi-3.3.7/tokenize_nospecial.txt", "/tokenize", {"inputs": TEXT, "add_special_tokens": False}),
+    Recorded("tgi-3.3.7/chat_tokenize.txt", "/chat_tokenize", {"messages": [{"role": "user", "content": TEXT}]}),
+    _page("health", "/health"),
+    _page("info", "/info"),
+    _page("models", "/v1/models"),
+    _page("metrics", "/metrics"),
+    _page("err_404", "/v1/nothing"),
+    _page("err_405", NATIVE),
+    Recorded("tgi-3.3.7/err_badjson.txt", NATIVE, '{"inputs": '),
+    Recorded("tgi-3.3.7/err_badjson_chat.txt", CHAT, '{"messages": '),
+    Recorded("tgi-3.3.7/err_ctype.txt", NATIVE, {"inputs": TEXT}, head="Content-Type: text/plain\r\n"),
+    Recorded("tgi-3.3.7/err_nomessages.txt", CHAT, {"model": "tiny"}),
+    Recorded("tgi-3.3.7/err_noprompt.txt", COMPLETIONS, {"model": "tiny"}),
+    Recorded("tgi-3.3.7/err_type.txt", NATIVE, f'{{"inputs": "{TEXT}", "parameters": {{"max_new_tokens": "8"}}}}'),
+    _generate("err_toolarge", NATIVE, text="ba " * 700_000),
+    _generate("err_toolong", NATIVE, text=LONG_TEXT),
+    _generate("err_toolong_stream", STREAM, text=LONG_TEXT),
+    _chat("err_toolong_chat_stream", _STREAMED, text=LONG_TEXT),
+    _generate("err_best_of_stream", STREAM, {"best_of": 2, "do_sample": True}),
+    _generate("err_empty", STREAM, text=""),
+    _generate("err_max0", STREAM, {"max_new_tokens": 0}),
+    _generate("err_stop_many", STREAM, {"stop": [*"abcdefgh"]}),
+    _generate("err_temperature", STREAM, {"temperature": 0}),
+    _generate("err_overloaded", NATIVE, server="busy"),
+    _generate("err_overloaded_stream", STREAM, text="ba de", server="busy"),
+    _chat("err_overloaded_chat_stream", _STREAMED, server="busy"),
+    _complete("err_overloaded_completions_stream", {**_STREAMED, "prompt": "ba"}, server="busy"),
+    _generate("generate_oom", NATIVE, head=_fault("error@4")),
+    _generate("generate_shard_killed", NATIVE, head=_fault("error@4")),
+    _generate("err_after_kill", NATIVE, head=_fault("error@0")),
+    _generate("err_after_kill_stream", STREAM, text="ba", head=_fault("error@0")),
+    _generate("generate_stream_oom", STREAM, _KILLED, text="ba de", head=_fault("error@58")),
+    _generate("generate_stream_shard_killed", STREAM, _KILLED, text="ba de", head=_fault("error@54")),
+    _generate("generate_stream_router_killed", STREAM, _KILLED, text="ba de", head=_fault("cut@19")),
+    _chat("chat_stream_oom", {**_STREAMED, "max_tokens": 100}, head=_fault("error@58")),
+    _chat("chat_stream_shard_killed", {**_STREAMED, "max_tokens": 100}, head=_fault("error@53")),
+    _chat("chat_stream_router_killed", {**_STREAMED, "max_tokens": 100}, head=_fault("cut@17")),
+    _complete("completions_stream_oom", {**_STREAMED, "prompt": "ba", "max_tokens": 100}, head=_fault("error@60")),
+    _complete(
+        "completions_stream_shard_killed", {**_STREAMED, "prompt": "ba", "max_tokens": 100}, head=_fault("error@51")
+    ),
+    _complete(
+        "completions_stream_router_killed", {**_STREAMED, "prompt": "ba", "max_tokens": 100}, head=_fault("cut@17")
+    ),
+    _page("health_after_kill", "/health", head=_fault("503")),
+)

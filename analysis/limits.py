@@ -34,7 +34,7 @@ ALL_MEMORY = 1.0
 
 class HardwareLimit(msgspec.Struct, kw_only=True):
     """What the hardware allows for the load as measured: every FLOP, byte and message at the rate of the data sheet.
-    Times of a simulated run pass as fast as its clock."""
+    Rates and times are at the speed of the run's server, as those that were measured."""
 
     gpu: str
     gpus: int
@@ -45,6 +45,8 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
     """`simulated`, `--gpu-model`, `NVML` or `DCGM`."""
     data_sheet: str
     """Where the GPU's figures are from."""
+    speed: float = 1.0
+    """How many times faster than real time the clock of a simulated server ran."""
     input_tokens: float
     """Mean of complete requests, as of output_tokens."""
     output_tokens: float
@@ -140,6 +142,7 @@ def _limit(
         format=made.weights.name,
         known_from=known.by,
         data_sheet=made.gpu.source,
+        speed=speed,
         input_tokens=_rounded(prompt),
         output_tokens=_rounded(output),
         in_flight=_rounded(in_flight),

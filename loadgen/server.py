@@ -103,6 +103,29 @@ def longest_prompt_of(plan: Plan) -> int:
     return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
 
 
+def clock_speed(plan: Plan) -> float:
+    """Return how many times faster than real time the clock of the plan's server runs: 1 for a real server.
+
+    Nothing is started: the built-in simulated server would run at the plan's speed. Raises servers.errors.ServerError.
+    """
+    from servers.find import resolve
+
+    facts = resolve(plan.server, _url_of(plan), os.environ, real=plan.real, model=plan.model, access=access_of(plan))
+    return plan.speed if facts is None else facts.speed or 1.0
+
+
+def _url_of(plan: Plan) -> str | None:
+    """Return the URL that the plan or the environment names. Raises PlanError or SecretError for a wrong one."""
+    variable = KINDS[plan.server].url_variable
+    given = os.environ.get(variable)
+    try:
+        return plan.url or (None if given is None else server_url(given))
+    except SecretError as error:
+        raise SecretError(f"{variable}: {error}", error.hint) from None
+    except ValueError as error:
+        raise PlanError(f"{variable} {given}: {error}", "Mend it, or pass --url.") from None
+
+
 @contextlib.contextmanager
 def server_for(
     plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
@@ -112,14 +135,7 @@ def server_for(
     one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
     from servers.find import check_limits, dialect_on, over_limit, probe, resolve
 
-    variable = KINDS[plan.server].url_variable
-    given = os.environ.get(variable)
-    try:
-        url = plan.url or (None if given is None else server_url(given))
-    except SecretError as error:
-        raise SecretError(f"{variable}: {error}", error.hint) from None
-    except ValueError as error:
-        raise PlanError(f"{variable} {given}: {error}", "Mend it, or pass --url.") from None
+    url = _url_of(plan)
     answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
     longest = [longest_prompt_of(plan), answered]
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)

@@ -144,6 +144,11 @@ class CellSummary(CellName, frozen=True, kw_only=True):
         return bool(self.verdicts.get("ok"))
 
     @property
+    def clock(self) -> float:
+        """How many times faster than real time its server ran. Only cells of one speed are compared."""
+        return self.speed or 1.0
+
+    @property
     def cell(self) -> CellName:
         return CellName(self.server, self.host, self.model, self.workload)
 
@@ -417,7 +422,7 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
     interval is wider than runs may differ, as in `loadgen compare`."""
     for a, b in combinations(cells, 2):
         alike = [one == other for one, other in zip(astuple(a.cell), astuple(b.cell), strict=True)]
-        if alike not in ([False, True, True, True], [True, False, True, True]):
+        if alike not in ([False, True, True, True], [True, False, True, True]) or a.clock != b.clock:
             continue
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
         equal = len(means) == 2 and abs(means[0] - means[1]) <= LENGTHS_ALIKE * max(means)

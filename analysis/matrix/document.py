@@ -30,7 +30,18 @@ from analysis.metrics import METRICS, by_key
 from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
 from analysis.report.charts import DASHES, PALETTE
 from analysis.report.curves import distribution
-from analysis.report.format import UNKNOWN, count, duration, figure_title, scale_of, share, significant, size, unit_of
+from analysis.report.format import (
+    UNKNOWN,
+    count,
+    duration,
+    figure_title,
+    scale_of,
+    share,
+    significant,
+    size,
+    times_speed,
+    unit_of,
+)
 from analysis.report.tables import Cells, numbers, table
 from analysis.summary import Summary
 
@@ -81,8 +92,7 @@ class MatrixReport:
         self.cells = [cell for cell in found.cells if cell.runs]
         self.groups = list(dict.fromkeys((cell.model, cell.workload) for cell in self.cells))
         """Every model and workload of which a cell was measured: what is drawn together."""
-        speeds = sorted({cell.speed or 1 for cell in found.cells if cell.simulated} - {1})
-        at = f" at {' and '.join(f'{speed:g}' for speed in speeds)} times speed" if speeds else ""
+        at = times_speed(*(cell.speed or 1.0 for cell in found.cells if cell.simulated))
         swept = next((each.result.mark for each in found.sweeps if each.result and each.result.mark), "")
         self.mark = (f"SIMULATED{at}" if found.cells else swept) if found.simulated else ""
         self.between = {(each.a, each.b, each.figure): each for each in found.differences}
@@ -190,6 +200,8 @@ class MatrixReport:
         first, second = cells[:2]
         if not second.valid:
             return "no ranking", f"No ranking, {bottleneck}"
+        if first.clock != second.clock:
+            return "no ranking", f"No ranking: the cells ran{times_speed(first.clock, second.clock)}."
         leader, next_one = self.servers[first.server], self.servers[second.server]
         told = self.between.get((first.cell, second.cell, MAIN)) or self.between[second.cell, first.cell, MAIN]
         if told.ratio is None:
@@ -212,6 +224,9 @@ class MatrixReport:
         if differ := dict.fromkeys(self.servers[cell.server] for cell in cells if cell.lengths.differ):
             text = f"Output lengths of {', '.join(differ)} not as requested."
             found.append(Finding("lengths", "warning", text, "lengths"))
+        if len(speeds := {cell.clock for cell in self.cells}) > 1:
+            text = f"Cells ran{times_speed(*speeds)}: those of different speeds are not compared."
+            found.append(Finding("speed", "warning", text))
         if self.found.interrupted:
             found.append(Finding("interrupted", "warning", "The matrix was interrupted; --resume goes on with it."))
         return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from analysis.matrix import CellName, CellSweep
 from analysis.report import Finding, Kind, TableCell
-from analysis.report.format import UNKNOWN, count, significant
+from analysis.report.format import UNKNOWN, count, significant, times_speed
 from analysis.report.tables import Cells, numbers
 from analysis.sweep import best, rate_of
 from analysis.sweep.document import COMPARED, ENDED, UNITS, per_s
@@ -20,9 +20,14 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
     states = Counter(each.state for each in sweeps)
     missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
     said = f"{states['measured']} of {count(len(sweeps), 'sweep')} measured{missing}."
+    speeds = {each.result.speed for each in sweeps if each.result and each.result.steps}
+    differ = (
+        f"Sweeps ran{times_speed(*speeds)}: their figures cannot be compared, and a frontier has those of one speed."
+    )
     limited = [each for each in sweeps if each.result and each.result.ended == "client"]
     return [
         Finding("sweeps", "warning" if missing else "ok", said, "sweeps"),
+        *([Finding("speed", "warning", differ, "sweeps")] if len(speeds) > 1 else []),
         *(Finding("client", "error", f"{name(each)}: {ENDED['client']}") for each in limited),
     ]
 

@@ -14,7 +14,7 @@ from analysis.limits import HardwareLimit
 from analysis.metrics import METRICS
 from analysis.objectives import BoundsMet, ObjectiveVerdict
 from analysis.report import Finding, Level
-from analysis.report.format import count, duration, share, significant, size
+from analysis.report.format import count, duration, share, significant, size, times_speed
 from analysis.summary import ClientHealth, LengthDifference, MemoryLevels, OutsideWindow, RequestCounts, Summary
 
 COUNTED = {
@@ -339,12 +339,10 @@ def littles_law(summary: Summary) -> str:
 
 
 def limit(found: HardwareLimit) -> str:
-    """What the hardware allows for the load, and how much of that was reached."""
+    """Return sentences on what the hardware allows for the load, and on how much of that was reached."""
     rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
-    text = (
-        f"Hardware limit ({cards}, {found.model}, {found.format}): {share(found.throughput_share)} of {rate} tokens/s"
-    )
-    text += f", bound by {found.bound}."
+    text = f"Hardware limit{times_speed(found.speed)} ({cards}, {found.model}, {found.format}): "
+    text += f"{share(found.throughput_share)} of {rate} tokens/s, bound by {found.bound}."
     if found.tpot_ratio is not None:
         text += f" TPOT is {significant(found.tpot_ratio, 2)} times the {found.tpot_bound} limit"
         text += f" of {duration(found.tpot_s)}."

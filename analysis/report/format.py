@@ -89,10 +89,20 @@ def plain(text: str, kept: str = "") -> str:
 
 
 def simulated(summary: Summary) -> str:
-    """`SIMULATED`, with the speed of its clock where that is not 1, or that there was none; empty for a real server."""
-    speed = f" at {summary.server.speed:g} times speed" if summary.server.speed not in (None, 1) else ""
-    speed = " (virtual)" if summary.server.virtual else speed
+    """Return `SIMULATED`, with the speed of its clock if that is not 1, or `(virtual)`; empty for a real server."""
+    speed = " (virtual)" if summary.server.virtual else times_speed(speed_of(summary))
     return f"SIMULATED{speed}" if summary.server.simulated else ""
+
+
+def speed_of(summary: Summary) -> float:
+    """Return how many times faster than real time the server's clock ran: 1 for real servers and in virtual time."""
+    return summary.server.speed or 1.0
+
+
+def times_speed(*speeds: float) -> str:
+    """Return ` at 5 times speed` or ` at 1 and 5 times speed`, to follow a noun; empty where all are at real speed."""
+    distinct = sorted(set(speeds))
+    return f" at {' and '.join(f'{speed:g}' for speed in distinct)} times speed" if distinct not in ([], [1.0]) else ""
 
 
 def who(summary: Summary) -> str:

@@ -15,11 +15,12 @@ from analysis.frame import Frame
 from analysis.metrics import METRICS
 from analysis.report import Block, Document, Paragraph, Section, findings, tables
 from analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
-from analysis.report.format import asked, count, simulated, size, started, who
+from analysis.report.format import asked, count, simulated, size, speed_of, started, times_speed, who
 from analysis.summary import Summary
 from analysis.telemetry import series
 from loadgen.runfile import Run
 
+DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
 TIMELINE_RUNS = 3
 """A page of more runs has no room for the instant of each token in the timelines."""
 RUN_FACTS = (
@@ -96,7 +97,9 @@ def brief(summary: Summary) -> Document:
 def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
     """One run or several for the page, with the sections of the caller right after its first screen."""
     summaries, drawn = [run.summary for run in runs], chart_runs(runs)
-    answer: list[Block] = [tables.overview(summaries)] if len(runs) > 1 else []
+    speeds = sorted({speed_of(summary) for summary in summaries})
+    answer: list[Block] = [Paragraph(DIFFERENT_SPEEDS, "warning")] if len(speeds) > 1 else []
+    answer += [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
     limits = [(each.limit, place if len(runs) > 1 else None) for place, each in enumerate(summaries) if each.limit]
     answer += [Paragraph(findings.limit(found), "note", place) for found, place in limits if not found.beaten]
@@ -120,6 +123,8 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     sections += [_again(runs), DEFINITIONS]
     title, version = asked(summaries[0]), summaries[0].run.version
     mark = next((run.mark for run in drawn if run.mark), "")
+    if len(speeds) > 1:
+        mark = f"SIMULATED{times_speed(*speeds)}"
     scripts = list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script))
     return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
 

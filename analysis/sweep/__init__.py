@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
-from analysis.report.format import simulated, who
+from analysis.report.format import simulated, speed_of, who
 from analysis.stats import CONFIDENCE
 from analysis.summary import Summary
 from analysis.sweep.capacity import Capacity, Evidence, State
@@ -77,6 +77,9 @@ class SweepResult(msgspec.Struct, kw_only=True):
     model: str | None
     mark: str
     """SIMULATED, where it was."""
+    speed: float = 1.0
+    """How many times faster than real time the clock of a simulated server ran. All figures are of that speed, and cost
+    and energy, which are of real time, are only given where it is 1."""
     over: str
     """`rate` or `concurrency`."""
     objectives: list[str]
@@ -172,6 +175,7 @@ def result(
     return SweepResult(
         name="" if last is None else who(last) + (f", {gpus} x {limit.gpu}" if limit else ""),
         mark="" if last is None else simulated(last),
+        speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
         over=plan["over"],
         objectives=list(plan.get("objectives") or ()),
@@ -232,7 +236,7 @@ def _step(measured: Measured, gpus: int | None, hour: float | None, sheet: float
     ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet
     low, high = UNSURE
     verdict = "met" if line["over"] < low else "not met" if line["over"] > high else "inconclusive"
-    speed = summary.server.speed or 1.0
+    priced = rate and speed_of(summary) == 1  # costs are of real time
     return SweepStep(
         step=line["step"],
         load=line["load"],
@@ -254,7 +258,7 @@ def _step(measured: Measured, gpus: int | None, hour: float | None, sheet: float
         e2e_p50_s=summary.latencies["e2e_s"].p50,
         limit_tokens_per_s_per_gpu=None if limit is None else limit.output_tokens_per_s / limit.gpus,
         limit_tokens_per_s_per_user=None if limit is None or not limit.tpot_s else 1 / limit.tpot_s,
-        cost_per_million_tokens=(gpus or 1) * hour * speed / rate / 3600 * 1e6 if hour and rate else None,
-        joules_per_token=power * speed / rate if power and rate else None,
+        cost_per_million_tokens=(gpus or 1) * hour / rate / 3600 * 1e6 if hour and rate and priced else None,
+        joules_per_token=power / rate if power and rate and priced else None,
         client=summary.client.verdict,
     )

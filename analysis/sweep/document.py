@@ -22,7 +22,7 @@ from analysis.report import (
     TableCell,
 )
 from analysis.report.charts import DASHES, PALETTE
-from analysis.report.format import UNKNOWN, count, duration, share, significant
+from analysis.report.format import UNKNOWN, count, duration, share, significant, times_speed
 from analysis.report.tables import Cells, numbers, table
 from analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
 
@@ -87,6 +87,9 @@ def findings(found: SweepResult) -> list[Finding]:
     if found.ended in ENDED:
         level: doc.Level = "error" if found.ended == "client" else "note" if sure else "warning"
         listed.append(Finding("ended", level, ENDED[found.ended]))
+    if found.speed != 1:
+        text = f"No energy or cost: the figures are those of a server{times_speed(found.speed)}; --speed 1 has them."
+        listed.append(Finding("speed", "note", text))
     return listed
 
 

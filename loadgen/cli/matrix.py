@@ -177,12 +177,13 @@ def _check_sweeps(plan: MatrixPlan) -> None:
 
 
 def _write_frontiers(folder: Path, found: MatrixSummary) -> None:
-    """A page for all sweeps of a workload."""
+    """Write one page for all sweeps of a workload, or for those at the speed of the first one."""
     for page in dict.fromkeys(each.page for each in found.sweeps):
         of = [each for each in found.sweeps if each.page == page and each.result and each.result.steps]
         named = {_sweep_name(found, each): (folder / each.folder, each.result) for each in of if each.result}
         if named:
-            write_sweeps(named, folder / page)
+            speed = next(iter(named.values()))[1].speed
+            write_sweeps({name: each for name, each in named.items() if each[1].speed == speed}, folder / page)
 
 
 def _sweep_name(found: MatrixSummary, cell: CellSweep) -> str:

@@ -114,6 +114,8 @@ def drive(
         "gpus": gpus,
     }
     most = max_runs, max_time_s
+    if not virtual:
+        _check_speed(plan, {"--gpu-hour-cost": gpu_hour_cost is not None, "--twin": modelled is not None})
     with chosen(out, plan.server, plan.label) as folder:
         sweep = swept_plan(plan, over, folder, loads, judged, made)
         if modelled and not virtual:
@@ -170,6 +172,12 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
     from analysis.sweep.document import brief
 
     found = [read_sweep(folder) for folder in folders]
+    if len(speeds := sorted({each.speed for each in found})) > 1:
+        text = " and ".join(f"{speed:g}" for speed in speeds)
+        raise PlanError(
+            f"these sweeps are at different speeds ({text} times real time), and a page is of one",
+            "Sweep each simulated server at --speed 1.",
+        )
     names = [each.name for each in found]
     named = [
         name if names.count(name) == 1 else f"{name} ({folder.name})"
@@ -271,6 +279,21 @@ def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: 
         return None
     gpu, named = None if virtual == "twin" else virtual, model if virtual else None
     return replace(Modelled(gpu, named, *more), twin=read(twin) if twin else None)
+
+
+def _check_speed(plan: Plan, real_time: Mapping[str, bool]) -> None:
+    """Refuse options that speak of real time where the clock of a simulated server runs faster. Raises PlanError.
+
+    Every other figure of the sweep would be of the server's speed, and no page may hold figures of two speeds.
+    """
+    from loadgen.server import clock_speed
+
+    given = [option for option, is_given in real_time.items() if is_given]
+    if given and (speed := clock_speed(plan)) != 1:
+        raise PlanError(
+            f"{', '.join(given)}: of real time, while the simulated server's clock runs {speed:g} times as fast",
+            "Use a simulated server at --speed 1, or a real one.",
+        )
 
 
 def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:

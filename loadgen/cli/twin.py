@@ -162,12 +162,22 @@ def predict_run(run: Observed, known: Twin) -> list[Predicted]:
 
 
 def _read(path: Path) -> Run:
-    """Raises PlanError for a run that nobody measured."""
+    """Read a run. Raises PlanError for a run in virtual time, and for one at another speed than real time.
+
+    A twin's constants are seconds, bytes and FLOPs of hardware. Times of a clock that runs five times faster would give
+    five times the memory bandwidth, and a twin that predicts nothing that exists.
+    """
     from loadgen import runfile
 
     run = runfile.read(path)
     if run.header.server.get("virtual"):
         raise PlanError(f"{path} was simulated", "Fit runs of the server itself.")
+    speed = run.header.server.get("speed") or 1
+    if speed != 1:
+        raise PlanError(
+            f"{path} is of a simulated server at {speed:g} times speed, and a twin is of real time",
+            "Run it again with --speed 1.",
+        )
     return run
 
 

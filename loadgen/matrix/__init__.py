@@ -393,6 +393,24 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
         yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
+    yield from _speed_mistakes(plan)
+
+
+def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
+    """Find servers at different speeds: a matrix compares its cells, and prices are of real time."""
+    speeds = set()
+    for server, host, model, cases in _combinations(plan):
+        if not any(case.skip for case in cases):
+            simulated = (server.launch or plan.launch) == "simulated"
+            speed = _options(plan, server, host, model, cases).get("speed") if simulated else None
+            speeds.add(float(speed) if isinstance(speed, int | float) else 1.0)
+    if len(speeds) > 1:
+        text = " and ".join(f"{speed:g}" for speed in sorted(speeds))
+        yield f"options.speed: servers at {text} times speed cannot be compared; give all of them one speed"
+    priced = any(host.gpu_hour_cost is not None for host in plan.hosts)
+    swept = any("sweep" in workload for workload in plan.workloads)
+    if priced and swept and speeds - {1.0}:
+        yield "hosts: gpu_hour_cost is of real time; leave it out, or simulate at options.speed 1"
 
 
 def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:

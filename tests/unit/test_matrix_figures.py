@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis.matrix import CellMemory, MatrixSummary, cell_memory
+from analysis.matrix import CellMemory, MatrixSummary, _differences, cell_memory
 from analysis.matrix.document import MatrixReport
 from analysis.report.terminal import render
 from analysis.summary import Memory
@@ -73,6 +73,19 @@ def test_no_winner_comes_of_invalid_runs(tmp_path: Path) -> None:
     assert "A800: No ranking, possible client bottleneck in every run of LightLLM." in text
     assert "leads" not in text
     assert "Invalid: possible client bottleneck in 4 of 8 runs" in text
+
+
+def test_cells_of_different_speeds_are_not_compared(found: dict[str, Any]) -> None:
+    """Nobody leads, and a warning names the speeds."""
+    summary = msgspec.convert(found, MatrixSummary)
+    cells = [msgspec.structs.replace(cell, speed=5.0 if cell.server == "vllm" else None) for cell in summary.cells]
+    told = list(_differences(cells))
+    pairs = {frozenset((each.a.server, each.b.server)) for each in told if each.by == "server"}
+    assert pairs == {frozenset(("lightllm", "tgi"))}
+    mixed = msgspec.structs.replace(summary, cells=cells, differences=told)
+    text = " ".join(render(MatrixReport(mixed).brief(), width=120).split())
+    assert "No ranking: the cells ran at 1 and 5 times speed." in text
+    assert "Cells ran at 1 and 5 times speed: those of different speeds are not compared." in text
 
 
 def test_a_cell_says_which_of_its_runs_met_a_cold_server(found: dict[str, Any]) -> None:

@@ -52,6 +52,8 @@ SEED = 19_930_601
 NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how another would differ only repeats show"
 UNSTEADY = "no test showed a steady state, so the parts of the run may not be alike"
 SHORT = f"it is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} times as long as a request takes"
+ROUNDING = 1e-9
+"""Share of the mean below which a standard deviation of equal values is nothing but the rounding of their sum."""
 TREND_ERRORS = 2.576
 """Standard errors beyond which a trend is no chance: 1 % of a normal distribution."""
 ALIKE = "all parts of the window are alike"
@@ -479,7 +481,9 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
         return None
     drawn = rates[np.random.default_rng(SEED).integers(0, count, (REPLICATES, count))]
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(count)
-    known = errors > 0
+    known = errors > ROUNDING * mean
+    if known.mean() < (1 + CONFIDENCE) / 2:  # nearly all batches are equal: most samples show no spread
+        return None
     turned = (drawn.mean(axis=1) - mean)[known] / errors[known]
     turns = percentiles(turned, (1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
     low, high = (mean - turn * error for turn in turns)

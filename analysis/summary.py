@@ -17,6 +17,8 @@ from workloads.load import LoadFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
+INCOMPLETE_MAX = 0.25
+"""Share of the number in flight above which requests that did not complete are worth a warning by themselves."""
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -265,12 +267,17 @@ class LittlesLaw(msgspec.Struct, kw_only=True):
     incomplete: float
     """The part of `in_flight` taken by requests that did not complete, which are in no latency."""
     tolerance: float
-    """Largest difference between `in_flight` and `expected` that is no contradiction."""
+    """Largest difference between `expected` and `in_flight` without `incomplete` that is no contradiction."""
 
     @property
     def holds(self) -> bool:
-        """Whether the figures agree with each other."""
-        return abs(self.in_flight - self.expected) <= self.tolerance
+        """Whether throughput and latency agree with what the complete requests did."""
+        return abs(self.in_flight - self.incomplete - self.expected) <= self.tolerance
+
+    @property
+    def covers(self) -> bool:
+        """Whether complete requests, which alone have latencies, were most of what was in flight."""
+        return self.incomplete <= INCOMPLETE_MAX * self.in_flight
 
 
 class IntervalMeaning(msgspec.Struct, kw_only=True):

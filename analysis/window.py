@@ -18,7 +18,7 @@ errors looks like one that runs empty, so a falling number in flight must not en
 The window is used when all of these hold, and otherwise the whole run is:
 
 - It lasts at least STAYS_MIN stays. A ramp of one stay is then a small part of the run.
-- The number in flight has no trend in it: see `_trend`.
+- A test shows that the number in flight is steady in it: see `_steady`.
 - The requests that it leaves out are at most EXCLUDED_MAX of all, and each of them is complete.
 """
 
@@ -47,7 +47,8 @@ EXCLUDED_MAX = 0.1
 TREND_SHARE = 0.05
 """Halves that differ by less than this share of the larger one are alike, even if the difference is no chance."""
 UNSTEADY_SHARE = 0.25
-"""Halves that differ by more than this share of the larger one are reported as a warning, unless chance explains it."""
+"""Halves that differ by more than this share of the larger one are not steady. A warning says so unless chance may
+explain it."""
 HALVES_ERRORS = 3
 """The number in flight of Poisson arrivals is Poisson distributed: its standard error is the root of its mean."""
 WHOLE_RUN = "the whole run, from the first byte sent to the last end"
@@ -91,7 +92,7 @@ def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) 
         return _whole(frame, "the whole run: the rate changes by plan")
     stay = float(np.median((frame.end_ns - frame.sent_ns)[answered]))
     if not load.open_loop:
-        steady = not _trend(_completions(frame, begins, ends, stay))
+        steady = _steady(_completions(frame, begins, ends, stay))
         return _whole(frame, "the whole run: clients wait for answers", steady=steady)
     return _of_one_rate(frame, in_flight(frame.sent_ns[answered], frame.end_ns[answered]), begins, ends, stay)
 
@@ -153,8 +154,8 @@ def _objection(frame: Frame, window: Window, steps: InFlight, stay: float) -> st
     """Say why a window must not stand for the whole run; nothing if it may."""
     if window.to_ns - window.from_ns < STAYS_MIN * max(1.0, stay):
         return f"requests take {stay / NS_PER_S:.3g} s, and a window takes {STAYS_MIN} times that"
-    if _trend(_batches(steps, window.from_ns, window.to_ns, stay)):
-        return "the number in flight shows a trend"
+    if not _steady(_batches(steps, window.from_ns, window.to_ns, stay)):
+        return "no test shows a steady number in flight"
     left_out = frame.measured & ~replace(frame, window=window).inside
     if (left_out & ~frame.complete).any():
         return "requests failed while the server filled up"
@@ -175,17 +176,20 @@ def _unsteady(steps: InFlight, from_ns: float, to_ns: float, stay: float) -> str
     return f"{early:.3g} requests were in flight in the first half, {late:.3g} in the second"
 
 
-def _trend(values: Floats) -> bool:
-    """Whether a series of equal batches rises or falls. True where it is too short to tell.
+def _steady(values: Floats) -> bool:
+    """Whether a series of equal batches shows a steady state. False where it is too short to tell.
 
-    Requests that share a batch share its chance, and a batch is longer than a request stays, so batches are nearly
-    independent. A trend that is too small to matter does not count: with arrivals as regular as a clock the smallest
-    difference is significant."""
+    The halves must be alike. If they differ by more than TREND_SHARE, no trend may be found; with arrivals as regular
+    as a clock even the smallest difference is a trend. If they differ by more than UNSTEADY_SHARE, the series is not
+    steady, even if it is too short for the test. A batch is longer than a request stays, so batches are nearly
+    independent, as the test needs them to be."""
     if len(values) < BATCHES_LEAST:
-        return True
+        return False
     half = len(values) // 2
-    early, late = float(values[:half].mean()), float(values[-half:].mean())
-    return abs(late - early) > TREND_SHARE * max(early, late) and has_trend(values)
+    low, high = sorted((float(values[:half].mean()), float(values[-half:].mean())))
+    if high - low <= TREND_SHARE * high:
+        return True
+    return high - low <= UNSTEADY_SHARE * high and not has_trend(values)
 
 
 def _edges(from_ns: float, to_ns: float, stay: float) -> Floats:

@@ -326,12 +326,12 @@ def _longer(inside_s: float | None) -> str:
 def littles_law(summary: Summary) -> str:
     """Say that throughput and latency contradict the measured number in flight; nothing where they agree."""
     law, mean_s = summary.littles_law, summary.latencies["e2e_s"].mean
-    if law is None or law.holds:
+    if law is None or (law.holds and law.covers):
         return ""
     product = f"{significant(summary.throughput.requests_per_s)} requests/s x {duration(mean_s)} mean E2E"
     product += f" = {significant(law.expected)} in flight by Little's law"
     measured = f"{significant(law.in_flight)} measured"
-    if abs(law.in_flight - law.incomplete - law.expected) <= law.tolerance:
+    if law.holds:
         taken = f"{significant(law.incomplete)} of them in requests that did not complete"
         return f"Latencies leave out much of what filled the server: {product}, {measured}, {taken}."
     tolerance = f"tolerance ±{significant(law.tolerance, 2)}"

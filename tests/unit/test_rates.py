@@ -99,6 +99,11 @@ def test_a_window_must_have_parts_to_tell(tmp_path: Path) -> None:
     assert stats.rate_interval(np.full(12, 3.0)) is None
 
 
+def test_batches_that_are_nearly_all_equal_have_no_interval() -> None:
+    """Samples drawn from them have no spread but rounding, which must not become an interval of any width."""
+    assert stats.rate_interval(np.array([7.23] * 14 + [8.0])) is None
+
+
 def test_nothing_sent_is_no_rate(tmp_path: Path) -> None:
     """A run without a record still has its summary."""
     assert summarise(run_of(tmp_path / "run", []))["throughput"]["ci95"] == {}

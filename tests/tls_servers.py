@@ -128,7 +128,7 @@ def nginx(folder: Path, certificate: Path, backend_url: str, version: str) -> It
         config = folder / "nginx.conf"
         config.write_text(NGINX.format(**facts, certificate=certificate, backend=urlsplit(backend_url).netloc))
         environment = os.environ | {"NGINX": f"{listening.fileno()};"}
-        with _running(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
+        with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
             yield f"https://{HOST}:{port}"
 
 
@@ -139,12 +139,13 @@ def haproxy(folder: Path, certificate: Path, backend_url: str, version: str) -> 
         facts = {"descriptor": listening.fileno(), "version": f"TLSv{version}", "certificate": certificate}
         config = folder / "haproxy.cfg"
         config.write_text(HAPROXY.format(**facts, backend=urlsplit(backend_url).netloc))
-        with _running(["haproxy", "-db", "-f", str(config)], listening, {**os.environ}):
+        with running_proxy(["haproxy", "-db", "-f", str(config)], listening, {**os.environ}):
             yield f"https://{HOST}:{listening.getsockname()[1]}"
 
 
 @contextlib.contextmanager
-def _running(command: list[str], listening: socket.socket, environment: dict[str, str]) -> Iterator[None]:
+def running_proxy(command: list[str], listening: socket.socket, environment: dict[str, str]) -> Iterator[None]:
+    """Run a proxy that inherits its listening socket."""
     program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin")
     assert program, f"{command[0]} is missing: `make test` installs it"
     pipe = subprocess.PIPE

@@ -411,7 +411,7 @@ def _warnings(summary: Summary) -> list[Finding]:
     paused = (
         f"The closed loop waited {count(client.pauses or 0, 'time')}, {duration(client.paused_s)} of its clients' time"
     )
-    paused += " in all, because requests failed at once (no connection, status 429 or 5xx)."
+    paused += " in all, because requests failed or were rejected at once (no connection, overload, status 5xx)."
     part = "Still going on: figures are of what is recorded so far; `loadgen report` makes them again."
     if not run.going_on:
         part = "Interrupted: figures are of the part that was recorded."

@@ -335,12 +335,15 @@ class Problem:
 
 
 def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
-    """Of a run with these latencies, by the names that --assert knows."""
+    """Return the figures of a run with these latencies, by the names that --assert knows.
+
+    Rates are of the whole run, up to the last token, because a replay has no other measuring window. Only complete
+    requests count as requests, as in a report."""
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
     later = np.array(run.output_tokens) - 1
     found: dict[str, float | None] = {
         "output_tokens_per_s": sum(run.output_tokens) / ended_s,
-        "requests_per_s": len(run.output_tokens) / ended_s,
+        "requests_per_s": int((~np.isnan(run.ttft_s)).sum()) / ended_s,
     }
     for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", ttft_s + later * np.nan_to_num(tpot_s))):
         if len(known := values[seen & ~np.isnan(values)]):

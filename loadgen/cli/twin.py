@@ -28,6 +28,8 @@ CACHED_MOST = 0.05
 ALREADY_CACHED = (
     "were in the server's prefix cache, and the twin takes them for computed. Run it again with another --seed."
 )
+WHOLE = "rates of the whole run, up to its last token"
+"""The report of a long open loop has a measuring window, and so other rates."""
 TOO_LONG = 100_000
 """Requests of which there is no interval."""
 
@@ -95,7 +97,7 @@ def fit(
     for run in map(observed, read):
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
         replayed = {name: (each,) for name, each in foretold(run, found).items()}
-        print(f"\n{run.name}, replayed\n{_beside(measured, replayed)}")
+        print(f"\n{run.name}, replayed ({WHOLE})\n{_beside(measured, replayed)}")
     print(f"\n{out}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
 
 
@@ -122,9 +124,8 @@ def check(
             for each in found
         ]
         if not as_json:
-            print(
-                f"{run.name}\n{_beside(measured, {each.figure: (each.value, each.low, each.high) for each in found})}\n"
-            )
+            intervals = {each.figure: (each.value, each.low, each.high) for each in found}
+            print(f"{run.name} ({WHOLE})\n{_beside(measured, intervals)}\n")
     if as_json:
         print(json.dumps(told, indent=1))
 

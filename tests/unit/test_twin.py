@@ -205,6 +205,17 @@ def test_what_was_sent_and_never_answered_is_no_sample(cpu: Twin) -> None:
     assert len(seen.sent_ns) == 20
 
 
+@pytest.mark.parametrize("arrivals", ["burst", "closed:8"])
+def test_measured_rates_are_those_of_the_report(cpu: Twin, arrivals: str) -> None:
+    """Of a run that is measured whole: complete requests and tokens over the time to the last token."""
+    run = run_of(cpu, arrivals=arrivals, n=40)
+    seen = twin_fit.observed(run)
+    found, summary = twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s), summarise(run)
+    assert summary.window.whole
+    assert found["requests_per_s"] == pytest.approx(summary.throughput.requests_per_s, rel=1e-3)
+    assert found["output_tokens_per_s"] == pytest.approx(summary.throughput.output_tokens_per_s, rel=1e-3)
+
+
 def test_metrics_without_a_cache_leave_it_without_a_limit(cpu: Twin) -> None:
     """A server that does not say how much it holds is taken to hold all."""
     run = run_of(cpu, n=20)

@@ -196,8 +196,13 @@ class OutsideWindow(msgspec.Struct, kw_only=True):
 
     @property
     def slower(self) -> bool:
-        """Whether a request outside the window was slower than every request inside."""
-        return self._exceeds(self.slowest_s, self.slowest_inside_s) or self.slower_first
+        """Whether a request outside the window was slower than every request inside, or its first token was."""
+        return self.slower_whole or self.slower_first
+
+    @property
+    def slower_whole(self) -> bool:
+        """Whether a request outside the window took longer than every request inside."""
+        return self._exceeds(self.slowest_s, self.slowest_inside_s)
 
     @property
     def slower_first(self) -> bool:

@@ -309,11 +309,9 @@ def outside(total: int, left_out: OutsideWindow) -> str:
     if left_out.incomplete:
         parts.append(", ".join(f"{number:,} {state}" for state, number in left_out.incomplete.items()))
     if left_out.slowest_s is not None:
-        slowest = f"the slowest took {duration(left_out.slowest_s)}"
-        if left_out.slower and not left_out.slower_first:
-            slowest += _longer(left_out.slowest_inside_s)
-        parts.append(slowest)
-    if left_out.slower_first:
+        longer = _longer(left_out.slowest_inside_s) if left_out.slower_whole else ""
+        parts.append(f"the slowest took {duration(left_out.slowest_s)}{longer}")
+    if left_out.slower_first and not left_out.slower_whole:
         first = f"the slowest first token took {duration(left_out.slowest_ttft_s)}"
         parts.append(first + _longer(left_out.slowest_ttft_inside_s))
     return f"{'; '.join(parts)}."

@@ -30,15 +30,19 @@ from analysis.report import (
     findings,
 )
 from analysis.report.format import (
+    DIFFERENT_SPEEDS,
     UNKNOWN,
     asked,
     count,
     figure_title,
+    page_mark,
     scale_of,
     share,
     significant,
     simulated,
+    speed_of,
     started,
+    times_speed,
     unit_of,
     who,
 )
@@ -266,11 +270,13 @@ def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Docu
     for name, _, link, summary in shown:
         run = summary.run
         load = f"{count(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
-        cells = [TableCell(who(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
+        cells = [TableCell(_server(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
         began = started(summary).removesuffix(" UTC")
         named.append((TableCell(name, link=link), began, run.label, *cells))
     more = f"The newest {INDEXED_MOST} of {len(runs):,} runs: name a folder within for those in it."
     warnings = [*([more] if len(runs) > len(shown) else []), *unread]
+    if len({speed_of(run.summary) for run in shown}) > 1:
+        warnings.append(DIFFERENT_SPEEDS)
     blocks: list[Block] = [Findings([Finding("runs", "warning", text) for text in warnings])] if warnings else []
     blocks.append(overview([run.summary for run in shown], heads, named))
     labels = [label for label, _ in Counter(run.summary.run.label for run in shown).most_common()]
@@ -287,9 +293,14 @@ def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Docu
         Section("compare", "Compare", picked, switches=[latency]),
         Section("over", "Trend", [over], switches=trend),
     ]
-    mark = next((mark for run in shown if (mark := simulated(run.summary))), "")
+    mark = page_mark(run.summary for run in shown)
     data = {"runs": [], "index": _indexed(shown)}
     return Document("loadgen report", title, sections, "", mark, (), ["index.js"], data, shown[0].summary.run.version)
+
+
+def _server(summary: Summary) -> str:
+    """Return the server's name, with the speed of a simulated one that is not real time: only one speed is compared."""
+    return f"{who(summary)}{times_speed(speed_of(summary))}"
 
 
 def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
@@ -310,8 +321,8 @@ def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
         }
         found.append(
             {
-                **{"name": name, "path": path, "label": summary.run.label, "server": who(summary)},
-                **{"group": f"{who(summary)}, {summary.run.label}", "at": summary.run.started_at},
+                **{"name": name, "path": path, "label": summary.run.label, "server": _server(summary)},
+                **{"group": f"{_server(summary)}, {summary.run.label}", "at": summary.run.started_at},
                 "valid": not findings.verdict(summary, findings.findings(summary)).id.startswith("invalid"),
                 "thin": [each for each in INDEXED if _thin(summary, each)],
                 "figures": {each: values[each] and float(f"{values[each]:.6g}") for each in INDEXED},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from analysis.summary import RunInfo, Summary
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
+DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
 OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
 """Workloads that bring prompts, or sessions of them; a trace brings lengths."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
@@ -92,6 +94,13 @@ def simulated(summary: Summary) -> str:
     """Return `SIMULATED`, with the speed of its clock if that is not 1, or `(virtual)`; empty for a real server."""
     speed = " (virtual)" if summary.server.virtual else times_speed(speed_of(summary))
     return f"SIMULATED{speed}" if summary.server.simulated else ""
+
+
+def page_mark(summaries: Iterable[Summary]) -> str:
+    """Return the mark of a page of these runs: the one they share, or `SIMULATED` with all speeds of simulated runs."""
+    simulations = [summary for summary in summaries if summary.server.simulated]
+    marks = dict.fromkeys(map(simulated, simulations))
+    return next(iter(marks), "") if len(marks) <= 1 else f"SIMULATED{times_speed(*map(speed_of, simulations))}"
 
 
 def speed_of(summary: Summary) -> float:

@@ -15,12 +15,11 @@ from analysis.frame import Frame
 from analysis.metrics import METRICS
 from analysis.report import Block, Document, Paragraph, Section, findings, tables
 from analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
-from analysis.report.format import asked, count, simulated, size, speed_of, started, times_speed, who
+from analysis.report.format import DIFFERENT_SPEEDS, asked, count, page_mark, simulated, size, speed_of, started, who
 from analysis.summary import Summary
 from analysis.telemetry import series
 from loadgen.runfile import Run
 
-DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
 TIMELINE_RUNS = 3
 """A page of more runs has no room for the instant of each token in the timelines."""
 RUN_FACTS = (
@@ -122,9 +121,7 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
     sections += [_again(runs), DEFINITIONS]
     title, version = asked(summaries[0]), summaries[0].run.version
-    mark = next((run.mark for run in drawn if run.mark), "")
-    if len(speeds) > 1:
-        mark = f"SIMULATED{times_speed(*speeds)}"
+    mark = page_mark(summaries)
     scripts = list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script))
     return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_a_page_of_runs_at_different_speeds_says_that_they_differ(runs: Path) ->
     assert "These runs are at different speeds, so their figures cannot be compared." in page
     assert in_process(runs, "report", "fast/run", "fast/run", "--out", "same.html", "--quiet")[0] == 0
     assert "different speeds" not in (runs / "same.html").read_text("utf-8")
+
+
+def test_an_index_of_runs_at_different_speeds_keeps_them_apart(runs: Path) -> None:
+    """Each run's server has its speed, so that no line over time joins two of them, and a warning says why."""
+    assert in_process(runs, "report", str(runs), "--out", "index.html", "--quiet")[0] == 0
+    page = (runs / "index.html").read_text("utf-8")
+    assert "SIMULATED at 1 and 4 times speed" in page
+    assert "These runs are at different speeds, so their figures cannot be compared." in page
+    assert len(set(re.findall(r'"group":"([^"]*)"', page))) == 2
 
 
 def test_runs_at_different_speeds_are_not_compared(runs: Path) -> None:

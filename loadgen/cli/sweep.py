@@ -101,6 +101,8 @@ def drive(
     limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
     modelled = _modelled(virtual, twin, settings.get("model"), tp, format_name, vintage, *limits)
     settings = ({"server": modelled.twin.server} if modelled and modelled.twin else {}) | settings
+    if gpu_hour_cost is not None or twin is not None:
+        settings = {"speed": 1.0} | settings  # of the built-in server: prices and twins are of real time
     plan = _plan(settings, over, loads)
     if resume and out is None:
         raise PlanError("--resume without --out goes on with nothing", "Name the folder of the sweep: --out FOLDER")

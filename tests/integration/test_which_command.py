@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -54,11 +55,22 @@ def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[
     return run(said, cwd=folder, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
+def copy_recorded(name: str, target: Path) -> str:
+    """Copy a recorded run, as if its simulated server had run at real speed; the folder of the copy."""
+    shutil.copytree(ROOT / "tests/data/recorded" / name, target)
+    file = target / "run.jsonl"
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    header = json.loads(lines[0])
+    header["server"]["speed"] = header["plan"]["speed"] = 1.0
+    file.write_text("".join([json.dumps(header) + "\n", *lines[1:]]), "utf-8")
+    return str(target)
+
+
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the server that was recorded."""
     folder = tmp_path_factory.mktemp("twin")
-    code, _, err = in_process(folder, "twin", "fit", *(str(ROOT / "tests/data/recorded" / each) for each in RECORDED))
+    code, _, err = in_process(folder, "twin", "fit", *(copy_recorded(each, folder / each) for each in RECORDED))
     assert code == 0, err
     return folder / "twin.json"
 
@@ -70,7 +82,7 @@ def folder(tmp_path: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("loadgen.capacity.REQUESTS", range(100, 501))  # as the other loads, a smaller one
     data = ROOT / "tests/data"
     for name, recorded in {"before": "burst", "after": "burst", "burst": "burst", "closed": "burst-again"}.items():
-        shutil.copytree(data / "recorded" / recorded, tmp_path / "runs" / name)
+        copy_recorded(recorded, tmp_path / "runs" / name)
     shutil.copy(twin, tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(data / "traces/mooncake.jsonl", tmp_path)

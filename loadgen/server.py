@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from operator import itemgetter
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,8 @@ from loadgen.plan import Plan
 from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
 from servers.errors import SecretError
 from servers.kinds import KINDS
-from workloads import lengths, workload
+from servers.kinds.dialect import whole_pieces
+from workloads import arrivals, lengths, processes, workload
 from workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
+
+DRAWN_BEFORE = 10_000
+"""Output lengths that are looked at before a run, of those that its requests will ask for."""
+SHOWN_LENGTHS = 3
+"""Output lengths that a line names before it shortens the list."""
 
 Say = Callable[[str], None]
 """Gets one line per step."""
@@ -126,6 +134,41 @@ def _url_of(plan: Plan) -> str | None:
         raise PlanError(f"{variable} {given}: {error}", "Mend it, or pass --url.") from None
 
 
+def piece_advice(plan: Plan, facts: ServerFacts) -> str:
+    """Say what becomes of output lengths that a server which generates in pieces cannot give; empty where it can give
+    them all, or where they are not known before the run."""
+    from servers.find import fitting_output
+
+    piece = facts.notes.get("prompt_piece_tokens", 0)
+    if not piece:
+        return ""
+    drawn = {*islice(_requested_lengths(plan), min(plan.n or DRAWN_BEFORE, DRAWN_BEFORE))}
+    others = {output: fitting_output(facts, prompt, output) for prompt, output in sorted(drawn, key=itemgetter(1))}
+    changed = {output: becomes for output, becomes in others.items() if becomes != output}
+    if not changed:
+        return ""
+    series = facts.version.partition(".")[0]
+    what = f"{facts.title} {series}.x generates in pieces of {piece:,} tokens"
+    shown = [f"{length:,} becomes {becomes:,}" for length, becomes in changed.items()]
+    if len(shown) > SHOWN_LENGTHS:
+        longest, becomes = [*changed.items()][-1]
+        shown = [shown[0], f"and so on up to {longest:,}, which becomes {becomes:,}"]
+    return f"{what}: {', '.join(shown)}. Ask for at most {piece:,}, or a multiple of it."
+
+
+def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
+    """The prompt's and the output's tokens of each request, as far as they are known before a run. Of a prompt whose
+    length is drawn only the longest is known, or nothing."""
+    named = arrivals.parse(plan.arrivals)
+    if isinstance(named, processes.Trace) and isinstance(workload.parse(plan.workload), workload.Synthetic):
+        yield from ((entry.input_tokens, entry.output_tokens) for entry in named.entries())
+        return
+    outputs = lengths.outputs(str(plan.output_tokens)).lengths
+    if outputs is not None:
+        prompt = longest_prompt_of(plan)
+        yield from ((prompt, length) for length in outputs.tokens(plan.seed, "output"))
+
+
 @contextlib.contextmanager
 def server_for(
     plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
@@ -136,7 +179,8 @@ def server_for(
     from servers.find import check_limits, dialect_on, over_limit, probe, resolve
 
     url = _url_of(plan)
-    answered = longest_of(plan.output_tokens) if dialect_on(plan.server, plan.endpoint).streams else 0
+    dialect = dialect_on(plan.server, plan.endpoint)
+    answered = longest_of(plan.output_tokens) if dialect.streams else 0
     longest = [longest_prompt_of(plan), answered]
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)
     if facts is not None:
@@ -145,6 +189,8 @@ def server_for(
         check_limits(facts, at_once, *longest, over_limit=plan.over_limit)
         if beyond := over_limit(facts, at_once):
             say(f"sent on purpose (--over-limit): {beyond}")
+        if advice := piece_advice(plan, facts):
+            say(advice)
         yield facts
         return
     from servers.simulated.config import SimulatedConfig
@@ -157,9 +203,11 @@ def server_for(
         clock="batching",
         speed=plan.speed,
         max_concurrent_requests=streams,
-        max_model_len=max(tokens, sum(longest)),
+        max_model_len=max(tokens, longest[0] + whole_pieces(answered, dialect.any_piece_tokens)),
         seed=plan.seed,
     )
     with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):
         facts = probe(url, plan.server)
+        if advice := piece_advice(plan, facts):
+            say(advice)
         yield structs.replace(facts, pids=(pid,))

@@ -27,7 +27,7 @@ from servers.errors import (
 )
 from servers.kinds import KINDS, any_of
 from servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
-from servers.kinds.dialect import Dialect, Route, Told
+from servers.kinds.dialect import Dialect, Route, Told, whole_pieces
 from servers.kinds.refusals import error_text, one_line
 from workloads.request import Request
 
@@ -83,7 +83,7 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
         if facts is None:
             raise _wrong_server(ask, base, KINDS.get(server))
         kind = KINDS[facts.name]
-        facts = replace(facts, title=kind.title, notes=kind.notes, model=_listed(ask, facts, model))
+        facts = replace(facts, title=kind.title, notes={**kind.notes, **facts.notes}, model=_listed(ask, facts, model))
         with suppress(UnauthorizedError):  # hosted servers say so of any path that they do not know
             status, answer = ask("/simulated/status")
             speed = as_dict(answer).get("speed")
@@ -185,6 +185,24 @@ def check_limits(
     if not too_long:
         hint += "; or send them all the same, and see which are rejected: --over-limit"
     raise LimitError(f"{KINDS[facts.name].called} at {facts.url}: {'; '.join(said for said, _ in exceeded)}", hint)
+
+
+def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) -> int:
+    """Return the output tokens that a request for `output_tokens` becomes on this server.
+
+    A server that generates in pieces ends a longer response with the piece that reaches the number, or before a piece
+    that does not fit behind the prompt and what was generated before.
+    """
+    piece = facts.notes.get("prompt_piece_tokens", 0)
+    wanted = whole_pieces(output_tokens, piece)
+    if wanted <= piece:
+        return wanted
+    total, prompt = (facts.limits.get(f"max_{name}_tokens") for name in ("total", "input"))
+    while wanted > piece and total is not None and input_tokens + wanted > total:
+        wanted -= piece
+    while wanted > piece and prompt is not None and input_tokens + wanted - piece > prompt:
+        wanted -= piece
+    return wanted
 
 
 def over_limit(facts: ServerFacts, n: int) -> str:

@@ -8,6 +8,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import records_of
 from loadgen.engine.health import Health
 from loadgen.record import Record
+from servers.kinds.dialect import Dialect
 from servers.wire.connection import READ_BYTES
 from servers.wire.http1 import ProtocolError
 from servers.wire.transport import Exchange, WireError
@@ -51,10 +52,16 @@ def whole(key: Key, tokens: int = ASKED, total: int | str | None = None, reason:
 
 
 def recorded(
-    key: Key, *events: str, full_reads: bool = False, cut: tuple[WireError, str] | None = None, raw: bytes | None = None
+    key: Key,
+    *events: str,
+    full_reads: bool = False,
+    cut: tuple[WireError, str] | None = None,
+    raw: bytes | None = None,
+    asked: int = ASKED,
+    dialect: Dialect | None = None,
 ) -> tuple[Record, dict[str, Any]]:
     """The Record of an answer of these events, and its worker's health. It came in one read, or in reads as large as
-    can be; with `cut` it ended so, and with `raw` these bytes came instead."""
+    can be; with `cut` it ended so, and with `raw` these bytes came instead. `dialect`: the key's of one version."""
     body = "".join(f"data: {event}\n\n" for event in events).encode()
     head = b"HTTP/1.1 200 OK\r\n\r\n" if cut else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, given_up_ns=10**9)
@@ -71,7 +78,8 @@ def recorded(
     if cut:
         exchange.error_kind, exchange.error_detail = cut
     health = Health()
-    (record,) = records_of([(exchange, Request(0, "text", 5, ASKED))], DIALECTS[key], ClockPairs(), 0, health)
+    request = Request(0, "text", 5, asked)
+    (record,) = records_of([(exchange, request)], dialect or DIALECTS[key], ClockPairs(), 0, health)
     return record, health.sample()
 
 

@@ -14,7 +14,7 @@ from loadgen.engine.health import Health
 from loadgen.record import NoneOrKind, Record, State, record_for
 from servers.access import hide
 from servers.errors import decompressed
-from servers.kinds.dialect import Answer, Dialect
+from servers.kinds.dialect import Answer, Dialect, whole_pieces
 from servers.kinds.refusals import error_text, is_rejection, one_line
 from servers.wire.agreement import checked
 from servers.wire.http1 import ProtocolError, joined
@@ -104,7 +104,8 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
         if not came.payloads and came.rest.strip() and not answer.error_kind:
             detail = error_text(200, hide(joined(exchange.raw, came.bounds)))
             answer.error_kind, answer.error_detail = "protocol", f"a 200 that is not an event stream: {detail}"
-        verdict = _verdict(record, answer, exact=dialect.fixed_output and came.request.ignore_eos)
+        exact = dialect.fixed_output and came.request.ignore_eos
+        verdict = _verdict(record, answer, exact=exact, piece_tokens=dialect.piece_tokens)
         record.state, record.error_kind, record.error_detail = verdict
     elif exchange.framing.status == 200:
         record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(came.coding)
@@ -184,9 +185,9 @@ def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
     return [at_stop[end] for end in ends]
 
 
-def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, NoneOrKind, str]:
+def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
     """State, error kind and detail. Complete needs the end marker, no in-band error and, where the server was held to
-    it (`exact`), the length asked for."""
+    it (`exact`), the length asked for. A server that generates in pieces ends with a whole piece."""
     if answer.error_kind == "rejected":
         if not record.chunk_ns:
             return "rejected", "rejected", answer.error_detail
@@ -201,7 +202,7 @@ def _verdict(record: Record, answer: Answer, *, exact: bool) -> tuple[State, Non
         state: State = "truncated" if kind == "truncated" else "failed"
         came = "after tokens had come" if record.chunk_ns else "before any token"  # no number: like failures are one
         return state, kind, f"{detail}, {came} and without the end marker"
-    return _length_verdict(record, exact=exact)
+    return _length_verdict(record, exact=exact, piece_tokens=piece_tokens)
 
 
 def _retry_words(wait: str) -> str:
@@ -209,14 +210,14 @@ def _retry_words(wait: str) -> str:
     return f"retry after {wait} s" if wait.isdecimal() else f"retry after {one_line(wait, 40)}"
 
 
-def _length_verdict(record: Record, *, exact: bool) -> tuple[State, NoneOrKind, str]:
+def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
     asked, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
     if not asked:  # embeddings, scores
         return "complete", "", ""
     if not record.chunk_ns:
         return "truncated", "truncated", "the answer ended without a token"
     length = f"asked for {asked} output tokens, got {got}" + (f" ({reason})" if reason else "")
-    if got > asked and record.counted_by != "chunks":
+    if got > whole_pieces(asked, piece_tokens) and record.counted_by != "chunks":
         return "failed", "wrong_length", length
     early = reason not in ("", "length") if record.counted_by == "chunks" else got < asked
     if not got or reason == "content_filter" or (early and exact):

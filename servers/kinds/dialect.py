@@ -50,6 +50,7 @@ class VersionRule(msgspec.Struct, frozen=True):
     holds: Callable[[str], bool]  # Of a version as in ServerFacts
     decode: Callable[[Sequence[bytes]], Answer] | None = None
     misleads: str = ""  # Why figures taken so would not mean what they say; `{version}` is filled in
+    piece_tokens: int = 0  # As in Dialect
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -67,6 +68,8 @@ class Dialect(msgspec.Struct, frozen=True):
     token_ids: bool = False  # The prompt may be token ids
     fixed_output: bool = False  # Less than asked is truncated; else the server may end an answer itself
     versions: tuple[VersionRule, ...] = ()
+    piece_tokens: int = 0
+    """A response of more tokens is generated in pieces of this size and ends with a whole piece. 0: there are none."""
     streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
     refused: Callable[[str], Dialect | None] | None = None
     """(a server's words of a refusal) to the dialect without the first field they name, or under the field's other
@@ -80,8 +83,22 @@ class Dialect(msgspec.Struct, frozen=True):
 
     def variant(self, version: str) -> Dialect:
         """The dialect as this version speaks it; as it is where the version says nothing."""
-        rules = (rule for rule in self.versions if rule.decode and rule.holds(version))
-        return next((replace(self, decode=rule.decode) for rule in rules if rule.decode), self)
+        rules = [rule for rule in self.versions if rule.holds(version)]
+        decode = next((rule.decode for rule in rules if rule.decode), self.decode)
+        piece_tokens = max((rule.piece_tokens for rule in rules), default=0)
+        return replace(self, decode=decode, piece_tokens=piece_tokens) if rules else self
+
+    @property
+    def any_piece_tokens(self) -> int:
+        """The `piece_tokens` of a version that has pieces; 0 where no version has."""
+        return max((rule.piece_tokens for rule in self.versions), default=0)
+
+
+def whole_pieces(tokens: int, piece_tokens: int) -> int:
+    """The output tokens that a request for `tokens` can become: whole pieces, where it is more than one piece."""
+    if not piece_tokens or tokens <= piece_tokens:
+        return tokens
+    return -(-tokens // piece_tokens) * piece_tokens
 
 
 def encoded(fields: Mapping[str, Any], request: Request) -> bytes:

@@ -92,7 +92,9 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
     renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
     routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.exists(ask, path))
-    return base.ServerFacts("tgi", url, version, str(info["model_id"]), base.stated(TGI.limits, renamed | info), routes)
+    notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.holds(version) else {}
+    limits = base.stated(TGI.limits, renamed | info)
+    return base.ServerFacts("tgi", url, version, str(info["model_id"]), limits, routes, notes=notes)
 
 
 _BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA adapter's
@@ -103,6 +105,11 @@ _DONE_CAME = VersionRule(
     lambda version: base.at_least(version, 2, 2, 0), decode=partial(decode, empty_is_token=always, always_done=True)
 )
 
+# A longer response is run in pieces. The router asks each piece for the full number again (router/src/infer/mod.rs;
+# DEFAULT_GENERATION_LENGTH in router/src/validation.rs).
+PIECE_TOKENS = 1024
+_IN_PIECES = VersionRule(lambda version: base.at_least(version, 3, 0, 0), piece_tokens=PIECE_TOKENS)
+
 # Tokenised just as for generation, special tokens included (router/src/validation.rs).
 _COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
 _COUNT_CHAT = Route(
@@ -111,7 +118,7 @@ _COUNT_CHAT = Route(
     lambda answer: len(answer["tokenize_response"]),
 )
 
-_dialect = partial(dialect, "tgi", rule=always, versions=(_DONE_CAME,))
+_dialect = partial(dialect, "tgi", rule=always, versions=(_DONE_CAME, _IN_PIECES))
 
 TGI = base.ServerKind(
     name="tgi",
@@ -123,6 +130,7 @@ TGI = base.ServerKind(
             encode=_encode_generate,
             decode=_decode_generate,
             text=_text,
+            versions=(_IN_PIECES,),
             count=_COUNT_TEXT,
             count_by_running=Route(  # before 1.4.0; one entry per prompt token
                 "/generate",
@@ -158,9 +166,5 @@ TGI = base.ServerKind(
         },
     ),
     simulated="servers.simulated.tgi:PROTOCOL",
-    # The pieces: router/src/infer, DEFAULT_GENERATION_LENGTH.
-    notes={
-        **{"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left"},
-        **{"prompt_piece_tokens": 1024, "ignores_eos": False},
-    },
+    notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "ignores_eos": False},
 )

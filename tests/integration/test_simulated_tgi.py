@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from servers.simulated.config import SimulatedConfig
+from tests.command import accounted, burst, summary_of
 from tests.simulated import running
 
 FAST: dict[str, Any] = {"ttft_s": 0.001, "itl_s": 0.00001, "speed": 100}
@@ -153,3 +155,32 @@ def test_a_page_can_be_asked_for_its_head(tgi: httpx.Client) -> None:
     """axum answers HEAD wherever it answers GET, and says so in `allow`."""
     assert tgi.head("/info").status_code == 200
     assert tgi.post("/info").headers["allow"] == "GET,HEAD"
+
+
+def test_long_responses_are_measured(tmp_path: Path) -> None:
+    """A run is told beforehand what TGI makes of its lengths. Its requests are complete, and the report has figures and
+    says that the lengths are not those requested."""
+    config = SimulatedConfig(server="tgi", max_model_len=4096, ttft_s=0.01, itl_s=0.0001)
+    with running(config) as server:
+        load = ("--n", "3", "--input-tokens", "16", "--output-tokens", "1200", "--no-report")
+        code, out, err = burst(tmp_path, "--server", "tgi", "--url", server.url, *load)
+    advice = (
+        "TGI 3.x generates in pieces of 1,024 tokens: 1,200 becomes 2,048. Ask for at most 1,024, or a multiple of it."
+    )
+    assert advice in out, err
+    assert code in (0, 5)
+    assert accounted(tmp_path, 3) == {"complete": 3}
+    summary = summary_of(tmp_path)
+    assert summary["tokens"]["output_reported"] == 3 * 2048
+    assert summary["tokens"]["output_mismatches"] == 3
+    assert summary["latency"]["tpot_s"]["n"] == 3
+    assert "3 of 3 output lengths not as requested" in " ".join(out.split())
+
+
+def test_the_built_in_tgi_has_room_for_whole_pieces(tmp_path: Path) -> None:
+    """Without a server the simulated one is started with a context that the last piece fits into."""
+    load = ("--n", "2", "--input-tokens", "3000", "--output-tokens", "2100", "--speed", "1000", "--no-report")
+    code, out, err = burst(tmp_path, "--server", "tgi", *load)
+    assert "2,100 becomes 3,072." in out, err
+    assert code in (0, 5)
+    assert summary_of(tmp_path)["tokens"]["output_reported"] == 2 * 3072

@@ -23,7 +23,7 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     finite: bool = False
     """Whether they end by themselves, as a ramp or a trace does."""
     steady: bool = False
-    """Whether one rate or number of clients held throughout, so that a plateau can be looked for."""
+    """Whether one rate or number of clients held throughout, so that the run can reach a steady state."""
     rate_per_s: float | None = None
     """Requests per second that were promised; None: no one rate was."""
     cv: float | None = None

@@ -30,7 +30,7 @@ def test_a_made_up_run_is_whole_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_made_up_load_is_what_it_is_called(tmp_path: Path) -> None:
-    """Its gaps pass the check of the arrivals that its plan names, and it has a plateau."""
+    """Its gaps pass the check of the arrivals that its plan names, and it is steady."""
     make_run.main([str(tmp_path / "run"), "--n", "4000", "--chunks", "8"])
     summary = summarise(read(tmp_path / "run"))
     assert summary["delivery"]["ks"]["due"]["p_value"] > 0.01

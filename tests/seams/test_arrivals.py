@@ -77,7 +77,7 @@ def test_a_run_of_it_is_described_checked_and_reported(tmp_path: Path) -> None:
     assert facts.steady
     assert not any((facts.burst, facts.finite, facts.law))
     _, frame = loaded(tmp_path / "run")
-    assert frame.window is not None  # steady: a plateau is looked for
+    assert frame.window is not None  # steady: a window is looked for
     assert '"named": 40.0' in (tmp_path / "run/summary.json").read_text("utf-8")
     assert "in pairs" in (tmp_path / "run/report.html").read_text("utf-8")
 

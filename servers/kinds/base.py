@@ -98,8 +98,8 @@ class ServerKind(msgspec.Struct, frozen=True):
     """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card
     it takes at its start, and what sets that. `prompt_piece_tokens`: a longer answer is run in pieces, each of which
     counts the prompt again, and ends with a whole piece. `split_endpoint`: where each text of a request may be run, and
-    counted, by itself. `drops_counts`: its counters lose some under load. `ignores_eos`: False where no request can make
-    the server go on past the end-of-text token, so that responses may be shorter than requested."""
+    counted, by itself. `drops_counts`: its counters lose some under load. `ignores_eos`: False where no request can
+    make the server go on past the end-of-text token, so that responses may be shorter than requested."""
 
     @property
     def called(self) -> str:

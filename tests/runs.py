@@ -18,8 +18,11 @@ from analysis.summary import Summary, as_dict
 from analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
+from servers.kinds import KINDS
 
 MILLISECOND_NS = 1_000_000
+VERSION_NOTES: dict[str, dict[str, Any]] = {"tgi": {"prompt_piece_tokens": 1024}}
+"""What the probe adds to the notes of a kind for the version in `header`."""
 
 
 def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **cha
         "url": "http://127.0.0.1:8002",
         "simulated": simulated,
         "limits": {"max_concurrent_requests": 1000, "max_total_tokens": 4096},
+        "notes": {**KINDS[server].notes, **VERSION_NOTES.get(server, {})} if server in KINDS else {},
     }
     plan = {
         "server": server,

@@ -161,7 +161,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         output_reported=total(frame.output_reported, tried),
         prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[complete] > 0).sum()),
         output_mismatches=int((longer if may_end else early | longer).sum()),
-        output_early=_length_difference(frame, early, "" if may_end else _why_early(run)),
+        output_early=_length_difference(frame, early, "" if may_end else _why_early(run, frame, early)),
         output_longer=_length_difference(frame, longer, _why_longer(run, frame, longer)),
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
@@ -181,8 +181,11 @@ def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.Length
     )
 
 
-def _why_early(run: Run) -> str:
-    """Return why responses may end before the requested length on this kind of server; empty where it is not known."""
+def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
+    """Return why these responses ended before the requested length; empty where it is not known."""
+    piece = run.header.server_notes.get("prompt_piece_tokens")
+    if piece and early.any() and bool((frame.output_reported[early] % piece == 0).all()):
+        return f"{run.header.server_title} generates in pieces of {piece:,} tokens, and the next did not fit"
     if run.header.server_notes.get("ignores_eos") is False:
         return f"{run.header.server_title} cannot be told to ignore the end-of-text token"
     return ""

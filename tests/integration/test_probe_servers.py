@@ -50,6 +50,7 @@ from tests.stub_server import (
                 "meta-llama/Llama-2-7b-chat-hf",
                 {"max_input_tokens": 3072, "max_total_tokens": 4096, "max_concurrent_requests": 128},
                 ("/tokenize", "/chat_tokenize"),
+                notes={"prompt_piece_tokens": 1024},
             ),
         ),
         (
@@ -90,7 +91,8 @@ def test_facts(routes: dict[str, Answer], expected: ServerFacts) -> None:
     with answering(routes) as stub:
         facts = probe(f"{stub.url}/v1", expected.name)
     kind = KINDS[expected.name]
-    assert facts == structs.replace(expected, url=stub.url, title=kind.title, notes=kind.notes)
+    notes = {**kind.notes, **expected.notes}
+    assert facts == structs.replace(expected, url=stub.url, title=kind.title, notes=notes)
 
 
 def test_a_question_never_counts_as_a_failed_request() -> None:

@@ -133,6 +133,12 @@ def of_length(place: int, asked: int, tokens: int, **changes: Any) -> Any:
         ([of_length(place, 1200, 2048) for place in range(128)],
          "128 of 128 responses were longer than requested: 2,048 tokens instead of 1,200 on average; TGI generates in "
          "pieces of 1,024 tokens"),
+        ([of_length(place, 1200, 1024) for place in range(128)],
+         "128 of 128 responses ended early, after 1,024 of 1,200 tokens on average; TGI generates in pieces of 1,024 "
+         "tokens, and the next did not fit"),
+        ([of_length(1, 1200, 1024), of_length(2, 1200, 700)],
+         "2 of 2 responses ended early, after 862 of 1,200 tokens on average; TGI cannot be told to ignore the "
+         "end-of-text token"),
         ([of_length(1, 1, 50, state="failed", error_kind="in_band_error"), of_length(2, 128, 128)],
          "all output lengths as requested"),
     ],

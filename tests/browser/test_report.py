@@ -219,6 +219,15 @@ def test_the_first_screen_says_how_fast_whether_valid_and_what_failed(opened: Op
         assert box["y"] + box["height"] < 900
 
 
+@pytest.mark.parametrize("opened", [("steady", 1600, "light"), ("steady", 1024, "light")], indirect=True)
+def test_the_first_screen_says_what_lies_outside_the_window(opened: Opened) -> None:
+    """How many requests, and the slowest of them, without scrolling and within the page's width."""
+    line = opened.page.get_by_text("50 of 1,200 requests outside the window; the slowest took 500 ms.").first
+    box: Any = line.bounding_box()
+    assert box["y"] + box["height"] < 900
+    assert box["x"] + box["width"] <= opened.page.evaluate("document.documentElement.clientWidth")
+
+
 @plain
 def test_tails_have_an_axis_of_their_own(opened: Opened) -> None:
     """p50 and p99 are labelled, ITL is logarithmic, and by choice each further nine has the same height."""

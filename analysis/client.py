@@ -266,7 +266,7 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     with the newest token of a read; and what the median TTFT is off by. In seconds, None where there is no sample."""
     off_first_ns, stamps, gaps = _merged(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]
-    later = (frame.output_tokens - frame.first_tokens)[frame.sampled]
+    later = np.nan_to_num(frame.later_tokens)[frame.sampled]
     off_first_s = off_first_ns[frame.sampled] / 1e9
     ttft_s = (frame.first_ns - frame.sent_ns)[frame.sampled] / 1e9
     return {

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from analysis.chunks import ChunkInstants, GrowingArray, GrowingTokens, steps_of
 from loadgen.record import Record, State
+from loadgen.token_counts import BASES, Basis, generated, streamed
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -103,8 +104,18 @@ class Frame(msgspec.Struct, frozen=True):
     last_ns: Floats
     """Last chunk; of a complete request that asked for no token, the end of its answer."""
     first_tokens: Floats
+    """Streamed tokens of the first chunk, by the rule of loadgen.token_counts, as all that follows."""
     arrived_tokens: Floats
-    """The sum over chunks."""
+    """The sum over chunks, each of which counts as one token at least."""
+    streamed_tokens: Floats
+    """All streamed tokens: fewer than the chunks, where chunks are pieces of tokens."""
+    unstreamed_tokens: Floats
+    """Generated tokens that were never streamed. Where the server's total contradicts the chunks: total minus chunks,
+    which is below 0."""
+    recorded_tokens: Floats
+    """The sum over the chunks' own counts, also where the server's total contradicts it."""
+    basis: Integers
+    """How the streamed tokens are known: an index into loadgen.token_counts.BASES."""
     prompt_asked: Floats
     """NaN where it could not be known beforehand."""
     prompt_reported: Floats
@@ -120,6 +131,7 @@ class Frame(msgspec.Struct, frozen=True):
     reopened: Integers
     chunk_ns: ChunkInstants
     chunk_tokens: NDArray[np.unsignedinteger]
+    """Streamed tokens of each chunk."""
     offsets: Integers
     """Length of the rows + 1."""
     ending: Integers
@@ -155,9 +167,13 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def later_tokens(self) -> Floats:
-        """Output tokens after the first chunk, n - c_1; NaN where there are none."""
-        later = self.output_tokens - self.first_tokens
+        """Streamed tokens after the first chunk; NaN where there are none."""
+        later = self.streamed_tokens - self.first_tokens
         return np.where(later > 0, later, np.nan)
+
+    def known_by(self, basis: Basis) -> Booleans:
+        """The rows whose streamed tokens are known in this way."""
+        return np.equal(self.basis, BASES.index(basis))
 
     @property
     def generated_tokens(self) -> Floats:
@@ -368,12 +384,6 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     entries = chain.from_iterable(record.chunk_ns for record in records)
     instants = np.fromiter(entries, np.int64, offsets[-1])
     chunk_ns = instants.astype(np.float64)  # half the time of floats at once
-    held = [record.chunk_tokens for record in records]
-    try:  # a third of the time, and of ones a tenth
-        ones = all(each.count(1) == len(each) for each in held)
-        chunk_tokens = np.frombuffer(b"\1" * int(offsets[-1]) if ones else b"".join(map(bytes, held)), np.uint8)
-    except ValueError:  # more than 255 in one
-        chunk_tokens = np.array([*chain.from_iterable(held)], np.uint32)
     end_ns, last_ns, state = column("end_ns"), _at_chunk(chunk_ns, offsets[1:] - 1, counts), column("state", np.str_)
     output_asked = column("output_tokens_asked")
     sent_ns, first_sent_ns = column("sent_ns"), column("first_sent_ns")
@@ -382,15 +392,13 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     return {
         "chunk_counts": counts,
         "steps": steps_of(instants, offsets),
-        "chunk_tokens": chunk_tokens.astype(np.min_scalar_type(int(chunk_tokens.max(initial=0)))),
+        **_tokens_of(records, counts, offsets),
         "measured": column("phase", np.str_) == "measured",
         "complete": state == "complete",
         "dropped": state == "dropped",
         "end_ns": np.where(np.isnan(end_ns), last_ns, end_ns),
         "first_ns": _at_chunk(chunk_ns, offsets[:-1], counts),
         "last_ns": last_ns,
-        "first_tokens": _at_chunk(chunk_tokens.astype(np.float64), offsets[:-1], counts),
-        "arrived_tokens": sum_by_row(chunk_tokens, offsets),
         "prompt_asked": np.array([record.prompt_tokens_asked or np.nan for record in records], np.float64),
         "prompt_reported": column("prompt_tokens"),
         "output_asked": output_asked,
@@ -403,6 +411,46 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         **{name: column(name) for name in ("due_ns", "sent_end_ns", "first_byte_ns")},
         **{name: column(name, np.int64) for name in NUMBERS},
     }
+
+
+def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -> dict[str, NDArray[Any]]:
+    """The columns of streamed tokens. In nearly all records chunks and total agree, and the chunks' counts stand."""
+    held = [record.chunk_tokens for record in records]
+    try:  # a third of the time, and of ones a tenth
+        ones = all(each.count(1) == len(each) for each in held)
+        tokens = np.frombuffer(b"\1" * int(offsets[-1]) if ones else b"".join(map(bytes, held)), np.uint8)
+    except ValueError:  # more than 255 in one
+        tokens = np.array([*chain.from_iterable(held)], np.uint32)
+    recorded = sum_by_row(tokens, offsets)
+    first, arrived = _at_chunk(tokens.astype(np.float64), offsets[:-1], counts), recorded.copy()
+    in_stream, unstreamed = recorded.copy(), np.zeros(len(records))
+    by_chunks = [record.chunk_counts == "chunk" or record.counted_by == "chunks" for record in records]
+    basis = np.where(by_chunks, BASES.index("chunks"), BASES.index("counted")).astype(np.uint8)
+    totals = np.array([_generated(record) for record in records], np.float64)
+    unlike = (counts > 0) & ~(totals == recorded)
+    if unlike.any():
+        tokens = tokens.astype(np.uint32)
+    for row in np.flatnonzero(unlike).tolist():
+        found = streamed(records[row])
+        tokens[offsets[row] : offsets[row + 1]] = found.counts
+        first[row], in_stream[row], unstreamed[row] = found.first, found.tokens, found.hidden
+        arrived[row], basis[row] = sum(found.counts), BASES.index(found.basis)
+    return {
+        "chunk_tokens": tokens.astype(np.min_scalar_type(int(tokens.max(initial=0)))),
+        "first_tokens": first,
+        "arrived_tokens": arrived,
+        "streamed_tokens": in_stream,
+        "unstreamed_tokens": unstreamed,
+        "recorded_tokens": recorded,
+        "basis": basis,
+    }
+
+
+def _generated(record: Record) -> float:
+    """The tokens generated; NaN where chunks and total need a closer look, whatever they are."""
+    if record.hidden_tokens or record.refuted_total is not None:
+        return np.nan
+    return generated(record)
 
 
 def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:

@@ -2,7 +2,8 @@
 this table: summary, objectives, goodput, export, comparison, live page and documentation.
 
 Notation of the definitions: t_due, t_sent; t_1..t_k, the arrivals of the k chunks that hold at least one generated
-token; c_j, the tokens in chunk j; n, the output tokens; t_end, the arrival of the server's end marker.
+token; c_j, the tokens in chunk j; m, the streamed tokens, which is the sum of c_j; n, the tokens generated, which are
+more where a server hides some (loadgen.token_counts); t_end, the arrival of the server's end marker.
 
 To add one: an entry below, and nothing else. No numpy here, so that objectives are read without it.
 """
@@ -140,7 +141,7 @@ _TABLE = (
         "tpot_s",
         "TPOT",
         "Time per output token",
-        "(t_k - t_1) / (n - c_1); undefined when n <= c_1.",
+        "(t_k - t_1) / (m - c_1), of streamed tokens; undefined when m <= c_1.",
         lambda f: (f.last_ns - f.first_ns) / f.later_tokens / NS_PER_S,
         unit="s/token",
         stamps="tpot",
@@ -159,7 +160,7 @@ _TABLE = (
         "ITL",
         "Inter-token latency",
         "Inter-chunk latency weighted by tokens: a chunk of c tokens gives its gap and c - 1 zeros, so a request of "
-        "n tokens gives n - 1 samples whose sum is t_k - t_1.",
+        "m streamed tokens gives m - 1 samples whose sum is t_k - t_1.",
         lambda f: f.token_gaps_s(),
         per="token",
         stamps="itl",

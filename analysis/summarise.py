@@ -21,6 +21,7 @@ from analysis.prediction import foretold
 from analysis.telemetry import counters, machine, memory, skew_range_s
 from analysis.window import WHOLE_RUN, frame_of_run, outside_window
 from loadgen.runfile import Run
+from loadgen.token_counts import BASES
 
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
@@ -154,6 +155,10 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
     for source, number in frame.sources.items():
         if source.measured and source.state == "complete":
             counted_by[source.counted_by or "nobody"] += number
+    spread, contradicted = complete & frame.known_by("spread"), complete & frame.known_by("contradicted")
+    unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
+    chunks = int(frame.chunk_counts[spread].sum())
+    numbers = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
     return summary.TokenCounts(
         prompt_asked=total(frame.prompt_asked, tried),
         prompt_reported=total(frame.prompt_reported, tried),
@@ -166,6 +171,12 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
+        streamed_by={basis: int(number) for basis, number in zip(BASES, numbers, strict=True) if number},
+        unstreamed=int(unstreamed.sum()),
+        unstreamed_requests=int((unstreamed > 0).sum()),
+        spread_per_chunk=round(float(frame.streamed_tokens[spread].sum()) / chunks, 3) if chunks else None,
+        contradicted_chunks=int(frame.recorded_tokens[contradicted].sum()),
+        contradicted_totals=int((frame.recorded_tokens + frame.unstreamed_tokens)[contradicted].sum()),
     )
 
 

@@ -176,6 +176,19 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     counted_by: dict[str, int]
     """Complete requests by who counted their tokens: `server`, `wire`, `tokenizer`, `nobody`; `chunks` where only
     those were counted, which may hold several."""
+    streamed_by: dict[str, int] = {}
+    """Complete requests by how the streamed tokens are known, on which TPOT and ITL depend: `counted`, `chunks`,
+    `spread`, `hidden`, `assumed_hidden`, `contradicted` (docs/concepts/tokens.md)."""
+    unstreamed: int = 0
+    """Tokens of complete requests that the server generated and never streamed."""
+    unstreamed_requests: int = 0
+    """Complete requests with such tokens."""
+    spread_per_chunk: float | None = None
+    """Tokens per chunk of complete requests whose total was spread evenly over chunks; None where there is none."""
+    contradicted_chunks: int = 0
+    """Tokens by the chunks of complete requests whose chunks and total contradict each other."""
+    contradicted_totals: int = 0
+    """Tokens by the server's totals of these requests."""
 
 
 class OutsideWindow(msgspec.Struct, kw_only=True):

@@ -82,6 +82,18 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     output_tokens: Tokens | None = None
     counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
     """`wire`: token ids or one-token events. `chunks`: events of unknown length, so perhaps more tokens."""
+    chunk_counts: Literal["ids", "usage", "event", "chunk", ""] = ""
+    """Where `chunk_tokens` comes from: token ids, growth of the server's running total, one event per token, or one
+    token taken for each chunk with text. Empty: unknown."""
+    hidden_tokens: Tokens = 0
+    """Generated tokens that were never streamed, as the server states them (hidden reasoning)."""
+    text_bytes: Count = 0
+    """UTF-8 bytes of the streamed text, where `chunk_counts` is `chunk` and the server's total is larger than the
+    number of chunks; else 0."""
+    phrase_chunks: Count = 0
+    """Chunks of more than one word, likewise."""
+    refuted_total: Tokens | None = None
+    """The server's total where its own stream refutes it: 0 tokens, although text came."""
     stamps: str = ""
     """Name of the source of its arrival instants (servers.wire.stamps): `ring`, `socket`, `user`."""
     late_ns_max: Count = 0

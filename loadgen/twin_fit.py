@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
 from loadgen.runfile import Run
+from loadgen.token_counts import streamed
 from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Twin, TwinConstant, step_time_of
 from servers.hardware.inference import Deployment
 from servers.simulated.engines import Engine, engine_of
@@ -117,13 +118,11 @@ def observed(run: Run) -> Observed:
     begun_ns = sent[0].sent_ns or 0
     ttft, tpot, tokens = [], [], []
     for place, (each, whole) in enumerate(zip(sent, complete, strict=True)):
-        later = sum(each.chunk_tokens[1:])
+        counts = streamed(each).counts
+        later = sum(counts[1:])
         ttft.append((each.chunk_ns[0] - (each.sent_ns or 0)) / 1e9 if whole else np.nan)
         tpot.append((each.chunk_ns[-1] - each.chunk_ns[0]) / 1e9 / later if whole and later else np.nan)
-        tokens += [
-            ((at_ns - begun_ns) / 1e9, place, count)
-            for at_ns, count in zip(each.chunk_ns, each.chunk_tokens, strict=True)
-        ]
+        tokens += [((at_ns - begun_ns) / 1e9, place, count) for at_ns, count in zip(each.chunk_ns, counts, strict=True)]
     outputs = [each.output_tokens or sum(each.chunk_tokens) or each.output_tokens_asked for each in sent]
     prompt_tokens = [each.prompt_tokens or each.prompt_tokens_asked for each in sent]
     shared = workload.parse(str(run.header.plan.get("workload") or "synthetic"))

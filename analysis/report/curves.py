@@ -130,11 +130,13 @@ def course(frame: Frame) -> dict[str, Any]:
     bin_ns = nice_step((last - begins) / COURSE_BINS_MAX)
     edges = np.minimum(begins + bin_ns * np.arange(int(np.ceil((last - begins) / bin_ns)) + 1), last)
     tokens = np.zeros(len(edges) - 1)
-    for _, chunks in frame.blocks():
+    # Tokens that were generated and not streamed are spread over those that were, as in the throughput.
+    scale, counts = frame.output_tokens / np.maximum(frame.arrived_tokens, 1), frame.chunk_counts
+    for rows, chunks in frame.blocks():
         instants = frame.chunk_ns[chunks]
         places = ((instants - begins) / bin_ns).astype(np.int64)
         known = (places >= 0) & (instants <= begins + bin_ns * len(tokens))
-        weights = frame.chunk_tokens[chunks][known]
+        weights = (frame.chunk_tokens[chunks] * np.repeat(scale[rows], counts[rows]))[known]
         tokens += np.bincount(np.minimum(places[known], len(tokens) - 1), weights, len(tokens))
     rates = tokens / np.maximum(np.diff(edges), 1.0) * 1e9
     return {

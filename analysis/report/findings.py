@@ -39,6 +39,7 @@ def findings(summary: Summary) -> list[Finding]:
         *_error_bars(client, summary),
         Finding("complete", _endings_level(requests), endings(summary), "failures"),
         Finding("lengths", exact, lengths(summary), "lengths"),
+        *streamed(summary),
     ]
     if beyond := summary.run.over_limit:
         found.append(Finding("over_limit", "note", f"Sent on purpose (--over-limit): {beyond}.", "failures"))
@@ -150,6 +151,37 @@ def _mean_tokens(difference: LengthDifference, between: str) -> str:
     unit = " tokens" if between == "of" else ""
     average = " on average" if difference.responses > 1 else ""
     return f"{mean} {between} {requested}{unit}{average}"
+
+
+def streamed(summary: Summary) -> list[Finding]:
+    """Return findings about tokens that were not streamed, or whose chunk is not known."""
+    tokens, complete = summary.tokens, summary.requests.complete
+    by, found = tokens.streamed_by, list[Finding]()
+    if contradicted := by.get("contradicted", 0):
+        text = (
+            f"Token counts contradict each other in {contradicted:,} of {count(complete, 'response')}: their chunks "
+            f"hold {tokens.contradicted_chunks:,} tokens, and the server's totals are {tokens.contradicted_totals:,}. "
+            "Figures use the totals, spread evenly over the chunks; where a total is 0, they use the chunks."
+        )
+        found.append(Finding("tokens-contradicted", "warning", text, "lengths"))
+    if tokens.unstreamed:
+        text = (
+            f"{tokens.unstreamed:,} generated tokens were never streamed, in {tokens.unstreamed_requests:,} of "
+            f"{count(complete, 'response')} (hidden reasoning, for example). TPOT and ITL are of the streamed tokens; "
+            "lengths and throughput are of all tokens."
+        )
+        assumed = by.get("assumed_hidden", 0)
+        if assumed:
+            text += f" For {count(assumed, 'response')} this is assumed from text and timing."
+        found.append(Finding("tokens-hidden", "warning" if assumed else "note", text, "lengths"))
+    if spread := by.get("spread", 0):
+        text = (
+            f"The server does not say how many tokens the chunks of {spread:,} of {count(complete, 'response')} hold: "
+            f"{significant(tokens.spread_per_chunk or 0.0)} on average. TPOT and ITL assume that tokens are spread "
+            "evenly over the chunks."
+        )
+        found.append(Finding("tokens-spread", "note", text, "lengths"))
+    return found
 
 
 def _chunks(summary: Summary) -> int:

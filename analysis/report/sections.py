@@ -275,8 +275,8 @@ def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
 
 TIMES = (
     "Per request: t_due, when it was to be sent; t_sent, when its first byte was; t_1 to t_k, when the chunks arrived "
-    "that hold at least one generated token; c_j, the tokens in chunk j; n, all tokens generated; t_end, the server's "
-    "end marker."
+    "that hold at least one generated token; c_j, the tokens in chunk j; m, the tokens in all chunks; n, all tokens "
+    "generated, which are more where the server hides some; t_end, the server's end marker."
 )
 STATISTICS = (
     "Percentiles interpolate linearly between order statistics. Intervals are order statistics around the percentile, "

@@ -19,17 +19,19 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence, Set
+from functools import partial
 from itertools import islice
 
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.decode import records_of
+from loadgen.engine.decode import first_token, records_of
 from loadgen.engine.feed import Slot
 from loadgen.engine.health import Counts, FirstTokens, Health
 from loadgen.engine.loops import Feed, Sessions, said
 from loadgen.engine.warmup import Held
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
+from loadgen.token_counts import generated
 from servers.access import no_connection
 from servers.kinds.dialect import Dialect
 from servers.wire.aside import Aside
@@ -502,7 +504,7 @@ class Recorder:
         """Taken and still to be recorded."""
         self._tokens = self._took_ns = 0
         self._planned: asyncio.TimerHandle | None = None
-        self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic)
+        self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token, dialect=dialect))
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -549,7 +551,7 @@ class Recorder:
             record.reopened = slot.reopened
             record.first_sent_ns = None if slot.first_sent_ns is None else slot.first_sent_ns - self.start_ns
             self._sink.add(record)
-            self._tokens += sum(record.chunk_tokens)
+            self._tokens += generated(record)
             self._first.take(exchange, record)
             setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
             slot.exchange, slot.payload = None, b""

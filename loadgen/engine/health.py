@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from ctypes import Structure, c_int64
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,8 @@ which it was looked at; segments that we sent again, and that came out of order.
 
 LOOKED_AT = 64
 """Answers each time: many more would take what reading needs, for a mean on a progress line."""
-LOOKED_AT_BYTES = 8_192
-"""Of an answer's beginning, for its first event."""
+LOOKED_AT_BYTES, FIRST_BYTES = 8_192, 2_048
+"""Bytes of a response's beginning that are searched for the first token, and those that are searched first."""
 
 
 class Health:
@@ -114,25 +114,51 @@ def total(counts: Iterable[Counts]) -> Counts:
 class FirstTokens:
     """Counts the first tokens of one worker's requests and sums up their TTFTs, each as soon as it is seen."""
 
-    def __init__(self, counts: Counts, stamps: StampSource, to_monotonic: ToMonotonic) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        stamps: StampSource,
+        to_monotonic: ToMonotonic,
+        first_token: Callable[[bytes], int | None],
+    ) -> None:
+        """`first_token` returns the offset just past the first event with a token in the beginning of a response; None
+        where there is none."""
         self._counts = counts
         self._stamps = stamps
         self._to_monotonic = to_monotonic
+        self._first_token = first_token
         self._seen: set[Exchange] = set()
         """In flight, and counted."""
+        self._searched: dict[Exchange, int] = {}
+        """In flight, and searched without finding a token: after how many reads."""
 
     def look(self, in_flight: Set[Exchange]) -> None:
-        """At the first event of the unfinished answers that were sent first, where it is likely to have come. Some
-        servers send the head at once, the token much later."""
+        """Search the unfinished responses that were sent first for their first token, where it is likely to have come.
+        Events without a token, such as the role of a chat, may come much earlier."""
         for exchange in islice((each for each in in_flight if each not in self._seen), LOOKED_AT):
-            place = -1 if exchange.aside else exchange.raw.find(b"data:", 0, LOOKED_AT_BYTES)
-            if place >= 0 and exchange.sent_ns is not None and self._stamps.ready(exchange):
+            reads = len(exchange.sizes)
+            if exchange.aside or exchange.sent_ns is None or self._searched.get(exchange) == reads:
+                continue
+            end = self._search(exchange.raw)
+            if end is None:
+                self._searched[exchange] = reads
+            elif self._stamps.ready(exchange):
                 self._seen.add(exchange)
-                (arrived_ns,), _ = self._stamps.instants(exchange, [place + 1], self._to_monotonic)
+                (arrived_ns,), _ = self._stamps.instants(exchange, [end], self._to_monotonic)
                 self._add(arrived_ns - exchange.sent_ns)
+
+    def _search(self, raw: bytes) -> int | None:
+        if raw.find(b"data:", 0, LOOKED_AT_BYTES) < 0:
+            return None
+        end = self._first_token(raw[:FIRST_BYTES])
+        if end is None and len(raw) > FIRST_BYTES:
+            end = self._first_token(raw[:LOOKED_AT_BYTES])
+        return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
         """A request has ended, looked at before or not."""
+        if exchange is not None:
+            self._searched.pop(exchange, None)
         if exchange in self._seen:
             self._seen.remove(exchange)
         elif record.chunk_ns and record.sent_ns is not None:

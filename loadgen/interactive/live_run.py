@@ -40,6 +40,7 @@ from loadgen.plan import Plan
 from loadgen.record import Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
+from loadgen.token_counts import generated
 from servers.access import Target, target_of
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
@@ -225,7 +226,7 @@ class LiveFigures:
     def add(self, record: Record) -> None:
         """Take the Record of a request that has ended; its latencies are worked out by `digest`."""
         self.states[record.state] += 1
-        self.tokens += sum(record.chunk_tokens)
+        self.tokens += generated(record)
         self._pending.append(record)
         if record.error_kind == "cancelled":
             self.cut_off += 1

@@ -39,6 +39,7 @@ from locust.exception import StopUser
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.record import Record
+from loadgen.token_counts import generated
 from servers.access import Target, no_connection
 from servers.kinds.dialect import Dialect
 from servers.wire.connection import READ_BYTES, Connection
@@ -140,7 +141,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             request_type="POST",
             name=dialect.path,
             response_time=took_ns / 1e6,
-            response_length=sum(record.chunk_tokens),
+            response_length=generated(record),
             exception=failure,
             context={"record": record},
         )

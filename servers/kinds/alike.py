@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import repeat
 from operator import add, eq, sub
 from typing import Any, Protocol, TypeVar
 
@@ -23,9 +23,10 @@ from servers.kinds.events import decode_events
 
 
 class Counted(Protocol):
-    """An event of a stream, as far as it matters here: `usage` may have a total of tokens."""
+    """An event of a stream, as far as it matters here: `totals` may have a total of tokens, `completion_tokens`."""
 
-    usage: Any
+    @property
+    def totals(self) -> Any: ...
 
 
 Event = TypeVar("Event", bound=Counted)
@@ -49,10 +50,11 @@ def condensed(
     while not broken and (at := len(kept) + sum(runs)) < len(payloads):
         one = short < RUNS and len(payloads) - at > SHORT
         found, broken = decode_events(payloads[at : at + 1] if one else payloads[at:], decoder, at)
-        total = found[0].usage.completion_tokens if one and found and found[0].usage else None
-        for event in found if at > len(kept) else ():
-            if event.usage is not None and event.usage.completion_tokens is not None:
-                event.usage.completion_tokens -= at - len(kept)
+        first = found[0].totals if one and found else None
+        total = None if first is None else first.completion_tokens
+        for totals in [event.totals for event in found] if at > len(kept) else ():
+            if totals is not None and totals.completion_tokens is not None:
+                totals.completion_tokens -= at - len(kept)
         kept += payloads[at : at + 1] if one and not broken else payloads[at:]
         events += found
         runs += [0] * (len(kept) - len(runs))
@@ -64,12 +66,14 @@ def condensed(
 
 def expanded(answer: Answer, runs: Sequence[int]) -> Answer:
     """The answer with a token for each of the events that were left out."""
-    before, tokens = [0, *accumulate(runs)], list[int]()
+    if not any(runs):
+        return answer
+    tokens = list[int]()
     for held, run in zip(answer.tokens, runs, strict=True):
         tokens += [held] + [1] * run
-    answer.tokens, answer.output_tokens = tokens, (answer.output_tokens or 0) + before[-1]
+    answer.tokens = tokens
     if answer.end_event is not None:
-        answer.end_event += before[answer.end_event]
+        answer.end_event += sum(runs[: answer.end_event])
     return answer
 
 
@@ -91,9 +95,12 @@ def alike(payloads: Sequence[bytes], first: int, total: int | None) -> int:
     closings = _closings(form, tuple([number + 1 - begin for number in numbers]), 1 << end.bit_length())[begin:end]
     behind = behind[: len(closings)]
     texts = [*map(bytes.removesuffix, map(bytes.removeprefix, behind, repeat(opening)), closings)]
-    cut = map(sub, map(len, behind), map(len, texts))
-    same = [*map(eq, cut, map(add, map(len, closings), repeat(len(opening))))]
-    texts = texts[: same.index(False)] if False in same else texts
+    # Of an event that is not alike less is cut off than of one that is, so one sum tells whether all are.
+    cut_off = sum(map(len, behind)) - sum(map(len, texts))
+    if cut_off != sum(map(len, closings)) + len(behind) * len(opening):
+        cut = map(sub, map(len, behind), map(len, texts))
+        same = [*map(eq, cut, map(add, map(len, closings), repeat(len(opening))))]
+        texts = texts[: same.index(False)]
     together = b"\n".join(texts)
     usual = all(texts) and len(together.translate(None, _SPECIAL)) == len(together) - max(0, len(texts) - 1)
     if usual and _readable(together):

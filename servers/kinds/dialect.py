@@ -16,6 +16,10 @@ from msgspec.structs import replace
 from workloads.request import Request, merged
 
 Told = TypeVar("Told")
+ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]
+"""Where the tokens of each chunk come from, the best evidence first: token ids in the chunk; growth of the server's
+running total; a server that sends one event per token; or one token taken for each chunk with text, since nothing says
+how many a chunk holds. Empty: unknown (runs of earlier versions)."""
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """A number of tokens as a server states it. An event with any other number is not of its dialect."""
 
@@ -33,6 +37,11 @@ class Answer:
     finish_reason: str = ""  # The server's own word: `length`, `stop`, `eos_token`, ...
     error_kind: Literal["", "in_band_error", "rejected", "protocol"] = ""  # Of a stream with status 200
     error_detail: str = ""  # The server's words or ours, cut to 300 characters
+    chunk_counts: ChunkCounts = ""  # Where `tokens` comes from
+    hidden_tokens: int = 0  # Generated, stated by the server, and never streamed
+    text_bytes: int = 0  # UTF-8 bytes of the text; only where `tokens` counts chunks and the server's total is larger
+    phrase_chunks: int = 0  # Chunks of more than one word, likewise
+    refuted_total: int | None = None  # The server's total of 0, where tokens came all the same
 
 
 class Route(msgspec.Struct, Generic[Told], frozen=True):

@@ -3,40 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
 
 from servers.errors import NOT_READABLE
 from servers.kinds.dialect import Answer
-from servers.kinds.refusals import error_in, is_rejection, one_line
+from servers.kinds.lenient import read
+from servers.kinds.refusals import error_in, error_inside, is_rejection, one_line
 
 Event = TypeVar("Event")
 
-DONE = b"[DONE]"  # The end marker of OpenAI streams, the one payload that is not JSON
+GAVE_UP = ("error", "abort", "fail", "cancel", "timeout", "exception", "insufficient_system_resource")
+"""Parts of finish reasons with which a server says that it gave up."""
 
 
 def decode_events(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], number: int = 0
 ) -> tuple[list[Event], str]:
-    """One event per payload up to the first that is not one, and what is wrong with that one ("" when none is).
-    `[DONE]` becomes an event with nothing in it, so that event i stays payload i. The first has this number."""
-    if DONE in payloads:
-        payloads = [b"{}" if payload == DONE else payload for payload in payloads]
+    """Decode one event per payload, up to the first that is unreadable (servers.kinds.lenient says which is).
+
+    The second value says what is wrong with that one ("" when none is). `[DONE]` becomes an event with nothing in it,
+    so that event i stays payload i. The first event has this number."""
     events: list[Event] = []
     try:
-        events.extend(map(decoder.decode, payloads))  # keeps what came before the one that raises
+        events.extend(map(decoder.decode, payloads))  # keeps the events before the one that raises
+        return events, ""
     except NOT_READABLE as error:
-        return events, one_line(
-            f"event {number + len(events)} is not of this dialect ({error}): {payloads[len(events)][:100]!r}"
-        )
-    return events, ""
+        return _decode_leniently(payloads, decoder, events, number, error)
+
+
+def _decode_leniently(
+    payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], events: list[Event], number: int, error: Exception
+) -> tuple[list[Event], str]:
+    """Go on with the event that raised this error, which is the one after `events`."""
+    remaining = islice(payloads, len(events) + 1, None)
+    while True:
+        payload = payloads[len(events)]
+        event = read(payload, decoder.type)
+        if event is None:
+            later = payloads[len(events) + 1 :]
+            said = error_inside(payload) or next(filter(None, map(error_in, later)), "")
+            broken = f"event {number + len(events)} is not of this dialect ({error}): {payload[:100]!r}"
+            return events, one_line(f"{said}; {broken}" if said else broken)
+        events.append(event)
+        try:
+            events.extend(map(decoder.decode, remaining))
+            return events, ""
+        except NOT_READABLE as another:
+            error = another
 
 
 def settle(answer: Answer, total: int | None, broken: str) -> Answer:
-    """Set the answer's length: the server's total where it gave one, else what its events held. `broken` is an event
-    that could not be read: what came after it is unknown, the end included. Nothing may come after the end."""
-    answer.output_tokens = sum(answer.tokens) if total is None else total
+    """Set the answer's length: the server's total where it gave one, else the sum over its events.
+
+    `broken` says which event could not be read: everything after it is unknown, the end included. No token may come
+    after the end."""
+    streamed = sum(answer.tokens)
+    if total == 0 and streamed:
+        total, answer.refuted_total = None, 0
+    answer.output_tokens = streamed if total is None else total
     answer.counted_by = "wire" if total is None else "server"
     if not broken and answer.end_event is not None and any(answer.tokens[answer.end_event + 1 :]):
         broken = "tokens came after the end marker"
@@ -55,8 +82,8 @@ def note_error(answer: Answer, payload: bytes) -> None:
 
 
 def note_finish(answer: Answer, reason: str, payload: bytes) -> None:
-    """Keep the server's finish reason. `error` and `abort` (vLLM, LightLLM 1.2) mean that the server gave up."""
+    """Keep the server's finish reason. Some mean that the server gave up, such as `error` and `abort`."""
     answer.finish_reason = reason
-    if reason in {"error", "abort"} and answer.error_kind == "":
+    if answer.error_kind == "" and any(word in reason.lower() for word in GAVE_UP):
         answer.error_kind = "in_band_error"
         answer.error_detail = error_in(payload) or f"the server ended the answer with finish reason {reason!r}"

@@ -35,7 +35,7 @@ class LightllmEvent(msgspec.Struct, gc=False):
     token: LightllmToken | None = None
     finished: bool = False
     finish_reason: str | None = None
-    error: msgspec.Raw = msgspec.Raw()
+    error: Any = None
 
 
 _EVENTS = msgspec.json.Decoder(LightllmEvent)
@@ -55,9 +55,11 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             answer.prompt_tokens = token.prompt_tokens or None
         elif token is not None:
             answer.tokens[index] = 1
+            count += bool(count)  # goes on where the server had counted before
         if event.finished and answer.end_event is None:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
+    answer.chunk_counts = "usage" if count else "event"
     return settle(answer, count or None, broken)
 
 
@@ -104,7 +106,7 @@ def _token_load(answer: Any) -> float:
 
 _WITHOUT_DONE = VersionRule(
     lambda version: version in ("before 1.0", "1.0", "1.1.0"),
-    decode=partial(decode, empty_is_token=always, always_done=False),
+    decode=partial(decode, empty_is_token=always, always_done=False, one_per_event=True),
     misleads="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that one cut "
     "short cannot be told from a whole one",
 )
@@ -118,7 +120,7 @@ def _count(parameters: dict[str, Any]) -> Route[int]:
 
 
 _COUNT_TEXT = _count({"add_special_tokens": False})
-_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True)
+_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True, one_per_event=True)
 
 LIGHTLLM = base.ServerKind(
     name="lightllm",

@@ -10,14 +10,25 @@ plain text, HTML                                 axum, uvicorn, proxies
 
 from __future__ import annotations
 
+import json
 import re
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from servers.errors import NOT_READABLE
+from servers.kinds.lenient import parse
 
 LIMIT_CHARACTERS = 300
+ERROR_FIELDS = ("error", "errors", "exception", "error_message", "error_msg")
+CONTENT_FIELDS = ("choices", "token", "usage", "generated_text")
+"""An event with one of these that is not empty is an error only if it has an error field too."""
+CODE_FIELDS = ("code", "status", "status_code", "http_status_code", "statusCode")
+FINE = ("", "ok", "success", "none", "null", "false")
+"""Codes that are no error."""
+FIRST_ERROR_STATUS = 400
+ERRORS_INSIDE_MAX = 8
 
 REJECTION_STATUSES = frozenset({429, 503, 529})
 """HTTP statuses of a server or proxy that is too busy to take a request: Too Many Requests, Service Unavailable, and
@@ -39,6 +50,9 @@ _TYPE_FIELDS = ("error_type", "type", "code")
 
 _LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
 _HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_MAY_BE_AN_ERROR = re.compile(rb"error|exception|detail|message|msg|success|\\\\", re.IGNORECASE)
+"""One of these stands in every event that is an error, or an escape that may hide one."""
+_ERROR_OBJECT = re.compile(r'\{\s*"error')
 _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 
@@ -55,15 +69,27 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def error_in(payload: bytes) -> str:
-    """What the error in this event says, as one line; "" when the event is no error. The payload may be anything."""
-    if b"error" not in payload and b"\\" not in payload:
+    """Return what the error in this event says, as one line; "" when the event is no error.
+
+    The payload may be anything. An event is an error if it has an error field that is not empty, or if it has no
+    content and calls itself an error: by its type or status, by an HTTP status or code with a message, or by
+    FastAPI's `detail`."""
+    if not _MAY_BE_AN_ERROR.search(payload):
         return ""
-    try:
-        event = msgspec.json.decode(payload)
-        if isinstance(event, dict) and (event.get("error") not in (None, "", False) or event.get("object") == "error"):
-            return one_line(_said(event)) or "an error without a message"
-    except NOT_READABLE:
-        pass
+    event = parse(payload)
+    return _error_text(event) if isinstance(event, dict) else ""
+
+
+def error_inside(payload: bytes) -> str:
+    """Return what an error says that stands somewhere in an unreadable payload; "" where there is none."""
+    text = payload.decode("utf-8", "replace")
+    for start in islice(_ERROR_OBJECT.finditer(text), ERRORS_INSIDE_MAX):
+        try:
+            event, _ = json.JSONDecoder().raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            continue
+        if said := _error_text(event):
+            return said
     return ""
 
 
@@ -107,6 +133,28 @@ def _bare_type(value: object) -> str:
     return re.sub(r"[^a-z]", "", value.lower()) if isinstance(value, str) and len(value) <= 100 else ""
 
 
+def _error_text(event: dict[str, Any]) -> str:
+    has_content = any(event.get(field) for field in CONTENT_FIELDS)
+    error = next((event[field] for field in ERROR_FIELDS if event.get(field)), None)
+    response = event.get("response")  # of the Responses API
+    if error is None and isinstance(response, dict) and response.get("error"):
+        return _error_text(response)
+    if error is None and not has_content:
+        error = next((event[field] for field in ERROR_FIELDS if event.get(field) in ({}, [])), None)
+    if error is None and (has_content or not _calls_itself_an_error(event)):
+        return ""
+    return "an error without a message" if error in ({}, []) else one_line(_said(event)) or "an error without a message"
+
+
+def _calls_itself_an_error(event: dict[str, Any]) -> bool:
+    kinds = [str(event.get(field) or "").lower() for field in ("object", "type", "event", "status")]
+    if any(kind.endswith("error") for kind in kinds) or event.get("detail") or event.get("success") is False:
+        return True
+    codes = [str(event.get(field) or "").lower() for field in CODE_FIELDS]
+    bad = [code for code in codes if (int(code[:6]) >= FIRST_ERROR_STATUS if code.isdecimal() else code not in FINE)]
+    return bool(bad) and any(event.get(field) for field in ("message", "msg"))
+
+
 def one_line(text: str, most: int = LIMIT_CHARACTERS) -> str:
     """Runs of white space and control characters become one space. What is longer loses its middle: a reason's end
     says its kind."""
@@ -121,16 +169,21 @@ def _said(answer: Any) -> str:
         return "; ".join(_said(item) for item in answer[:3])
     if not isinstance(answer, dict):
         return str(answer)
-    inner = answer.get("error")
-    if isinstance(inner, dict):
+    inner = next((answer[field] for field in ERROR_FIELDS if answer.get(field)), answer.get("error"))
+    if isinstance(inner, dict | list) and inner:
         return _said(inner)
     if isinstance(inner, str):
         message, kinds = inner, [answer.get("error_type")]
     elif "message" in answer:
         message, kinds = answer["message"], [answer.get("type"), answer.get("code")]
-    elif "msg" in answer:  # one mistake of a FastAPI schema check
-        message, kinds = answer["msg"], [".".join(map(str, answer.get("loc") or []))]
+    elif "msg" in answer:  # one mistake of a FastAPI schema check, or a code and its message
+        place = answer.get("loc")
+        message, kinds = answer["msg"], [".".join(map(str, place)) if isinstance(place, list) else answer.get("code")]
     else:
-        return _said(answer["detail"]) if "detail" in answer else msgspec.json.encode(answer).decode()
+        return (
+            _said(answer["detail"])
+            if "detail" in answer
+            else json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        )
     known = ", ".join(str(kind) for kind in kinds if kind)
     return f"{message} ({known})" if known else str(message)

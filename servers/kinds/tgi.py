@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -36,7 +37,7 @@ class TgiEvent(msgspec.Struct, gc=False):
     token: TgiToken | None = None
     generated_text: str | None = None
     details: Details | None = None
-    error: msgspec.Raw = msgspec.Raw()
+    error: Any = None
 
 
 _EVENTS = msgspec.json.Decoder(TgiEvent)
@@ -62,7 +63,7 @@ def _encode_generate(request: Request, _model: str) -> bytes:
 
 def _decode_generate(payloads: Sequence[bytes]) -> Answer:
     events, broken = decode_events(payloads, _EVENTS)
-    answer = Answer([0] * len(payloads))
+    answer = Answer([0] * len(payloads), chunk_counts="event")
     answer.tokens[: len(events)] = [0 if event.token is None else 1 for event in events]
     total = None
     for index, event in enumerate(events):
@@ -102,7 +103,8 @@ _BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA 
 # From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
 # OpenAI routes ended without it.
 _DONE_CAME = VersionRule(
-    lambda version: base.at_least(version, 2, 2, 0), decode=partial(decode, empty_is_token=always, always_done=True)
+    lambda version: base.at_least(version, 2, 2, 0),
+    decode=partial(decode, empty_is_token=always, always_done=True, one_per_event=True),
 )
 
 # A longer response is run in pieces. The router asks each piece for the full number again (router/src/infer/mod.rs;
@@ -118,7 +120,7 @@ _COUNT_CHAT = Route(
     lambda answer: len(answer["tokenize_response"]),
 )
 
-_dialect = partial(dialect, "tgi", rule=always, versions=(_DONE_CAME, _IN_PIECES))
+_dialect = partial(dialect, "tgi", rule=always, one_per_event=True, versions=(_DONE_CAME, _IN_PIECES))
 
 TGI = base.ServerKind(
     name="tgi",

@@ -1,11 +1,23 @@
 """Server-sent events as a pure function: a whole body in, event payloads and where each event ended out.
 
-Follows the WHATWG HTML standard, section 9.2.6 "Interpreting an event stream", for the `data` field; `event`,
-`id` and `retry` say nothing about an answer and are passed over. The one difference: an event that the body
-cuts short is not dropped silently but handed back as `rest`.
-
         data: {"a":1}⏎⏎: keep-alive⏎⏎data: {"b":2}⏎⏎data: {"c
         └── event 0 ──┘└─ no event ─┘└── event 1 ──┘└─ rest ┘
+
+An event is what the WHATWG HTML standard defines (section 9.2.6, "Interpreting an event stream"): lines end with LF,
+CR LF or CR; a byte order mark at the start is skipped; `data` lines up to a blank line are joined by LF and are the
+event's payload; comments and the fields `id` and `retry` are skipped. Servers depart from the standard in a few ways
+that decide whether a response is complete, so there are six exceptions:
+
+1. **Errors outside `data`.** A line `error: ...`, and an event whose name (`event:`) contains "error" or "exception",
+   are errors of the server. Their payload is `{"error": ...}` with the text that the server sent.
+2. **Errors without a field.** Lines that are no field at all are an error if they are a JSON error, or if they mention
+   an error in words between the events of a stream. All other lines without a field are skipped.
+3. **Named events.** An event with a name of its own whose data is no JSON (`event: ping`) is a heartbeat.
+4. **Heartbeats.** An event with empty data has an empty payload, which holds nothing for any dialect.
+5. **A missing blank line at the end.** When the response has ended as HTTP says, the last event needs no blank line and
+   no line end, provided that its data is `[DONE]` or whole JSON. Otherwise the event was cut short, and is the `rest`.
+6. **Missing blank lines between events.** `data` lines that are no JSON together, and each of which is JSON or `[DONE]`
+   by itself, are one event each.
 """
 
 from __future__ import annotations
@@ -14,15 +26,39 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
+import msgspec
+
+from servers.kinds.lenient import DONE, parse, plain
+from servers.kinds.refusals import error_in
+
+Split = tuple[list[bytes], list[int], bytes]
+"""The payload of each event, the offset in the body just past each event, and the tail that is no event."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_ERROR_NAME = re.compile(rb"error|exception", re.IGNORECASE)
+_FIELD_NAME = re.compile(rb"[\w.-]+")
+_ERROR_WORD = re.compile(rb"\berror\b", re.IGNORECASE)
+_STRAY_LIMIT_BYTES = 65_536
+"""Lines without a field beyond this are not looked at."""
+_FIELDS = (b"data", b"event", b"id", b"retry", b"")
+"""Fields of the standard; a comment has no name."""
+_COLON, _LINE_ENDS = ord(":"), b"\r\n"
 
 
-def split(body: bytes) -> tuple[list[bytes], list[int], bytes]:
-    """The `data` payload of each event, the offset in `body` just past each event's blank line, and the unclosed tail.
+def split(body: bytes, *, closed: bool = False) -> Split:
+    """Split a body into events. `closed` means that the response ended as HTTP says, so nothing more can follow.
+
     Any bytes are accepted. The usual body (LF, one `data` line per event, nothing else) is split without a loop in
-    Python, at about 0.1 us per event; anything unusual anywhere sends the whole body the exact way, at about 1 us."""
-    return _split_usual(body) or _split_exact(body)
+    Python, at about 0.1 us per event. Anything unusual sends the whole body the exact way, at about 1 us."""
+    usual = _split_usual(body)
+    if usual is None:
+        return _split_exact(body, closed=closed)
+    payloads, ends, rest = usual
+    if not closed or not rest:
+        return usual
+    more, more_ends, rest = _split_exact(body, start=ends[-1], closed=True)
+    return payloads + more, ends + more_ends, rest
 
 
 def of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
@@ -36,7 +72,17 @@ def of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
     return None if b"\n" in together or b"\r" in together else payloads
 
 
-def _split_usual(body: bytes) -> tuple[list[bytes], list[int], bytes] | None:
+def is_event_stream(body: bytes) -> bool:
+    """Return whether the first line of a body, whole or cut short, can be one of an event stream."""
+    if _BYTE_ORDER_MARK.startswith(body):
+        return True
+    line = _LINE_END.split(body.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n"), 1)[0]
+    name, colon, _ = line.partition(b":")
+    fields = (*_FIELDS, b"error")
+    return name in fields if colon else any(field.startswith(name) for field in fields)
+
+
+def _split_usual(body: bytes) -> Split | None:
     """None unless the body is `data` lines and blank lines in turn, all with one space or all without."""
     prefix = b"data: " if body.startswith(b"data: ") else b"data:"
     closed = body.rfind(b"\n\n") + 2
@@ -54,22 +100,160 @@ def _split_usual(body: bytes) -> tuple[list[bytes], list[int], bytes] | None:
     return payloads, [*ends], body[closed:]
 
 
-def _split_exact(body: bytes) -> tuple[list[bytes], list[int], bytes]:
-    payloads: list[bytes] = []
-    ends: list[int] = []
-    data: list[bytes] = []
-    closed = start = len(_BYTE_ORDER_MARK) if body.startswith(_BYTE_ORDER_MARK) else 0
-    for line_end in _LINE_END.finditer(body, start):
-        line = body[start : line_end.start()]
-        start = line_end.end()
-        if line:
-            field, _, value = line.partition(b":")
-            if field == b"data":
-                data.append(value.removeprefix(b" "))
-            continue
-        closed = start
-        if data:
-            payloads.append(b"\n".join(data))
-            ends.append(closed)
-            data = []
-    return payloads, ends, body[closed:]
+def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
+    """Split line by line, from `start` on, which is the start of an event."""
+    if start == 0 and body.startswith(_BYTE_ORDER_MARK):
+        start = len(_BYTE_ORDER_MARK)
+    lines = body[start:].splitlines(keepends=True)  # of bytes these end with LF, CR LF or CR alone
+    open_line = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+    events, block = _Events(any_field=start > len(_BYTE_ORDER_MARK)), _Block()
+    data, data_ends = block.data, block.data_ends
+    done = end = start
+    for line in lines:
+        end += len(line)
+        if line.startswith(b"data:"):
+            data.append(line[6 if line.startswith(b" ", 5) else 5 :].rstrip(b"\r\n"))
+            data_ends.append(end)
+        elif line[0] in _LINE_ENDS:
+            if len(data) == 1 and not block.odd:
+                events.put(data[0], end)
+                data.clear()
+                data_ends.clear()
+            elif data or block.odd:
+                events.add(block, end)
+                block = _Block()
+                data, data_ends = block.data, block.data_ends
+            done = end
+        elif line[0] == _COLON:
+            events.any_field = True
+        else:
+            events.any_field |= block.take(line.rstrip(b"\r\n"), end)
+    if closed and open_line:
+        block.take(open_line, len(body))
+    if _add_last(events, block, len(body), closed=closed):
+        done = len(body)
+    return *events.result(), body[done:]
+
+
+def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool:
+    """Add what can be told of a block without a blank line. Return whether that is all of it."""
+    if closed and block.is_whole():
+        events.add(block, end)
+        return True
+    if block.other:
+        events.add(_Block(other=block.other), end)
+    return bool(block.other) and not block.data
+
+
+class _Block:
+    """The lines between two blank lines."""
+
+    __slots__ = ("data", "data_ends", "name", "odd", "other")
+
+    def __init__(self, other: list[bytes] | None = None) -> None:
+        self.data: list[bytes] = []
+        self.data_ends: list[int] = []
+        """Offset just past each `data` line."""
+        self.name = b""
+        """The event's name, from an `event` field."""
+        self.other = [] if other is None else other
+        """Lines that are no field of the standard; an `error` field is the value alone, in the form of a payload."""
+        self.odd = other is not None
+        """Whether there is a name, or another line."""
+
+    def take(self, line: bytes, end: int) -> bool:
+        """Take one line that is not empty and that ends at this offset. Return whether it is a field of the
+        standard."""
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self.data.append(value)
+            self.data_ends.append(end)
+        elif field == b"event":
+            self.name, self.odd = value, True
+        elif field.strip().lower() == b"error":
+            self.other.append(_error(value))
+            self.odd = True
+        elif not _FIELD_NAME.fullmatch(field) and field:
+            self.other.append(line)
+            self.odd = True
+        return field in _FIELDS
+
+    def is_whole(self) -> bool:
+        """Return whether nothing of the event can be missing."""
+        if self.name and _ERROR_NAME.search(self.name):
+            return True
+        if not self.data:
+            return False
+        return all(_is_whole(payload) for payload in self.data) or _is_whole(b"\n".join(self.data))
+
+
+class _Events:
+    """The events found so far."""
+
+    def __init__(self, *, any_field: bool) -> None:
+        self.any_field = any_field
+        """Whether the body has a field of the standard, and so is an event stream."""
+        self._payloads: list[bytes] = []
+        self._ends: list[int] = []
+        self._in_words: list[int] = []
+        """Indices of errors that are not JSON."""
+
+    def put(self, payload: bytes, end: int) -> None:
+        """Add one event that ends at this offset."""
+        self._payloads.append(payload)
+        self._ends.append(end)
+
+    def add(self, block: _Block, end: int) -> None:
+        """Add the events of a block that ends at this offset."""
+        self.any_field |= bool(block.data)
+        if block.name and _ERROR_NAME.search(block.name):
+            self.put(_error(b"\n".join(block.data)), end)
+        elif len(block.data) == 1:
+            self.put(_of_name(block.name, block.data[0]), end)
+        elif block.data:
+            self._put_lines(block, end)
+        if block.other:
+            self._put_other(b"\n".join(block.other)[:_STRAY_LIMIT_BYTES], end)
+
+    def result(self) -> tuple[list[bytes], list[int]]:
+        """Return payloads and ends. What mentions an error in words counts in an event stream only."""
+        if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
+            return [], []
+        return self._payloads, self._ends
+
+    def _put_lines(self, block: _Block, end: int) -> None:
+        joined = b"\n".join(block.data)
+        if _is_whole(joined) or not all(_is_whole(line) for line in block.data):
+            self.put(_of_name(block.name, joined), end)
+            return
+        for payload, line_end in zip(block.data, block.data_ends, strict=True):
+            self.put(payload, line_end)
+
+    def _put_other(self, text: bytes, end: int) -> None:
+        if error_in(text):
+            self.put(text, end)
+        elif _ERROR_WORD.search(text) and not isinstance(parse(text), dict):
+            self._in_words.append(len(self._payloads))
+            self.put(_error(text), end)
+
+
+def _of_name(name: bytes, data: bytes) -> bytes:
+    """The payload of an event with this name: nothing where it has a name of its own and no JSON."""
+    heartbeat = name not in (b"", b"message") and not data.lstrip().startswith((b"{", b"["))
+    return b"" if heartbeat else data
+
+
+def _error(data: bytes) -> bytes:
+    """The payload of an error that says this."""
+    said = parse(data)
+    if isinstance(said, dict) and said.get("error"):
+        return data
+    if not said:
+        said = {"message": data.decode("utf-8", "replace").strip() or "an error event without a message"}
+    return msgspec.json.encode({"error": said})
+
+
+def _is_whole(payload: bytes) -> bool:
+    """Return whether this is `[DONE]` or a JSON object: neither can be the beginning of something longer."""
+    return plain(payload) == DONE or isinstance(parse(payload), dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds.refusals import error_in, error_text, is_rejection
+from servers.kinds.refusals import error_in, error_inside, error_text, is_rejection
 from tests.contract.recorded import response
 
 RECORDED = {
@@ -93,7 +93,56 @@ def test_what_is_no_error_is_not_called_one(payload: bytes) -> None:
 def test_an_error_without_words_is_still_an_error() -> None:
     """An empty message or none must not let a failed answer pass."""
     assert error_in(b'{"error":{"message":""}}') == "an error without a message"
-    assert error_in(b'{"error":{}}') == "{}"
+    assert error_in(b'{"error":{}}') == "an error without a message"
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b'{"error":{"message":"boom"}}', "boom"),
+        (b'{"error":"boom"}', "boom"),
+        (b'{"error":["boom","again"]}', "boom; again"),
+        (b'{"error":true,"message":"boom"}', "boom"),
+        (b'{"errors":[{"message":"boom"}]}', "boom"),
+        (b'{"object":"error","message":"boom"}', "boom"),
+        (b'{"type":"error","error":{"type":"overloaded_error","message":"boom"}}', "boom (overloaded_error)"),
+        (b'{"code":500,"message":"boom","type":"server_error"}', "boom (server_error, 500)"),
+        (b'{"code":"InvalidParameter","message":"boom"}', "boom (InvalidParameter)"),
+        (b'{"status":502,"msg":"boom"}', "boom"),
+        (b'{"detail":"boom"}', "boom"),
+        (b'{"success":false,"message":"boom"}', "boom"),
+        (b'{"type":"response.failed","response":{"error":{"message":"boom"}}}', "boom"),
+        (b'{"choices":[{"text":"a"}],"error":{"message":"boom"}}', "boom"),
+    ],
+)
+def test_an_error_is_found_in_every_form(payload: bytes, said: str) -> None:
+    """Servers and proxies write errors in many ways; the words are theirs."""
+    assert error_in(payload) == said
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"choices":[{"text":"error"}]}',
+        b'{"choices":[{"text":"a"}],"error":{}}',
+        b'{"choices":[{"text":"a"}],"code":500,"message":"x"}',
+        b'{"usage":{"completion_tokens":3},"status":500,"message":"x"}',
+        b'{"type":"ping","message":"still here"}',
+        b'{"code":0,"message":"ok"}',
+        b'{"code":200,"message":"processing"}',
+        b'{"status":"success","message":"x"}',
+        b'{"error":false,"errors":[],"message":"x","choices":[{"text":"a"}]}',
+    ],
+)
+def test_an_event_with_content_or_a_good_code_is_no_error(payload: bytes) -> None:
+    """Content with an empty error field is content, and a code below 400 is no error."""
+    assert error_in(payload) == ""
+
+
+def test_an_error_inside_a_broken_event_is_found() -> None:
+    """A proxy that breaks a stream may write its error into the middle of an event."""
+    assert error_inside(b'{"choices":[{"text":"half{"error": {"message":"boom","code":502}}\n\n') == "boom (502)"
+    assert error_inside(b'{"choices":[{"text":"half') == ""
 
 
 REJECTIONS = (

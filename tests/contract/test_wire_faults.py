@@ -11,10 +11,13 @@ from tests.answers import DONE, Key, chunk, ending, token, usage, whole
 from tests.dialects import DIALECTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/wire-faults.md"
+BOOM = '{"message":"boom","type":"server_error","code":500}'
 ERROR = '"error":{"message":"boom","type":"InternalServerError","code":500}'
 BUSY = b'{"error":{"message":"Model is overloaded","type":"overloaded"}}'
 LOADING = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
 OVERLOAD = '{"error":{"message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}'
+HEARTBEATS = ": keep-alive\n\ndata:\n\nevent: ping\ndata: ping\n\nid: 7\n\n"
+TOKENS_OF_ANOTHER_TYPE = {"generate": '{"token":"a"}', "completions": '{"choices":"a"}', "chat": '{"choices":"a"}'}
 OPENAI = [key for key in DIALECTS if key[1] != "generate"]
 Fault = Callable[[Key], tuple[list[str], dict[str, Any]] | None]
 """Of a dialect its events, and how they are sent; None where there is no such fault in it."""
@@ -26,6 +29,26 @@ def _events(spoil: Callable[[Key], list[str]], *, generate: bool = True, **more:
 
 def _bytes(raw: bytes, **more: Any) -> Fault:
     return lambda _: ([], {"raw": raw, **more})
+
+
+def _written(write: Callable[[Key], str], *, generate: bool = True) -> Fault:
+    """A body that is not one `data` line per event."""
+
+    def fault(key: Key) -> tuple[list[str], dict[str, Any]] | None:
+        body = write(key).encode()
+        raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        return ([], {"raw": raw}) if generate or key in OPENAI else None
+
+    return fault
+
+
+def _stream(events: list[str]) -> str:
+    return "".join(f"data: {event}\n\n" for event in events)
+
+
+def _interrupted(key: Key, block: str) -> str:
+    first, *rest = whole(key)
+    return _stream([first]) + block + "\n\n" + _stream(rest)
 
 
 def _one_more(key: Key) -> str:
@@ -59,9 +82,27 @@ FAULTS: dict[str, Fault] = {
     "an event that is not JSON": _events(lambda key: [whole(key)[0], "{nonsense", *whole(key)[2:]]),
     "an error event": _events(lambda key: [whole(key)[0], f"{{{ERROR}}}", DONE]),
     "an error beside a token": _events(lambda key: [f"{whole(key)[0][:-1]},{ERROR}}}", *whole(key)[1:]]),
+    "a field `error` before the end marker": _written(lambda key: _interrupted(key, "error: " + BOOM)),
+    "an event named `error` before the end marker": _written(
+        lambda key: _interrupted(key, f"event: error\ndata: {BOOM}")
+    ),
+    "an error without a field before the end marker": _written(lambda key: _interrupted(key, f'{{"error":{BOOM}}}')),
+    "an error in words before the end marker": _written(lambda key: _interrupted(key, "upstream connect error: boom")),
     "the finish reason `error`": _events(lambda key: whole(key, reason="error")),
     "the end marker, and no token": _events(lambda _: [DONE], generate=False),
     "the end marker, and a total of 0": _events(lambda _: [usage(0), DONE], generate=False),
+    "the end marker, and a total of 3 without a token": _events(lambda _: [usage(3), DONE], generate=False),
+    "a total of 0 beside three tokens": _events(lambda key: whole(key, total=0)),
+    "heartbeats of every form": _written(lambda key: HEARTBEATS + HEARTBEATS.join(_stream([e]) for e in whole(key))),
+    "no blank line at the end": _written(lambda key: _stream(whole(key)).rstrip("\n")),
+    "lines that end with CR LF, and a byte order mark": _written(
+        lambda key: "\ufeff" + _stream(whole(key)).replace("\n", "\r\n")
+    ),
+    "no blank line between events": _written(lambda key: _stream(whole(key)).replace("\n\n", "\n")),
+    "fields of other types than usual": _events(
+        lambda key: [f'{whole(key)[0][:-1]},"usage":[],"created":"now"}}', *whole(key)[1:]], generate=False
+    ),
+    "the tokens in a field of another type": _events(lambda key: [TOKENS_OF_ANOTHER_TYPE[key[1]], *whole(key)[1:]]),
     "fewer tokens than asked": _events(lambda key: whole(key, 2, reason="stop")),
     "more tokens than asked": _events(lambda key: whole(key, 4)),
     "the finish reason `content_filter`": _events(lambda key: whole(key, reason="content_filter")),
@@ -70,6 +111,14 @@ FAULTS: dict[str, Fault] = {
     "a count of 1e30": _events(lambda key: whole(key, total="1e30")),
     "a count past 64 bits": _events(lambda key: whole(key, total=2**65)),
 }
+
+
+WHOLE = {
+    *("nothing is wrong", "a total of 0 beside three tokens", "heartbeats of every form", "no blank line at the end"),
+    *("lines that end with CR LF, and a byte order mark", "no blank line between events"),
+    "fields of other types than usual",
+}
+"""What a response may have and be complete."""
 
 
 def page() -> str:
@@ -110,7 +159,7 @@ def test_only_what_is_whole_is_complete() -> None:
         for key in DIALECTS:
             if (made := fault(key)) is not None:
                 state, kind, detail = ending(key, *made[0], **made[1])
-                spared = name == "nothing is wrong" or (name == "fewer tokens than asked" and key[0] == "tgi")
+                spared = name in WHOLE or (name == "fewer tokens than asked" and key[0] == "tgi")
                 assert (state == "complete") == spared, (name, key)
                 assert bool(kind) == bool(detail) == (not spared)
 

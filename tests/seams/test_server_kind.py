@@ -36,7 +36,8 @@ from servers.kinds.base import (
     stated,
 )
 from servers.kinds.dialect import Answer, Dialect, Route
-from servers.kinds.events import DONE, decode_events, note_finish, settle
+from servers.kinds.events import decode_events, note_finish, settle
+from servers.kinds.lenient import end_marker
 from servers.launch import LaunchSpec, compose, process
 from servers.launch.spec import LOCAL, known_fault
 from servers.telemetry import parse, values_of
@@ -73,7 +74,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
             answer.tokens[index], before = event.meta.completion_tokens - before, event.meta.completion_tokens
             answer.prompt_tokens = event.meta.prompt_tokens
             note_finish(answer, event.meta.finish_reason or "", payloads[index])
-    answer.end_event = payloads.index(DONE) if DONE in payloads else None
+    answer.end_event = end_marker(payloads)
     return settle(answer, before, broken)
 
 

@@ -2,18 +2,21 @@
 
 import re
 import sys
+from functools import partial
 from io import StringIO
 from typing import cast
 
 import pytest
 
 from loadgen.cli.output import Output, _ProgressLine, shown_progress
+from loadgen.engine.decode import first_token
 from loadgen.engine.health import Counts, FirstTokens
 from loadgen.plan import Plan
 from loadgen.record import Record
 from servers.wire.poller import Poller
 from servers.wire.stamps import PLAIN
 from servers.wire.transport import Exchange
+from tests.dialects import DIALECTS
 
 
 class Terminal(StringIO):
@@ -105,19 +108,28 @@ def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch, kind: type[StringI
     assert (stream.getvalue() == "") == (quiet or not stream.isatty())
 
 
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+
+
+def arrived(exchange: Exchange, data: bytes, at_ns: int) -> None:
+    exchange.parts.append(data)
+    exchange.sizes.append(len(exchange.raw))
+    exchange.user.append(at_ns)
+
+
 def test_ttft_so_far_counts_each_first_token_once() -> None:
-    """At the first event of an answer under way, not at its head; at the end of one that nobody looked at before."""
+    """A response under way counts from its first event with a token on; one that nobody looked at counts at its end."""
     counts = Counts()
-    tokens = FirstTokens(counts, PLAIN, list)
+    tokens = FirstTokens(counts, PLAIN, list, partial(first_token, dialect=DIALECTS["openai", "chat"]))
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
-    exchange.parts.append(b"HTTP/1.1 200 OK\r\n\r\n")
-    exchange.sizes.append(len(exchange.raw))
-    exchange.user.append(1_500)
-    tokens.look({exchange})
-    assert counts.answered == 0
-    exchange.parts.append(b"data: {}\n\n")
-    exchange.sizes.append(len(exchange.raw))
-    exchange.user.append(3_000)
+    for data, at_ns in ((HEAD, 1_500), (b"%x\r\n%b\r\n" % (len(ROLE), ROLE), 2_000)):
+        arrived(exchange, data, at_ns)
+        tokens.look({exchange})
+        assert counts.answered == 0
+    arrived(exchange, b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 3_000)
+    arrived(exchange, b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 4_000)
     tokens.look({exchange})
     tokens.look({exchange})
     record = Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000])
@@ -126,3 +138,23 @@ def test_ttft_so_far_counts_each_first_token_once() -> None:
     tokens.take(None, record)
     tokens.take(None, Record(id=1, state="failed"))
     assert (counts.answered, counts.ttft_ns) == (2, 6_000)
+
+
+def test_a_first_token_behind_long_events_is_found() -> None:
+    """Some servers open a chat with a long event without a token, such as the results of a content filter."""
+    filtered = b'data: {"choices":[],"prompt_filter_results":"%b"}\n\n' % (b"x" * 3_000)
+    raw = b"HTTP/1.1 200 OK\r\n\r\n" + filtered + TOKEN
+    dialect = DIALECTS["openai", "chat"]
+    assert first_token(raw, dialect) == len(raw)
+    assert first_token(raw[:-4], dialect) is None
+    counts = Counts()
+    exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
+    arrived(exchange, raw, 3_000)
+    FirstTokens(counts, PLAIN, list, partial(first_token, dialect=dialect)).look({exchange})
+    assert (counts.answered, counts.ttft_ns) == (1, 2_000)
+
+
+@pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 429 No\r\n\r\n" + TOKEN, b"data: x", HEAD + b"zz\r\n" + ROLE])
+def test_bytes_that_are_no_stream_have_no_first_token(raw: bytes) -> None:
+    """Whatever a server sends, looking for a token raises nothing."""
+    assert first_token(raw, DIALECTS["openai", "chat"]) is None

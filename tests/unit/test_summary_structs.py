@@ -23,6 +23,10 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         "run"
     ]
     found["requests"].setdefault("rejected", 0)
+    for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
+        found["tokens"].setdefault(name, again["tokens"][name])
+    for name in ("contradicted_chunks", "contradicted_totals"):
+        found["tokens"].setdefault(name, 0)
     for name in ("output_early", "output_longer"):
         found["tokens"].setdefault(name, None)
     if (cache := (found["memory"] or {}).get("kv_cache")) is not None:

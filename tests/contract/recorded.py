@@ -6,20 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servers.kinds import KINDS
-from servers.kinds.dialect import Answer, Dialect
+from servers.kinds.dialect import Answer, ChunkCounts, Dialect
 from servers.wire.sse import split
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
+USUALLY_COUNTED_BY: dict[tuple[str, str], ChunkCounts] = {
+    ("tgi", "generate"): "event",
+    ("tgi", "completions"): "event",
+    ("tgi", "chat"): "event",
+    ("lightllm", "generate"): "usage",
+    ("lightllm", "completions"): "event",
+    ("lightllm", "chat"): "event",
+}
+"""How the tokens of a chunk are known in nearly all streams of a dialect: TGI and LightLLM send one event per token."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One response. `proven` is how many of its events prove it complete, where that is not the end marker's place."""
+    """One response. `proven` is how many of its events prove it complete, where that is not the end marker's place.
+    `by` says where the tokens of each chunk come from, where that is not as in other streams of the dialect."""
 
     file: str
     key: tuple[str, str]
     answer: Answer
     proven: int = 0
+    by: ChunkCounts = ""
+
+    def __post_init__(self) -> None:
+        self.answer.chunk_counts = self.by or USUALLY_COUNTED_BY.get(self.key, "chunk")
 
     @property
     def dialect(self) -> Dialect:
@@ -57,6 +71,13 @@ def _wire(tokens: list[int], end_event: int | None, finish: str, error: str = ""
     return Answer(tokens, end_event, None, sum(tokens), "wire", finish, kind, error)
 
 
+def _several(tokens: list[int], end_event: int, prompt: int, output: int, *, text_bytes: int, phrases: int) -> Answer:
+    """A stream of chunks that hold several tokens, of which only the total is known."""
+    answer = _server(tokens, end_event, prompt, output, "length")
+    answer.text_bytes, answer.phrase_chunks = text_bytes, phrases
+    return answer
+
+
 def _rejected(events: int, end_event: int | None, said: str) -> Answer:
     """A stream with status 200 that holds no token: the server was too busy to take the request."""
     return Answer([0] * events, end_event, None, 0, "wire", "", "rejected", said)
@@ -69,8 +90,8 @@ STREAMS = (
     # vLLM: recorded
     Stream("vllm-0.32.0/completion_stream.txt", _COMPLETIONS, _server([1] * 8 + [0, 0], 9, 8, 8, "length")),
     Stream("vllm-0.32.0/chat_stream.txt", _CHAT, _server([0, 1, 1, 1, 1, 1, 0, 0], 7, 20, 5, "length")),
-    Stream("vllm-0.32.0/continuous_usage.txt", _COMPLETIONS, _server([1, 1, 1, 0, 0], 4, 4, 3, "length")),
-    Stream("vllm-0.32.0/token_ids.txt", _COMPLETIONS, _wire([1, 1, 1, 0], 3, "length")),
+    Stream("vllm-0.32.0/continuous_usage.txt", _COMPLETIONS, _server([1, 1, 1, 0, 0], 4, 4, 3, "length"), by="usage"),
+    Stream("vllm-0.32.0/token_ids.txt", _COMPLETIONS, _wire([1, 1, 1, 0], 3, "length"), by="ids"),
     Stream("vllm-0.32.0/stream_nousage.txt", _COMPLETIONS, _wire([1, 1, 1, 0], 3, "length")),
     # vLLM: written
     Stream("written/vllm-0.2.0/completions.txt", _COMPLETIONS, _wire([1, 1, 0, 0], 3, "length")),
@@ -86,9 +107,17 @@ STREAMS = (
         _COMPLETIONS,
         _wire([0, 0], 1, "", "This model's maximum context length is 2048 tokens. (BadRequestError, 400)"),
     ),
-    Stream("written/vllm-0.33.0/completions_merged.txt", _COMPLETIONS, _server([2, 1, 3, 0, 0], 4, 5, 6, "length")),
     Stream(
-        "written/vllm-0.33.0/continuous_usage_merged.txt", _COMPLETIONS, _server([2, 1, 3, 0, 0], 4, 5, 6, "length")
+        "written/vllm-0.33.0/completions_merged.txt",
+        _COMPLETIONS,
+        _server([2, 1, 3, 0, 0], 4, 5, 6, "length"),
+        by="ids",
+    ),
+    Stream(
+        "written/vllm-0.33.0/continuous_usage_merged.txt",
+        _COMPLETIONS,
+        _server([2, 1, 3, 0, 0], 4, 5, 6, "length"),
+        by="usage",
     ),
     Stream("written/vllm-0.33.0/chat_reasoning.txt", _CHAT, _server([0, 1, 1, 1, 1, 0, 0], 6, 5, 4, "length")),
     Stream("written/vllm-0.33.0/chat_tools.txt", _CHAT, _server([0, 1, 1, 0, 0, 0], 5, 5, 2, "tool_calls")),
@@ -96,6 +125,7 @@ STREAMS = (
         "written/vllm-0.33.0/completions_killed.txt",
         _COMPLETIONS,
         _wire([1, 1, 0, 0], 3, "", "Internal server error (InternalServerError, 500)"),
+        by="ids",
     ),
     Stream(
         "written/vllm-0.33.0/completions_rejected.txt",
@@ -106,6 +136,7 @@ STREAMS = (
         "written/vllm-0.33.0/completions_aborted.txt",
         _COMPLETIONS,
         _server([1, 0, 0, 0], 3, 5, 1, "abort", "the server ended the answer with finish reason 'abort'"),
+        by="ids",
     ),
     # TGI: written
     Stream("written/tgi-1.1.1/generate.txt", ("tgi", "generate"), _server([1, 1], 1, None, 2, "length")),
@@ -142,17 +173,68 @@ STREAMS = (
         ("tgi", "completions"),
         _rejected(2, 1, "Model is overloaded"),
     ),
+    Stream("tgi-3.3.7/chat_stream_usage.txt", ("tgi", "chat"), _server([1] * 8 + [0, 0], 9, 20, 8, "length"), proven=8),
+    Stream("tgi-3.3.7/chat_tool_stream.txt", ("tgi", "chat"), _server([1] * 15 + [0, 0], 16, 373, 45, "")),
+    Stream(
+        "tgi-3.3.7/completions_stream.txt",
+        ("tgi", "completions"),
+        _server([1] * 8 + [0], 8, 4, 8, "length"),
+        proven=8,
+    ),
+    Stream("tgi-3.3.7/generate_stream.txt", ("tgi", "generate"), _wire([1] * 8, 7, "")),
+    Stream("tgi-3.3.7/generate_stream_details.txt", ("tgi", "generate"), _server([1] * 8, 7, 4, 8, "length")),
+    Stream("tgi-3.3.7/generate_grammar_stream.txt", ("tgi", "generate"), _server([1] * 3, 2, 1, 3, "eos_token")),
     # SGLang: recorded
+    Stream(
+        "sglang-0.5.23/chat_stream_cont.txt",
+        ("openai", "chat"),
+        _server([0] + [1] * 8 + [0] * 3, 11, 20, 8, "length"),
+        proven=10,
+        by="usage",
+    ),
+    Stream(
+        "sglang-0.5.23/stream-interval-4/chat_stream_cont.txt",
+        ("openai", "chat"),
+        _server([0, 1, 4, 3, 0, 0, 0], 6, 20, 8, "length"),
+        proven=5,
+        by="usage",
+    ),
+    Stream(
+        "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt",
+        ("openai", "chat"),
+        _several([0, 1, 1, 1, 0, 0, 0], 6, 20, 8, text_bytes=54, phrases=2),
+        proven=5,
+    ),
+    Stream(
+        "sglang-0.5.23/completions_stream_usage.txt",
+        ("openai", "completions"),
+        _server([1] * 8 + [0, 0], 9, 4, 8, "length"),
+        proven=8,
+    ),
+    Stream(
+        "sglang-0.5.23/completions_token_ids.txt",
+        ("openai", "completions"),
+        _server([1, 1, 1, 0, 0], 4, 4, 3, "length"),
+        proven=3,
+        by="ids",
+    ),
     Stream(
         "sglang-0.5.23/overload_chat_stream_usage.txt",
         ("openai", "chat"),
-        Answer([0, 0, 0], 2, 0, 0, "server", "", "rejected", "The request queue is full. (SERVICE_UNAVAILABLE, 503)"),
+        Answer(
+            [0, 0, 0], 2, None, 0, "server", "", "rejected", "The request queue is full. (SERVICE_UNAVAILABLE, 503)"
+        ),
     ),
     # LightLLM: recorded, then written
     Stream("lightllm-0.0.1/stream.txt", ("lightllm", "generate"), _server([1, 1, 1], 2, None, 3, "length")),
-    Stream("written/lightllm-2023-09/generate.txt", ("lightllm", "generate"), _wire([1, 1], 1, "")),
+    Stream("written/lightllm-2023-09/generate.txt", ("lightllm", "generate"), _wire([1, 1], 1, ""), by="event"),
     Stream("written/lightllm-1.2.0/generate.txt", ("lightllm", "generate"), _server([1, 1, 1], 2, 4, 3, "length")),
-    Stream("written/lightllm-1.2.0/generate_refused.txt", ("lightllm", "generate"), _wire([0], None, "", _TOO_LONG)),
+    Stream(
+        "written/lightllm-1.2.0/generate_refused.txt",
+        ("lightllm", "generate"),
+        _wire([0], None, "", _TOO_LONG),
+        by="event",
+    ),
     Stream(
         "written/lightllm-1.2.0/generate_failed.txt",
         ("lightllm", "generate"),
@@ -179,8 +261,16 @@ STREAMS = (
     ),
     # Servers that follow OpenAI: written
     Stream("written/openai/chat.txt", ("openai", "chat"), _server([0, 1, 1, 0, 0, 0], 5, 4, 2, "length"), proven=4),
-    Stream("written/transformers-5.19/chat.txt", ("openai", "chat"), _server([0, 1, 1, 0], 3, 4, 5, "length")),
-    Stream("written/transformers-5.19/completions.txt", ("openai", "completions"), _server([1, 0], 1, 4, 3, "length")),
+    Stream(
+        "written/transformers-5.19/chat.txt",
+        ("openai", "chat"),
+        _several([0, 1, 1, 0], 3, 4, 5, text_bytes=9, phrases=1),
+    ),
+    Stream(
+        "written/transformers-5.19/completions.txt",
+        ("openai", "completions"),
+        _several([1, 0], 1, 4, 3, text_bytes=6, phrases=1),
+    ),
     Stream(
         "written/transformers-5.19/chat_failed.txt",
         ("openai", "chat"),

@@ -37,6 +37,17 @@ SAID = {
     "written/openai/chat": "To be",
     "written/transformers-5.19/chat": "To be ",
     "written/transformers-5.19/completions": "To be ",
+    "tgi-3.3.7/chat_stream_usage": " gijamivohifawitobu dadupebosu la\x1e",
+    "tgi-3.3.7/chat_tool_stream": "",
+    "tgi-3.3.7/completions_stream": "rutoebu zihozotivume\ufffdiba",
+    "tgi-3.3.7/generate_stream": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
+    "tgi-3.3.7/generate_stream_details": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
+    "tgi-3.3.7/generate_grammar_stream": "bab",
+    "sglang-0.5.23/chat_stream_cont": " mitela nihi sawapu sawapu sawapu sawapu sawapu mitela",
+    "sglang-0.5.23/stream-interval-4/chat_stream_cont": "",
+    "sglang-0.5.23/stream-interval-4/chat_stream_usage": "",
+    "sglang-0.5.23/completions_stream_usage": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
+    "sglang-0.5.23/completions_token_ids": " kawe puzu\ufffd",
 }
 """Read off the transcripts: reasoning, tool calls and special tokens are no part of it."""
 whole_streams = pytest.mark.parametrize(
@@ -58,6 +69,22 @@ def test_bytes_that_cannot_be_read_add_nothing(stream: Stream) -> None:
     text = stream.dialect.text(stream.payloads())
     for damage in (b"", b"{", b"null", b"[]", b"\xff", b'{"token":null,"choices":null}', b'{"choices":[{}]}'):
         assert stream.dialect.text([*stream.payloads(), damage]) == text
+
+
+def test_parts_of_content_are_its_text() -> None:
+    """Content may be a list of parts. Thinking is left out, as reasoning is."""
+    payloads = [
+        b'{"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"Let me"}]}]}}]}',
+        b'{"choices":[{"delta":{"content":[{"type":"text","text":"It "},"is"]}}]}',
+        b'{"choices":[{"delta":{"content":{"type":"text","text":" so"}}}]}',
+    ]
+    assert DIALECTS["openai", "chat"].text(payloads) == "It is so"
+
+
+def test_a_character_in_two_chunks_is_one() -> None:
+    """Some servers split a character into the halves of its surrogate pair."""
+    payloads = [b'{"choices":[{"text":"a\\ud83d"}]}', b'{"choices":[{"text":"\\ude00b"}]}']
+    assert DIALECTS["openai", "completions"].text(payloads) == "a\U0001f600b"
 
 
 def test_every_dialect_says_something() -> None:

@@ -182,7 +182,10 @@ def ordeal(
     run = runfile.read(folder / "run")
     lost += [f"request {number} has no record" for number in set(range(cases)) - {each.id for each in run.records}]
     footer = run.footer
-    if len(run.records) != cases or footer is None or footer.complete + footer.truncated + footer.failed != cases:
+    ended = 0
+    if footer is not None:
+        ended = footer.complete + footer.truncated + footer.failed + (footer.rejected or 0)
+    if len(run.records) != cases or ended != cases:
         lost.append(f"{cases} requests, {len(run.records)} records, {footer}")
     for record in run.records:
         name, case = spoiler.raw.get(record.id, ("", None))

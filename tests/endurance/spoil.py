@@ -379,6 +379,16 @@ def payloads_of(data: bytes) -> list[bytes]:
     return found
 
 
+def _stated(value: object, known: object) -> object:
+    """Return the total of tokens after an event: the one known before where the event has none, and None (unknown)
+    where its value is no number of tokens, which says nothing (docs/concepts/streams.md)."""
+    if value is None:
+        return known
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= 10_000_000 else None
+
+
 def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) -> bool:
     """Whether these bytes prove that the answer is whole: 200, each event is JSON and no error, no text behind the end
     marker, and the server's own total, where there is one, is what was asked (TGI may say less). A total may stand
@@ -400,13 +410,13 @@ def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) 
             return False
         if endpoint == "generate":
             details = event.get("details") or {}
-            total = details.get("generated_tokens", total)
-            total = (event.get("token") or {}).get("count_output_tokens", total)
+            total = _stated(details.get("generated_tokens"), total)
+            total = _stated((event.get("token") or {}).get("count_output_tokens"), total)
             if event.get("finished") or event.get("generated_text") is not None:
                 ended = True
                 break
         else:
-            total = (event.get("usage") or {}).get("completion_tokens", total)
+            total = _stated((event.get("usage") or {}).get("completion_tokens"), total)
             choices = event.get("choices") or []
             if ended and any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices):
                 return False

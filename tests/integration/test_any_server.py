@@ -171,8 +171,11 @@ def test_a_compressed_answer_is_named_or_read(status: int, tmp_path: Path) -> No
     (found,) = {
         (record.state, record.error_kind, record.error_detail) for record in runfile.read(tmp_path / "run").records
     }
-    kind, words = ("protocol", "compressed (gzip)") if status == 200 else ("http_status", "no room")
-    assert found[:2] == ("failed", kind)
+    if status == 200:
+        ending, words = ("failed", "protocol"), "compressed (gzip)"
+    else:
+        ending, words = ("rejected", "rejected"), "no room"
+    assert found[:2] == ending
     assert words in found[2]
 
 

@@ -379,11 +379,12 @@ def payloads_of(data: bytes) -> list[bytes]:
     return found
 
 
-def _stated(value: object, known: object) -> object:
+def _stated(event: dict[str, object], field: str, known: object) -> object:
     """Return the total of tokens after an event: the one known before where the event has none, and None (unknown)
     where its value is no number of tokens, which says nothing (docs/concepts/streams.md)."""
-    if value is None:
+    if field not in event:
         return known
+    value = event[field]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= 10_000_000 else None
@@ -410,13 +411,13 @@ def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) 
             return False
         if endpoint == "generate":
             details = event.get("details") or {}
-            total = _stated(details.get("generated_tokens"), total)
-            total = _stated((event.get("token") or {}).get("count_output_tokens"), total)
+            total = _stated(details, "generated_tokens", total)
+            total = _stated(event.get("token") or {}, "count_output_tokens", total)
             if event.get("finished") or event.get("generated_text") is not None:
                 ended = True
                 break
         else:
-            total = _stated((event.get("usage") or {}).get("completion_tokens"), total)
+            total = _stated(event.get("usage") or {}, "completion_tokens", total)
             choices = event.get("choices") or []
             if ended and any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices):
                 return False

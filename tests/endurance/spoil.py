@@ -399,6 +399,7 @@ def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) 
         return False
     total: object = None
     ended = reason = False
+    streamed = 0
     for payload in payloads_of(data):
         if payload == b"[DONE]":
             ended = endpoint != "generate"
@@ -419,8 +420,12 @@ def proven(server: str, endpoint: str, raw: bytes, *, closed: bool, asked: int) 
         else:
             total = _stated(event.get("usage") or {}, "completion_tokens", total)
             choices = event.get("choices") or []
+            streamed += any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
             if ended and any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices):
                 return False
             reason |= any(choice.get("finish_reason") for choice in choices)
     ended |= reason and server == "openai"
-    return ended and (total in (None, asked) or (server == "tgi" and isinstance(total, int) and total < asked))
+    # A total that the chunks refute is reported beside their count, and does not decide (docs/concepts/tokens.md).
+    return ended and (
+        total in (None, asked) or streamed == asked or (server == "tgi" and isinstance(total, int) and total < asked)
+    )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from analysis.chunks import ChunkInstants, GrowingArray, GrowingTokens, steps_of
 from loadgen.record import Record, State
-from loadgen.token_counts import BASES, Basis, generated, streamed
+from loadgen.token_counts import BASES, Basis, streamed
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -34,6 +34,7 @@ DETAILS_MAX = 1000
 OTHER_DETAIL = "(other words)"
 COUNTED = attrgetter("phase", "state", "counted_by", "stamps")
 ENDED = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
+COUNT_FACTS = attrgetter("chunk_counts", "counted_by", "hidden_tokens", "refuted_total")
 NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
 
@@ -424,10 +425,14 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
     recorded = sum_by_row(tokens, offsets)
     first, arrived = _at_chunk(tokens.astype(np.float64), offsets[:-1], counts), recorded.copy()
     in_stream, unstreamed = recorded.copy(), np.zeros(len(records))
-    by_chunks = [record.chunk_counts == "chunk" or record.counted_by == "chunks" for record in records]
+    facts = [*map(COUNT_FACTS, records)]
+    # Nearly always all records of a block have the same facts, which are looked at once.
+    looks = {each: _looks(*each) for each in set(facts)}
+    flags = np.array([*looks.values()] if len(looks) == 1 else [looks[each] for each in facts], np.bool_)
+    by_chunks, by_server, special = np.broadcast_to(flags.reshape(-1, 3), (len(facts), 3)).T
     basis = np.where(by_chunks, BASES.index("chunks"), BASES.index("counted")).astype(np.uint8)
-    totals = np.array([_generated(record) for record in records], np.float64)
-    unlike = (counts > 0) & ~(totals == recorded)
+    totals = np.array([record.output_tokens for record in records], np.float64)
+    unlike = (counts > 0) & (special | (by_server & ~(totals == recorded) & ~np.isnan(totals)))
     if unlike.any():
         tokens = tokens.astype(np.uint32)
     for row in np.flatnonzero(unlike).tolist():
@@ -446,11 +451,11 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
     }
 
 
-def _generated(record: Record) -> float:
-    """The tokens generated; NaN where chunks and total need a closer look, whatever they are."""
-    if record.hidden_tokens or record.refuted_total is not None:
-        return np.nan
-    return generated(record)
+def _looks(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:
+    """Whether tokens are those of chunks of unknown length, whether the server stated a total, and whether chunks and
+    total need a closer look in any case."""
+    by_chunks = chunk_counts == "chunk" or counted_by == "chunks"
+    return by_chunks, counted_by == "server", bool(hidden_tokens) or refuted_total is not None
 
 
 def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:

@@ -13,7 +13,6 @@ Typed decoding is fast and strict, and does nearly all of the work. An event tha
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -140,7 +139,9 @@ def _fit_count(value: Any, info: Any) -> int:
         value = int(value)
     if not isinstance(value, int | float):
         raise UnfitError
-    if isinstance(value, bool) or not math.isfinite(value) or int(value) != value:
+    if isinstance(value, bool):
+        raise ImpossibleError
+    if isinstance(value, float) and not value.is_integer():  # infinities and NaN included
         raise ImpossibleError
     least = -(1 << 63) if info.ge is None else info.ge
     most = (1 << 63) - 1 if info.le is None else info.le

@@ -366,17 +366,22 @@ def body_of(raw: bytes, *, closed: bool) -> tuple[int, bytes]:
 
 
 def payloads_of(data: bytes) -> list[bytes]:
-    """The events that a blank line has ended."""
+    """Return the payloads of all events. The last one needs no blank line behind it (docs/concepts/streams.md)."""
     text = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     found, lines = [], list[bytes]()
-    for line in text.split(b"\n")[:-1]:
+    for line in text.split(b"\n"):
         name, _, value = line.partition(b":")
         if name == b"data":
             lines.append(value.removeprefix(b" "))
         elif not line and lines:
             found.append(b"\n".join(lines))
             lines = []
-    return found
+    last = b"\n".join(lines)
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return [*found, last] if last.strip() == b"[DONE]" else found
+    return [*found, last]
 
 
 def _stated(event: dict[str, object], field: str, known: object) -> object:

@@ -35,6 +35,8 @@ _SAMPLED = {
     "prompt_tokens output_tokens cached_prompt_tokens": _Number,
     "requests_finished requests_failed preemptions rejections": _Number,
     "moment": str,
+    "simulated": bool,
+    "simulated_speed": _Number,
     "late_counts": dict[Annotated[int, msgspec.Meta(ge=-1, le=256)], Count],
     "gpus": [_CARD],
 }

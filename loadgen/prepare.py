@@ -26,7 +26,7 @@ from msgspec.structs import asdict
 from loadgen import folders, host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.server import Say, access_of, dialect_for, longest_of, server_for
+from loadgen.server import Say, access_of, dialect_for, longest_of, server_for, simulated_name
 from loadgen.settings import in_words, lengths_said
 from workloads import arrivals, lengths, pictures, processes, workload
 from workloads.prompts import load_tokenizer
@@ -97,7 +97,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
     from servers.access import target_of
-    from servers.find import dialect_on, tokenizer_of
+    from servers.find import dialect_on, marked, tokenizer_of
 
     access = access_of(plan)
     asked = dialect_on(plan.server, plan.endpoint)
@@ -106,10 +106,13 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(
         plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
-    ) as facts:
-        dialect = dialect_for(plan, facts, access, say)
-        with tokenizer_of(facts, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
+    ) as probed:
+        dialect = dialect_for(plan, probed, access, say)
+        with tokenizer_of(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
+            facts = marked(probed, tokenizer.mark)
+        if facts is not probed:
+            say(f"{simulated_name(facts)}: its counts of prompts say that it is simulated")
         count = "" if schedule.count is None else f"{schedule.count} "
         tokens = "about " * (not prompts.exact and not plan.of_file) + lengths_said(plan)[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"

@@ -29,6 +29,7 @@ from loadgen.held import CLOCK, HEADER, SAMPLE
 from loadgen.record import Count, Record, Whole
 from servers.access import hide
 from servers.errors import NOT_READABLE
+from servers.marks import FIELD
 from workloads.arrivals import facts_of
 from workloads.load import LoadFacts
 
@@ -156,7 +157,8 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     worker: Count = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
-    pauses and paused_ns (waits of a closed loop after requests that failed at once),
+    pauses and paused_ns (waits of a closed loop after requests that failed at once), simulated and simulated_speed
+    (a response had the mark of a simulated server),
     clock_disagreement_ns, late_counts ({bucket: reads}, see engine.health). For `clock`, one from before the start and
     one from the end: machine, workers, and by how much its clock was ahead of the master's, offset_ns, which is known
     to uncertainty_ns. For the others: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the words of
@@ -278,7 +280,18 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
         elif isinstance(item, Footer):
             run.footer = item
     run.going_on = run.footer is None and any(map(_being_written, (main, *parts)))
+    _note_simulated(run)
     return run
+
+
+def _note_simulated(run: Run) -> None:
+    """Say in the header that the server is simulated, if its responses said so and the probe did not notice it."""
+    if run.header.server.get("simulated"):
+        return
+    for sample in run.telemetry:
+        if sample.values.get("simulated"):
+            run.header.server |= {"simulated": True, "speed": sample.values.get(FIELD)}
+            return
 
 
 def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:

@@ -111,6 +111,12 @@ def longest_prompt_of(plan: Plan) -> int:
     return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
 
 
+def simulated_name(facts: ServerFacts) -> str:
+    """Return what a line calls a simulated server: its mark, its kind and the speed of its clock."""
+    speed = "of unknown speed" if facts.speed is None else f"x{facts.speed:g}"
+    return f"SIMULATED {facts.name} (clock {speed})"
+
+
 def clock_speed(plan: Plan) -> float:
     """Return how many times faster than real time the clock of the plan's server runs: 1 for a real server.
 
@@ -184,7 +190,7 @@ def server_for(
     longest = [longest_prompt_of(plan), answered]
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)
     if facts is not None:
-        who = f"SIMULATED {facts.name} (clock x{facts.speed:g})" if facts.simulated else f"{facts.name} {facts.version}"
+        who = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who.strip()} at {facts.url}{about}")
         check_limits(facts, at_once, *longest, over_limit=plan.over_limit)
         if beyond := over_limit(facts, at_once):

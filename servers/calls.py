@@ -22,6 +22,7 @@ import msgspec
 
 from servers.access import OPEN, Access, hide
 from servers.errors import NOT_READABLE, UnauthorizedError, UnreachableError, decompressed
+from servers.marks import HEADER, Mark, in_header, in_value
 
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20
@@ -38,6 +39,8 @@ class Caller:
         self._url = url
         self._prefix = parts.path.rstrip("/")
         self._headers = {"content-type": "application/json", **access.headers}
+        self.mark: Mark | None = None
+        """The first mark of a simulated server in what it has answered."""
         host = parts.hostname or ""
         self._connection = (
             http.client.HTTPSConnection(host, parts.port, timeout=self._timeout_s, context=access.tls)
@@ -56,9 +59,11 @@ class Caller:
                 "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)",
             )
         try:
-            return status, msgspec.json.decode(content)
+            value = msgspec.json.decode(content)
         except NOT_READABLE:
             return status, None
+        self.mark = self.mark or in_value(value)
+        return status, value
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         """GET a page of any kind: HTTP status and body. It may take `limit_s` to connect and as long again to arrive.
@@ -82,6 +87,7 @@ class Caller:
             self._connection.response_class = lambda sock, **told: http.client.HTTPResponse(timed(sock), **told)  # type: ignore[assignment]
             self._connection.request(method, self._prefix + path, data, {**self._headers, **more})
             answer = self._connection.getresponse()
+            self.mark = self.mark or in_header(answer.getheader(HEADER))
             content = answer.read(limit_bytes)
             if len(content) < limit_bytes and answer.length is None and not answer.chunked:
                 content += answer.read(1)  # the end of such a body is that of the connection, which this read finds

@@ -29,6 +29,7 @@ from servers.kinds import KINDS, any_of
 from servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
 from servers.kinds.dialect import Dialect, Route, Told, whole_pieces
 from servers.kinds.refusals import error_text, one_line
+from servers.marks import Mark
 from workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2
@@ -84,13 +85,19 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
             raise _wrong_server(ask, base, KINDS.get(server))
         kind = KINDS[facts.name]
         facts = replace(facts, title=kind.title, notes={**kind.notes, **facts.notes}, model=_listed(ask, facts, model))
-        with suppress(UnauthorizedError):  # hosted servers say so of any path that they do not know
+        # Hosted servers answer 401 to any path that they do not know, and gateways may not answer at all.
+        with suppress(UnauthorizedError, UnreachableError):
             status, answer = ask("/simulated/status")
             speed = as_dict(answer).get("speed")
             if status == 200 and isinstance(speed, int | float):
                 hardware = as_dict(as_dict(answer).get("hardware"))
                 return replace(facts, simulated=True, speed=float(speed), hardware=hardware)
-        return facts
+        return marked(facts, ask.mark)
+
+
+def marked(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
+    """The facts of a server, which is simulated if something that it said has the mark."""
+    return facts if mark is None or facts.simulated else replace(facts, simulated=True, speed=mark.speed)
 
 
 def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
@@ -229,6 +236,11 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
     id_route: Route[list[int]] | None  # The route that gives token ids, where the server has one and its API takes ids
     plain: ServerTokenizer | None = None  # Where counting generates: the count of text alone, without running it
     words: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark of a simulated server in what it has answered here."""
+        return getattr(self.ask, "mark", None)
 
     @property
     def generates(self) -> bool:

@@ -1,4 +1,4 @@
-"""Proxies that reject what is too much: nginx with a limit on the request rate, haproxy with a short queue."""
+"""Proxies as people run them: nginx with a limit on the request rate or with few paths, haproxy with a short queue."""
 
 from __future__ import annotations
 
@@ -29,6 +29,21 @@ http {{
     }}
 }}
 """
+NGINX_PUBLISHING = """
+daemon off; worker_processes 1; user root; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    server {{
+        listen {host}:{port};
+        location {prefix} {{
+            proxy_pass http://{backend}; proxy_buffering off; proxy_http_version 1.1;
+            proxy_hide_header X-Simulated-Speed;
+        }}
+    }}
+}}
+"""
 HAPROXY = """
 defaults
     mode http
@@ -54,6 +69,25 @@ def nginx_limited(folder: Path, backend_url: str, status: int | None) -> Iterato
         facts = {"folder": folder, "host": HOST, "port": port, "backend": urlsplit(backend_url).netloc}
         config = folder / "nginx.conf"
         config.write_text(NGINX.format(**facts, status=configured))
+        environment = os.environ | {"NGINX": f"{listening.fileno()};"}
+        with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
+            yield f"http://{HOST}:{port}"
+
+
+@contextlib.contextmanager
+def nginx_publishing(folder: Path, backend_url: str, prefix: str) -> Iterator[str]:
+    """Run nginx, which passes on only paths that begin so, without the server's own headers; its URL."""
+    with socket.create_server((HOST, 0), backlog=512) as listening:
+        port = listening.getsockname()[1]
+        facts = {
+            "folder": folder,
+            "host": HOST,
+            "port": port,
+            "backend": urlsplit(backend_url).netloc,
+            "prefix": prefix,
+        }
+        config = folder / "nginx.conf"
+        config.write_text(NGINX_PUBLISHING.format(**facts))
         environment = os.environ | {"NGINX": f"{listening.fileno()};"}
         with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
             yield f"http://{HOST}:{port}"

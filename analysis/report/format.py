@@ -92,8 +92,12 @@ def plain(text: str, kept: str = "") -> str:
 
 def simulated(summary: Summary) -> str:
     """Return `SIMULATED`, with the speed of its clock if that is not 1, or `(virtual)`; empty for a real server."""
-    speed = " (virtual)" if summary.server.virtual else times_speed(speed_of(summary))
-    return f"SIMULATED{speed}" if summary.server.simulated else ""
+    server = summary.server
+    if not server.simulated:
+        return ""
+    if server.virtual:
+        return "SIMULATED (virtual)"
+    return f"SIMULATED{times_speed(speed_of(summary))}" if knows_speed(summary) else "SIMULATED at unknown speed"
 
 
 def page_mark(summaries: Iterable[Summary]) -> str:
@@ -101,6 +105,12 @@ def page_mark(summaries: Iterable[Summary]) -> str:
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))
     return next(iter(marks), "") if len(marks) <= 1 else f"SIMULATED{times_speed(*map(speed_of, simulations))}"
+
+
+def knows_speed(summary: Summary) -> bool:
+    """Return whether it is known how fast the server's clock ran. A gateway can hide that of a simulated server."""
+    server = summary.server
+    return not server.simulated or server.virtual or server.speed is not None
 
 
 def speed_of(summary: Summary) -> float:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
-from analysis.report.format import simulated, speed_of, who
+from analysis.report.format import knows_speed, simulated, speed_of, who
 from analysis.stats import CONFIDENCE
 from analysis.summary import Summary
 from analysis.sweep.capacity import Capacity, Evidence, State
@@ -236,7 +236,7 @@ def _step(measured: Measured, gpus: int | None, hour: float | None, sheet: float
     ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet
     low, high = UNSURE
     verdict = "met" if line["over"] < low else "not met" if line["over"] > high else "inconclusive"
-    priced = rate and speed_of(summary) == 1  # costs are of real time
+    priced = rate and speed_of(summary) == 1 and knows_speed(summary)  # costs are of real time
     return SweepStep(
         step=line["step"],
         load=line["load"],

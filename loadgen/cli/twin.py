@@ -162,6 +162,9 @@ def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     return predicted(central, others, known.residual, RUN_VARIATION)
 
 
+_SPEED_1 = "Run it again with --speed 1."
+
+
 def _read(path: Path) -> Run:
     """Read a run. Raises PlanError for a run in virtual time, and for one at another speed than real time.
 
@@ -173,11 +176,14 @@ def _read(path: Path) -> Run:
     run = runfile.read(path)
     if run.header.server.get("virtual"):
         raise PlanError(f"{path} was simulated", "Fit runs of the server itself.")
-    speed = run.header.server.get("speed") or 1
+    server = run.header.server
+    if server.get("simulated") and server.get("speed") is None:
+        raise PlanError(f"{path} is of a simulated server at unknown speed, and a twin is of real time", _SPEED_1)
+    speed = server.get("speed") or 1
     if speed != 1:
         raise PlanError(
             f"{path} is of a simulated server at {speed:g} times speed, and a twin is of real time",
-            "Run it again with --speed 1.",
+            _SPEED_1,
         )
     return run
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
 from loadgen.record import NoneOrKind, Record, State, record_for
+from servers import marks
 from servers.access import hide
 from servers.errors import decompressed
 from servers.kinds.dialect import Answer, Dialect, whole_pieces
@@ -26,6 +27,8 @@ from workloads.request import Request
 
 COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
 ERROR_LIMIT_BYTES = 1 << 20
+HEAD_LIMIT_BYTES = 1 << 16
+"""The head of a response is looked for in this many bytes."""
 FULL_WINDOW_BYTES = 65_536
 """A read this large found a full receive window, as Linux offers it on a new connection."""
 FEW_EVENTS = 4
@@ -57,6 +60,8 @@ def records_of(
     right. Never raises on what a server sent. Each step runs over all exchanges: its code stays in the CPU cache."""
     every = [_came(exchange, request, dialect, start_ns) for exchange, request in several]
     came = [each for each in every if each.exchange.sizes]
+    if health.wants_mark:
+        _look_for_mark(came, health)
     stamped = checked(stamps, [(each.exchange, array("q", (1, *each.ends))) for each in came], clocks.to_monotonic)
     answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in came]
     for each, answer, (arrivals, instants) in zip(came, answers, stamped, strict=True):
@@ -120,6 +125,22 @@ def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int)
     answer = exchange.framing.status == 200 and not coding
     events = _events(exchange, bounds, dialect) if answer else (None, ())
     return _Came(exchange, request, record, bounds, coding, *events)
+
+
+def _look_for_mark(came: Sequence[_Came], health: Health) -> None:
+    """Look into the first of these responses for the mark of a simulated server.
+
+    One response per health sample is enough, and costs nothing per token. Errors may come from a gateway, so they do
+    not end the search.
+    """
+    for each in came:
+        head = bytes(each.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
+        payloads = each.payloads or ()
+        found = (marks.in_payload(payload) for payload in (*payloads[:2], *payloads[-2:]))
+        health.mark = health.mark or marks.in_head(head) or next(filter(None, found), None)
+        if payloads or health.mark:
+            health.wants_mark = False
+            return
 
 
 def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:

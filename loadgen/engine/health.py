@@ -11,8 +11,11 @@ from ctypes import Structure, c_int64
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from servers import marks
+
 if TYPE_CHECKING:
     from loadgen.record import Record
+    from servers.marks import Mark
     from servers.wire.stamps import StampSource, ToMonotonic
     from servers.wire.transport import Exchange
 
@@ -41,6 +44,10 @@ class Health:
         self._added = dict.fromkeys(ADDED, 0)
         self._stall_ns_max = 0
         self._pauses = self._paused_ns = 0
+        self.wants_mark = True
+        """Whether no response was looked at for the mark of a simulated server since the last sample."""
+        self.mark: Mark | None = None
+        """The mark that was found."""
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
 
@@ -70,6 +77,8 @@ class Health:
             "paused_ns": self._paused_ns,
             "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
         }
+        if self.mark is not None:
+            values |= {"simulated": True} | ({} if self.mark.speed is None else {marks.FIELD: self.mark.speed})
         self._reset()
         return values
 

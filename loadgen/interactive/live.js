@@ -34,7 +34,7 @@
     if (!live.server) { line.append("No server."); return line; }
     const { name, version, model, url, simulated, speed } = live.server;
     if (simulated) line.append(node("span", { class: "simulated" }, "SIMULATED"));
-    line.append(node("span", {}, `${name} ${simulated ? `(clock x${speed})` : version} · ${model} · ${url}`));
+    line.append(node("span", {}, `${name} ${simulated ? `(clock ${speed === null ? "of unknown speed" : `x${speed}`})` : version} · ${model} · ${url}`));
     if (!live.run) { line.append(node("span", { class: "note" }, "Start to see exact latencies here.")); return line; }
     const client = live.run.client, limited = client.reasons.length > 0;
     line.append(node("span", { class: limited ? "limited" : "ok", id: "loadgen-verdict" },

@@ -46,6 +46,7 @@ from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
 from servers.kinds.refusals import one_line
+from servers.marks import Mark
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
@@ -302,6 +303,8 @@ class LiveRun:
         """The client's health so far; processor time is that of the busiest second."""
         self._clocks = ClockPairs()
         self._health = Health()
+        self.mark: Mark | None = None
+        """The mark of a simulated server, once a response has shown it."""
         self._arrived = 0
         self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._making = RLock()
@@ -342,6 +345,7 @@ class LiveRun:
     def sample(self, users: int) -> None:
         """Once a second: read the clocks, write the client's health, flush, and draw one point of the charts."""
         self._clocks.take()
+        self.mark = self.mark or self._health.mark
         values = self._health.sample() | self._stamps.counts()
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._fold(values)

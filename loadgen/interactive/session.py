@@ -44,6 +44,7 @@ from loadgen.plan import Plan
 from loadgen.server import longest_of, named
 from loadgen.settings import fields_of, run_options
 from servers.errors import LimitError, ServerError
+from servers.find import marked
 from servers.simulated import SimulatedError
 from servers.wire.packets import may_see_packets
 from servers.wire.sources import open_source
@@ -381,8 +382,11 @@ def _completed(answer: Response, session: LocustSession, base: str) -> Response:
 
 def _live(session: LocustSession) -> Response:
     shown = ("name", "version", "model", "url", "simulated", "speed")
-    server = {name: getattr(session.target.facts, name) for name in shown} if session.target else None
-    if (run := session.run) is None:
+    run, server = session.run, None
+    if session.target:
+        facts = marked(session.target.facts, run.mark if run else None)
+        server = {name: getattr(facts, name) for name in shown}
+    if run is None:
         return jsonify({"server": server, "run": None})
     since, figures = request.args.get("since", 0, type=int), run.figures
     span = request.args.get("span", "run")

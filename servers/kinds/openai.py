@@ -147,7 +147,7 @@ _TOKEN_IDS, _USAGE = attrgetter("token_ids"), attrgetter("usage")
 _NO_TEXT = frozenset({"type", "id", "index", "role", "format", "signature", "status", "expires_at"})
 """Fields of a part of content that hold no generated text."""
 MANY_AT_ONCE = 16
-"""Tokens in the first chunk beyond which its text is looked at: some may have been generated before it, and hidden."""
+"""Tokens of a chunk beyond which its text is looked at: some may have been generated before it, and hidden."""
 
 
 def decode(
@@ -177,7 +177,8 @@ def decode(
     total = None if details.generated is None else details.generated + grown
     held = [index for index, chunk in enumerate(chunks) if chunk.choices]
     running = _read_running_totals(held, choices, usages, answer.tokens)
-    counted = None if total is None else total - sum(runs)
+    hidden = _hidden_reasoning(choices, details) if details.reasoning else 0
+    counted = None if total is None else total - sum(runs) - hidden
     if not running and empty_is_token:
         _read_empty(held, choices, answer.tokens, counted, empty_is_token)
     elif not running and counted is not None:
@@ -190,7 +191,7 @@ def decode(
     if answer.chunk_counts == "chunk" and answer.counted_by == "wire" and empty_is_token is None:
         answer.counted_by = "chunks"
     if answer.counted_by == "server" or answer.chunk_counts != "chunk":
-        _note_hidden(answer, payloads, choices, details)
+        _note_hidden(answer, payloads, hidden)
     return answer
 
 
@@ -356,26 +357,35 @@ def _last_stated(
     return _NO_DETAILS, 0
 
 
-def _note_hidden(answer: Answer, payloads: Sequence[bytes], choices: list[Choice], details: UsageDetails) -> None:
-    """Keep what tells tokens that were never streamed from chunks of several tokens, where it may matter."""
+def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
+    """Return how many reasoning tokens the server counted and did not stream."""
+    return 0 if any(choice.delta and _shows_reasoning(choice.delta) for choice in choices) else details.reasoning
+
+
+def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
+    """Keep what tells tokens that were never streamed from chunks of several tokens, where it may matter. `hidden` is
+    the number of reasoning tokens that were not streamed, as far as the server states it."""
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
-    first = next((index for index, tokens in enumerate(answer.tokens) if tokens), None)
-    jump = first is not None and answer.tokens[first] > MANY_AT_ONCE
-    if first is None or not (missing or jump):
+    many = max(answer.tokens, default=0) > MANY_AT_ONCE
+    if not any(answer.tokens) or not (missing or many):
         return
-    if details.reasoning and not any(choice.delta and _shows_reasoning(choice.delta) for choice in choices):
-        answer.hidden_tokens = details.reasoning
-    if answer.chunk_counts != "chunk" and not jump:
+    answer.hidden_tokens = hidden
+    if answer.chunk_counts != "chunk" and not many:
         return
     chunks, _ = decode_events(payloads, _CHUNKS)
     texts = [_all_text(chunk.choices[0]) if chunk.choices else "" for chunk in chunks]
     if "think>" in "".join(texts):  # reasoning that came as content
         answer.hidden_tokens = 0
+    sizes = [len(text.encode("utf-8", "replace")) for text in texts]
     if answer.chunk_counts == "chunk":
-        answer.text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        answer.text_bytes = sum(sizes)
         answer.phrase_chunks = sum(len(text.split(None, 1)) > 1 for text in texts)
-    elif not answer.hidden_tokens and answer.tokens[first] > len(texts[first].encode("utf-8", "replace")):
-        answer.hidden_tokens = answer.tokens[first] - 1
+    elif not answer.hidden_tokens:
+        # More tokens than bytes of text: all but one were generated before it, and not streamed.
+        beyond = [
+            tokens - 1 for tokens, size in zip(answer.tokens, sizes, strict=False) if tokens > max(size, MANY_AT_ONCE)
+        ]
+        answer.hidden_tokens = min(sum(beyond), answer.output_tokens or 0)
 
 
 def _shows_reasoning(delta: Delta) -> bool:
@@ -398,7 +408,8 @@ def _read_running_totals(held: list[int], choices: list[Choice], usages: list[Us
     if any(map(lt, grown, shown)):
         return False  # a total given once, at the end or at the start, and not a running one
     for index, new in zip(held, grown, strict=True) if grown != shown else ():
-        tokens[index] = new
+        # Many tokens in a chunk without text were not streamed: a total that includes hidden ones ends the stream.
+        tokens[index] = 0 if new > MANY_AT_ONCE and not tokens[index] else new
     return True
 
 

@@ -185,6 +185,7 @@ def final(completion: int, more: str = "") -> str:
 
 ROLE = '{"choices":[{"delta":{"role":"assistant","content":""}}]}'
 FINISH = '{"choices":[{"delta":{},"finish_reason":"length"}]}'
+USAGE_98 = ',"usage":{"prompt_tokens":5,"completion_tokens":98}}'
 REASONING = ',"completion_tokens_details":{"reasoning_tokens":96}'
 
 
@@ -215,6 +216,16 @@ REASONING = ',"completion_tokens_details":{"reasoning_tokens":96}'
             [delta("w ", total=97), delta("w ", total=98), FINISH, final(98)],
             {"output_tokens": 98, "hidden_tokens": 96, "chunk_counts": "usage"},
             id="a running total that starts high",
+        ),
+        pytest.param(
+            [*(delta("w ", total=total) for total in (1, 2, 98, 99)), FINISH, final(99)],
+            {"output_tokens": 99, "hidden_tokens": 95, "chunk_tokens": [1, 1, 96, 1]},
+            id="a running total that jumps",
+        ),
+        pytest.param(
+            [delta("w ", total=1), delta("w ", total=2), FINISH[:-1] + USAGE_98],
+            {"output_tokens": 98, "hidden_tokens": 0, "chunk_tokens": [1, 1], "chunk_counts": "usage"},
+            id="a running total that jumps at the end",
         ),
         pytest.param(
             [ROLE, delta("one two", total=2), delta("a b c", total=5), FINISH, final(5)],
@@ -271,3 +282,11 @@ def test_the_evidence_of_a_stream_is_kept(events: list[str], facts: dict[str, An
     """Totals, counts of chunks, hidden tokens and the look of the text, as far as they are needed."""
     record, _ = recorded(CHAT, *events, DONE, asked=facts.get("output_tokens", 3))
     assert {name: getattr(record, name) for name in facts} == facts
+
+
+@pytest.mark.parametrize("server", ["openai", "vllm", "lightllm"])
+def test_a_finish_reason_is_no_token_of_hidden_ones(server: str) -> None:
+    """Where the server counts hidden reasoning, its total is no proof that the last chunk held a token."""
+    events = [ROLE, delta("w "), delta("w "), FINISH, final(98, REASONING), DONE]
+    record, _ = recorded((server, "chat"), *events, asked=98)
+    assert (record.state, record.chunk_tokens, streamed(record).basis) == ("complete", [1, 1], "hidden")

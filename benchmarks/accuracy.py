@@ -6,8 +6,11 @@
     python -m benchmarks.accuracy --n 20000 --workers 2 --itl 4s --output-tokens 8     # connections ready after?
     python -m benchmarks.accuracy --n 2000 --output-tokens 1500  # 100,000 tokens a second for 30 s: drops?
     python -m benchmarks.accuracy --concurrency 64               # a closed loop: how soon is an end seen?
+    python -m benchmarks.accuracy --tls                          # over TLS 1.3, from a server with a log of its own
+    python -m benchmarks.accuracy --tls --concurrency 64         # the same on kept connections
 
-It is one burst of `loadgen calibrate`, which see, with the whole distribution of what went into its row.
+It is one burst of `loadgen calibrate`, which see, with the whole distribution of what went into its row. With `--tls`
+it says at the end whether the TTFT error at p99 is at most 0.05 ms, and otherwise exits with 1.
 """
 
 from __future__ import annotations
@@ -27,10 +30,11 @@ from threading import Thread
 
 import numpy as np
 
-from analysis.client import compare_with_log, read_log, stamps_heading, stamps_notes, stamps_row
+from analysis.client import StampComparison, compare_with_log, read_log, stamps_heading, stamps_notes, stamps_row
 from benchmarks.comparison.machine import pinned
+from benchmarks.tls_server import make_certificate, serving
 from loadgen import runfile
-from loadgen.cli.calibrate import drive
+from loadgen.cli.calibrate import TTFT_S, drive
 from loadgen.cli.options import seconds
 from loadgen.host import Point
 from servers.simulated.config import SimulatedConfig
@@ -38,6 +42,10 @@ from servers.simulated.process import spawn
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 STOPPED_AFTER_S = 1.0
+TLS_ITL_S = 0.1
+"""Time between two tokens over TLS: the server, in Python, seals and sends one in 30 us."""
+TLS_TTFT_ERROR_S = 0.05e-3
+"""Largest TTFT error over TLS, at p99."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,13 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--server", default="tgi", choices=("vllm", "tgi", "lightllm"))
     parser.add_argument("--n", type=int, default=1000)
     parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--itl", type=seconds, default=0.02)
+    parser.add_argument("--itl", type=seconds, help="20ms by default, 100ms over TLS")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--stamps", default="auto")
     parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
     parser.add_argument("--stop", type=seconds, default=0.0, help="stop every worker for so long")
     parser.add_argument("--concurrency", type=int, help="a closed loop of so many clients in place of a burst")
+    parser.add_argument("--tls", action="store_true", help="over TLS, from a server of the OpenAI completions route")
     asked = parser.parse_args(arguments)
+    asked.itl = asked.itl or (TLS_ITL_S if asked.tls else 0.02)
+    if asked.tls:
+        over_tls(asked)
+        return
     if asked.concurrency:
         closed_loop(asked)
         return
@@ -96,8 +109,8 @@ def stop_workers(run: Path, for_s: float) -> None:
     print(f"{len(writing)} processes, all that write the run, were stopped for {for_s:g} s")
 
 
-def show(run: runfile.Run, log: Path) -> None:
-    """What was asked, what came, the errors, and what there was to be late about."""
+def show(run: runfile.Run, log: Path, *, burst: bool = True) -> StampComparison:
+    """Print what was asked, what came, the errors, and what there was to be late about."""
     sends = read_log(log)
     comparison = compare_with_log(run, sends)
     client = json.loads((run.path.parent / "summary.json").read_text("utf-8"))["client"]
@@ -107,12 +120,36 @@ def show(run: runfile.Run, log: Path) -> None:
     events = sum(len(line.sent_ns) for line in sends.values())
     print(f"{comparison.requests} of {len(run.records)} requests compared; {tokens} tokens, {events} events logged")
     print(f"connections opened within {(max(opened) - min(opened)) / 1e9:.2f} s")
-    print(f"burst skew {skew_ns / 1e6:.2f} ms; of the gaps {comparison.coalesced_share:.2%} within one read")
+    skew = f"burst skew {skew_ns / 1e6:.2f} ms; " if burst else ""
+    print(f"{skew}of the gaps {comparison.coalesced_share:.2%} within one read")
     print(f"verdict {client['verdict']}; the ring dropped {client['ring_drops']} segments")
     print("\n".join((stamps_heading(), stamps_row(comparison), *stamps_notes(comparison))))
     print(f"\n{'':24}" + "".join(f"{f'p{p:g}':>10}" for p in PERCENTILES))
     percentiles("read lateness, ms", [record.late_ns_max for record in run.records])
     percentiles("server lateness, ms", np.concatenate([np.subtract(s.sent_ns, s.due_ns) for s in sends.values()]))
+    return comparison
+
+
+def over_tls(asked: argparse.Namespace) -> None:
+    """Send a burst, or a closed loop over kept connections, and compare it with the TLS server's log."""
+    with tempfile.TemporaryDirectory() as name, others(busy=asked.busy):
+        folder = Path(name)
+        certificate, log, jitter_s = make_certificate(folder), folder / "sent.jsonl", 0.0
+        load = ["burst"]
+        if asked.concurrency:
+            load, jitter_s = ["run", f"--arrivals=closed:{asked.concurrency}"], asked.itl / 2
+        with serving(certificate, log, TTFT_S, asked.itl, jitter_s) as url:
+            options = [f"--url={url}", f"--ca-file={certificate}", "--lengths=approximate", f"--stamps={asked.stamps}"]
+            options += [f"--n={asked.n}", f"--output-tokens={asked.output_tokens}", f"--workers={asked.workers}"]
+            options += [f"--out={folder}/run", "--quiet", "--no-report"]
+            if asked.stop:
+                Thread(target=stop_workers, args=(folder / "run", asked.stop), daemon=True).start()
+            subprocess.run([sys.executable, "-m", "loadgen", *load, *options], check=False)
+        error_s = show(runfile.read(folder / "run"), log, burst=not asked.concurrency).ttft_s.p99
+    met = error_s <= TLS_TTFT_ERROR_S
+    print(f"TTFT error p99 {error_s * 1e3:.4f} ms over TLS: {'within' if met else 'beyond'} 0.05 ms")
+    if not met:
+        sys.exit(1)
 
 
 def closed_loop(asked: argparse.Namespace) -> None:

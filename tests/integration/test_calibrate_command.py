@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_the_accuracy_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "20 of 20 requests compared; 160 tokens, 160 events logged"
     assert sum(line.startswith(("ring ", "read lateness", "server lateness")) for line in lines) == 3
+
+
+@pytest.mark.parametrize("load", [[], ["--concurrency", "3"]])
+def test_the_accuracy_benchmark_runs_over_tls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: list[str]
+) -> None:
+    """A burst, or a closed loop over kept connections: every request is compared with the TLS server's own log, every
+    timestamp is that of a packet, and the last line says whether the error is within its bound."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with suppress(SystemExit):  # this machine may be too busy for the bound
+        main(["--tls", "--n", "12", "--output-tokens", "4", "--itl", "10ms", *load])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "12 of 12 requests compared; 48 tokens, 48 events logged"
+    assert [line for line in lines if line.startswith("ring ")]
+    assert lines[-1].startswith("TTFT error p99 ")
 
 
 def test_the_accuracy_benchmark_has_a_closed_loop(

@@ -15,6 +15,7 @@ import pytest
 
 from analysis.telemetry import series
 from loadgen import runfile
+from loadgen.held import SAMPLE
 from servers.simulated.config import SimulatedConfig
 from servers.simulated.protocol import Reply
 from servers.simulated.server import protocol_of
@@ -52,6 +53,16 @@ def options(server: str, simulated: Running, *more: str) -> list[str]:
 def moments(folder: Path, source: str) -> list[str]:
     run = runfile.read(folder / "run")
     return [line.values["moment"] for line in run.telemetry if line.source == source]
+
+
+def test_every_figure_that_a_run_writes_has_its_type_checked(tmp_path: Path) -> None:
+    """Readers skip a line in which a figure has another type, so all figures of a real run must be listed."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        burst(tmp_path, *options("vllm", simulated, "--n", "4", "--output-tokens", "8", "--no-gpu"))
+    samples = runfile.read(tmp_path / "run").telemetry
+    assert {sample.source for sample in samples} == {"client", "server", "host"}
+    written = {name for sample in samples for name in sample.values}
+    assert written - {"processes"} <= set(SAMPLE.__struct_fields__)
 
 
 @pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])

@@ -6,6 +6,7 @@ import copy
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_SERVER, EXIT_USAGE
-from loadgen.runfile import RunFileError, read
+from loadgen import api
+from loadgen.errors import (
+    EXIT_CLIENT_LIMITED,
+    EXIT_OK,
+    EXIT_REQUESTS_FAILED,
+    EXIT_SERVER,
+    EXIT_USAGE,
+    LoadgenError,
+)
+from loadgen.runfile import RunFileError, Telemetry, read
 from tests.command import in_process
 from tests.matrices import fabricate
-from tests.runs import header, healthy
+from tests.runs import burst, footer, header, healthy
 from tests.telemetry import line
 
 DATA = Path(__file__).parents[1] / "data" / "recorded"
@@ -38,7 +47,62 @@ SAMPLES = [
     line("clock", 0, machine="a", **CLOCK),
     *healthy(2),
 ]
+CARD = {"index": 0, "name": "A800", "memory_total_bytes": 9}
+FULL_HEADER = copy.deepcopy(TOLD)
+FULL_HEADER["plan"] |= {"arrivals": "poisson:20", "repeat": 1, "repeats": 2, "duration_s": 5.0, "window_s": [0.0, 1.0]}
+FULL_HEADER["plan"] |= {"workload": "synthetic", "gpu_model": "H100", "platform": "A800", "ignore_eos": True}
+FULL_HEADER["load"] = {"kind": "poisson", "text": "x", "rate_per_s": 20.0, "cv": 1.0, "law": "gamma", "turns": 1}
+FULL_HEADER["stamps"] = {"name": "ring", "title": "x", "exact": True, "error_s": 2e-05, "by_read": False}
+FULL_HEADER["server"] |= {
+    "speed": 1.0,
+    "virtual": False,
+    "title": "vLLM",
+    "proxied_to": "http://x",
+    "launch": {"pid": 1},
+}
+FULL_HEADER["server"] |= {"hardware": {"gpu": "H100", "model": "llama-2-7b", "tensor_parallel": 1}}
+FULL_HEADER["server"] |= {"prediction": [{"figure": "ttft.p50", "value": 0.1, "low": 0.05, "high": 0.2}]}
+FULL_HEADER["server"] |= {"notes": {"memory_option": "--x", "memory_taken": "90 %", "prompt_piece_tokens": 8}}
+FULL_HEADER["telemetry"] |= {"gpu": {"by": "NVML", "gpus": [CARD]}, "host": CARD | {"processes": PROCESSES}}
+FULL_CLIENT: dict[str, Any] = {
+    **{
+        "cpu_ns": 24_000_000,
+        "wall_ns": 1_000_000_000,
+        "reads": 50,
+        "coalesced_reads": 0,
+        "full_reads": 0,
+        "windows": 13,
+    },
+    **{"retransmits": 0, "out_of_order": 0, "stall_ns_max": 5_000_000, "clock_disagreement_ns": 4, "users": 3},
+    **{"late_counts": {"-1": 1, "20": 40}, "ring_drops": 0, "ring_missed": 0, "ring_off_counts": {"9": 2, "13": 1}},
+    **{"sweep_ns_max": 7, "ring_rejected": 1, "ring_given_up": 0, "socket_rejected": 1},
+    **{"pauses": 1, "paused_ns": 5},
+}
+SERVED = ("running", "waiting", "kv_used", "kv_tokens", "taken_share", "prompt_tokens", "output_tokens")
+SERVED += ("cached_prompt_tokens", "preemptions", "rejections", "requests_finished", "requests_failed")
+FULL_CARD = CARD | dict.fromkeys(("memory_used_bytes", "power_w", "sm_clock_hz"), 8.0) | {"processes": PROCESSES}
+FULL_CARD |= dict.fromkeys(("busy", "engine_active", "tensor_active", "dram_active"), 0.5)
+FULL = [
+    FULL_HEADER,
+    *map(msgspec.to_builtins, burst(3, 4)),
+    *(
+        msgspec.to_builtins(sample)
+        for sample in (
+            *(line("server", at, moment, **dict.fromkeys(SERVED, 0.5)) for at, moment in ((-1, "idle"), (0, "start"))),
+            line("server", 1, **dict.fromkeys(SERVED, 1)),
+            *(line("gpu", at, moment, gpus=[FULL_CARD]) for at, moment in ((-1, "idle"), (1, "run"), (2, "end"))),
+            line("host", 1, memory_used_bytes=9, processes=PROCESSES),
+            line("clock", 0, machine="a", **CLOCK),
+            line("clock", 2, machine="a", **CLOCK),
+            Telemetry(source="client", at_ns=1_000_000_000, values=FULL_CLIENT),
+            line("server", 2, gap="/metrics answers 503"),
+        )
+    ),
+    msgspec.to_builtins(footer(burst(3, 4))),
+]
+"""A run with every field that readers look at."""
 BASES = [
+    FULL,
     [
         TOLD,
         *([*map(msgspec.json.decode, (DATA / "burst/run.jsonl").read_bytes().splitlines())][-20:]),
@@ -52,8 +116,8 @@ BASES = [
 ODD = st.sampled_from(
     (
         *(None, True, -1, 0, 7, 2**31, 2**53, 2**63, 2**64, 10**30, -(2**63), 1e-300, 1e308, -0.5),
-        *("", "x", "\x00é", "burst", "poisson:20", "run", "client", "server", "request"),
-        *([], {}, [1], {"a": 1}, [[]], [None], {"gap": 1}, NESTED),
+        *("", "x", "\x00é", "burst", "poisson:20", "run", "client", "server", "request", "5", "-1", "nan"),
+        *([], {}, [1], {"a": 1}, [[]], [None], {"gap": 1}, {"1": "x"}, {"1": -5}, {"x": 1}, [{"index": {}}], NESTED),
     )
 )
 TORN = (
@@ -74,6 +138,19 @@ def _places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield here
     for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from _places(each, (*here, key))
+
+
+@st.composite
+def one_odd_value(draw: st.DrawFn) -> bytes:
+    """The run with every field, in which one value of the header, of telemetry, a record or the footer is odd."""
+    lines = copy.deepcopy(FULL)
+    at = draw(st.one_of(st.just(0), st.integers(0, len(lines) - 1)))
+    *way, name = draw(st.sampled_from(sorted(_places(lines[at]), key=str)))
+    held = lines[at]
+    for each in way:
+        held = held[each]
+    held[name] = draw(ODD)
+    return b"\n".join(map(msgspec.json.encode, lines)) + b"\n"
 
 
 @st.composite
@@ -139,6 +216,48 @@ def test_a_damaged_run_is_read_as_far_as_it_is_intact(command: str, case: tuple[
         else:
             assert code in {EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED}, said
             assert intact <= found
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "export", "api"])
+@given(content=one_odd_value())
+@settings(max_examples=40)
+def test_one_odd_value_of_any_field_is_no_exception(command: str, content: bytes) -> None:
+    """A wrong type in any field of the header, of telemetry, of a record or of the footer: commands end with a
+    documented exit code and a sentence, and the API raises nothing but RunFileError or LoadgenError."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "run").mkdir()
+        (folder / "run" / "run.jsonl").write_bytes(content)
+        shutil.copytree(DATA / "burst-again", folder / "other")
+        if command == "api":
+            with suppress(RunFileError, LoadgenError):
+                result = api.read(folder / "run", objectives=["ttft.p99 < 1s"], goodput=["ttft < 1s"])
+                assert result.text()
+                assert len(result.frame()) > 0
+                api.compare(folder / "other", result, anyway=True)
+            return
+        words = {
+            "report": ["run"],
+            "compare": ["other", "run", "--anyway"],
+            "export": ["run", "--csv", "t"],
+        }
+        code, _, said = in_process(folder, command, *words[command])
+        assert code in {EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED, EXIT_USAGE}, said
+        assert code != EXIT_USAGE or said.startswith("loadgen: "), said
+
+
+@pytest.mark.parametrize("name", sorted(FULL_CLIENT))
+@pytest.mark.parametrize("odd", [None, "burst", [1], {"1": "x"}, {"x": 1}, -0.5], ids=repr)
+def test_odd_telemetry_of_the_client_is_skipped_and_counted(name: str, odd: Any, tmp_path: Path) -> None:
+    """A line whose figure has another type is left out, and the report says that one line was damaged."""
+    lines = copy.deepcopy(FULL)
+    sample = next(each for each in lines if each.get("source") == "client")
+    sample["values"][name] = odd
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b"\n")
+    run = read(tmp_path / "run")
+    assert run.damaged_lines == 1
+    assert all(each.source != "client" for each in run.telemetry)
 
 
 def lines_of(file: Path) -> list[Any]:

@@ -21,6 +21,11 @@ def simulated_kinds() -> tuple[str, ...]:
     return tuple(kind.name for kind in KINDS.values() if kind.simulated)
 
 
+def simulated_versions() -> dict[str, tuple[str, ...]]:
+    """Return the versions that simulated servers can speak as, other than their usual one, by kind."""
+    return {kind.name: tuple(kind.simulated_versions) for kind in KINDS.values() if kind.simulated_versions}
+
+
 def any_of(names: Iterable[str]) -> str:
     """Names as a choice in a sentence: `vllm, tgi or lightllm`."""
     *others, last = names

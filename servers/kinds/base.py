@@ -93,6 +93,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     process: ProcessCommand | None = None  # How it is started without a container, where it can be
     faults: tuple[KnownFault, ...] = ()  # When it does not come up, beside those of all (servers/launch/faults.toml)
     simulated: str = ""  # `module:attribute` of the simulated one; empty: there is none
+    simulated_versions: Mapping[str, str] = {}  # The same for other versions that it can speak as
     phrase: str = ""  # What a sentence calls it where the title alone reads badly
     notes: Mapping[str, Any] = {}
     """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card

@@ -176,6 +176,10 @@ LIGHTLLM = base.ServerKind(
         ),
     ),
     simulated="servers.simulated.lightllm:PROTOCOL",
+    simulated_versions={
+        "0.0.1": "servers.simulated.lightllm_0_0_1:PROTOCOL",
+        "0.0.1-tgi-api": "servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
+    },
     # 0.9 in 1.0 and 1.1, 0.8 since.
     notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
 )

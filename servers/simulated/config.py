@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
-from servers.kinds import any_of, simulated_kinds
+from servers.kinds import any_of, simulated_kinds, simulated_versions
 from servers.simulated import ConfigError
 from servers.simulated.stream import FAULTS
 
@@ -73,6 +73,11 @@ def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | N
     return None
 
 
+def _versions() -> str:
+    """Name the versions of each kind."""
+    return "; ".join(f"{kind} {any_of(versions)}" for kind, versions in simulated_versions().items())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
     """All that decides what a simulated server does to requests. Raises ConfigError, which lists every mistake."""
@@ -95,6 +100,7 @@ class SimulatedConfig:
         None
     )
     tensor_parallel: Annotated[int, "batching: so many of these cards hold the model together."] = 1
+    server_version: Annotated[str, f"Version to speak as, if not the usual one: {_versions()}."] = ""
     vintage: Annotated[str, "batching: whose rules and overheads: current, or 2023."] = "current"
     kv_tokens: Annotated[int | None, "batching: tokens in the KV cache; by default what memory the model leaves."] = (
         None
@@ -111,9 +117,14 @@ class SimulatedConfig:
 
     def __post_init__(self) -> None:
         limit, kinds, clocks = self.max_concurrent_requests, simulated_kinds(), ("script", "batching")
-        mean = self.eos_mean_tokens
+        mean, version = self.eos_mean_tokens, self.server_version
+        versions = simulated_versions().get(self.server, ())
         checks = (
             (f"server must be one of {', '.join(kinds)}, not {self.server!r}", self.server in kinds),
+            (
+                f"server_version of {self.server} must be one of {', '.join(versions) or 'none'}, not {version!r}",
+                not version or version in versions,
+            ),
             (f"clock must be one of {', '.join(clocks)}, not {self.clock!r}", self.clock in clocks),
             (f"port must be 0 to 65535, not {self.port}", 0 <= self.port <= 65535),
             ("times must not be negative", min(self.ttft_s, self.itl_s, self.jitter_s) >= 0),

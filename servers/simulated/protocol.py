@@ -35,6 +35,7 @@ class Reply:
     status: int = 200
     headers: Headers = JSON_TYPE
     chunked: bool = False  # sent with the chunked transfer coding, as every event stream is
+    cut: bool = False  # the connection ends behind the head: the server failed after it had begun the response
     outermost: bool = False  # sent by a layer of the server outside the one that adds the headers behind all others
 
 

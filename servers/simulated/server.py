@@ -50,9 +50,10 @@ _LEAVE_LIMIT_S = 0.05  # for answers on their way when the server stops (zero wo
 _YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a millisecond; state.py has the full ones
 
 
-def protocol_of(server: str) -> ServerProtocol:
-    """What makes a simulated server this kind: the value that its kind names, imported when it is needed."""
-    module, _, name = KINDS[server].simulated.partition(":")
+def protocol_of(server: str, version: str = "") -> ServerProtocol:
+    """What makes a simulated server this kind and version: the value that its kind names, imported when needed."""
+    kind = KINDS[server]
+    module, _, name = (kind.simulated_versions[version] if version else kind.simulated).partition(":")
     protocol: ServerProtocol = getattr(importlib.import_module(module), name)
     return protocol
 
@@ -60,7 +61,7 @@ def protocol_of(server: str) -> ServerProtocol:
 async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: asyncio.Event) -> dict[str, Any]:
     """Serves until `stop` is set; returns the last status. `ready` takes the URL once connections are accepted. Raises
     OSError when the port is taken, ConfigError for a card or model that is not known."""
-    protocol, loop = protocol_of(config.server), asyncio.get_running_loop()
+    protocol, loop = protocol_of(config.server, config.server_version), asyncio.get_running_loop()
     limit = config.max_concurrent_requests or protocol.default_limit
     clock, longest = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
@@ -199,6 +200,10 @@ class HttpServer:
             data = ended.body if request.method != "HEAD" else b""
             if ended.chunked:
                 data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+            if ended.cut:
+                transport_of(request).write(self.head(request, ended, 0))
+                transport_of(request).close()
+                return self._close
             transport_of(request).write(self.head(request, ended, len(ended.body)) + data)
         return self._keep if ended and request.keep_alive else self._close
 

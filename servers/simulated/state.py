@@ -8,7 +8,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
@@ -144,9 +144,18 @@ class ServerState:
             "nothing": 0,
         }
 
-    def metrics(self, prefix: str, labels: Labels, rows: slice = slice(None), **more: Figure) -> bytes:
-        """Rows of the server's page of metrics, from `figures` and what else the server has."""
-        return exposition(prefix, labels, self._metric_rows[rows], {**self.figures(), **more}).encode()
+    def metrics(
+        self,
+        prefix: str,
+        labels: Labels,
+        more: Mapping[str, Figure] | None = None,
+        *,
+        rows: slice = slice(None),
+        without: Collection[str] = (),
+    ) -> bytes:
+        """Rows of the server's page of metrics, from `figures` and `more`, `without` these names."""
+        shown = [row for row in self._metric_rows[rows] if row["name"] not in without]
+        return exposition(prefix, labels, shown, {**self.figures(), **(more or {})}).encode()
 
     def mark_metrics(self) -> bytes:
         """The mark of a simulated server as the end of a page of metrics."""

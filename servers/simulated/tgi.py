@@ -162,7 +162,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
     failures = {**state.refused, "dropped": state.by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
-    page = state.metrics("tgi_", {}, failed_by_kind=failed)
+    page = state.metrics("tgi_", {}, {"failed_by_kind": failed})
     return Reply(page + state.mark_metrics(), headers=protocol.TEXT_TYPE)
 
 

@@ -117,8 +117,8 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         "ended_by_reason": {("finished_reason", reason): state.by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
-    page = state.metrics("vllm:", {"engine": "0", **state.served}, slice(-1), **figures)
-    page += state.metrics("vllm:", state.served, slice(-1, None), **figures)  # its front end rejects, not an engine
+    page = state.metrics("vllm:", {"engine": "0", **state.served}, figures, rows=slice(-1))
+    page += state.metrics("vllm:", state.served, figures, rows=slice(-1, None))  # its front end rejects, not an engine
     page += state.mark_metrics()
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 

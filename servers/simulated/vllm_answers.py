@@ -236,9 +236,14 @@ def usage(prompt: int, output: int) -> bytes:
 def failure(status: int) -> Reply:
     """503 and 429 in the words of the queue limits (v1/engine/async_llm.py); vLLM itself has no 429."""
     if status == 500:
-        return protocol.openai_error("Internal server error", "InternalServerError", 500)
+        gone = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+        return protocol.openai_error(gone, "InternalServerError", 500)
     kind = "ServiceUnavailableError" if status == 503 else "RateLimitError"
     return protocol.openai_error("The server is overloaded, please try again later.", kind, status)
 
 
-FAILURE = (protocol.event(failure(500).body), protocol.DONE)
+FAILURE = (
+    protocol.event(protocol.openai_error("Internal server error", "InternalServerError", 500).body),
+    protocol.DONE,
+)
+"""What ends a stream whose engine is gone."""

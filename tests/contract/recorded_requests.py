@@ -261,3 +261,107 @@ TGI = (
     ),
     _page("health_after_kill", "/health", head=_fault("503")),
 )
+
+
+def _vllm(file: str, path: str, body: dict[str, Any] | str | None = None, **others: Any) -> Recorded:
+    return Recorded(f"vllm-0.32.0/{file}.txt", path, {} if body is None else body, **others)
+
+
+def _vllm_page(file: str, path: str, **others: Any) -> Recorded:
+    return Recorded(f"vllm-0.32.0/{file}.txt", path, method="GET", **others)
+
+
+def _completion(file: str, body: dict[str, Any], **others: Any) -> Recorded:
+    return _vllm(file, COMPLETIONS, {"model": "tiny", **body}, **others)
+
+
+_IDS = [424, 372, 432, 342]
+_TOO_LONG = {"prompt": [*range(300, 3300)], "max_tokens": 4}
+_HI = [{"role": "user", "content": "hi"}]
+
+VLLM = (
+    _vllm("chat_nonstream", CHAT, {"model": "tiny", "messages": _HI, "max_tokens": 4}),
+    _vllm("chat_stream", CHAT, {"model": "tiny", "messages": _HI, "max_tokens": 5, **_USAGE}),
+    _completion("completion_stream", {"prompt": _IDS, "max_tokens": 8, **_USAGE}),
+    _completion(
+        "continuous_usage",
+        {
+            "prompt": _IDS,
+            "max_tokens": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    _completion("stream_nousage", {"prompt": _IDS, "max_tokens": 3, "stream": True}),
+    _completion("token_ids", {"prompt": _IDS, "max_tokens": 3, "stream": True, "return_token_ids": True}),
+    _completion("nonstream", {"prompt": _IDS, "max_tokens": 4}),
+    _completion("unknown_field", {"prompt": [5], "max_tokens": 2, "frobnicate": 1}),
+    _completion("err_input_plus_output", {"prompt": [7] * 2000, "max_tokens": 100}),
+    _completion("err_toolong", _TOO_LONG),
+    _completion("err_toolong_stream", {**_TOO_LONG, "stream": True}),
+    _completion("err_toolong_text", {"prompt": "x" * 30_000, "max_tokens": 4}),
+    # Of 18 characters of the simulated servers' chat template, which are 25 in the recorded one.
+    _vllm(
+        "err_toolong_chat",
+        CHAT,
+        {"model": "tiny", "messages": [{"role": "user", "content": "x" * 30_007}], "max_tokens": 4},
+    ),
+    _completion("err_badtoken", {"prompt": [999_999], "max_tokens": 4}),
+    _completion("err_emptyprompt", {"prompt": "", "max_tokens": 4}),
+    _completion("err_noprompt", {"max_tokens": 4}),
+    _completion("err_logprobs", {"prompt": "x", "logprobs": 100}),
+    _completion("err_max0", {"prompt": "x", "max_tokens": 0}),
+    _completion("err_temp", {"prompt": "x", "temperature": -1.0}),
+    _completion("err_type", {"prompt": "x", "max_tokens": "many"}),
+    _completion("err_streamopt_nostream", {"prompt": "x", "stream_options": {"include_usage": True}}),
+    _vllm("err_nomessages", CHAT, {"model": "tiny"}),
+    _vllm("err_wrongmodel", COMPLETIONS, {"model": "nope", "prompt": "x"}),
+    _vllm("err_wrongmodel_chat_stream", CHAT, {"model": "nope", "messages": _HI, "stream": True}),
+    _vllm("err_badjson", COMPLETIONS, '{"model":"tiny",'),
+    _completion("err_ctype", {"prompt": "x"}, head="Content-Type: text/plain\r\n"),
+    _vllm("err_401", COMPLETIONS, {"model": "tiny", "prompt": "x"}, server="guarded"),
+    _vllm_page("err_401_health", "/health", server="guarded"),
+    _vllm_page("err_404", "/v1/nothing"),
+    _vllm_page("err_405", COMPLETIONS),
+    _completion("completion_after_kill", {"prompt": "x"}, head=_fault("500")),
+    _vllm_page("health_after_kill", "/health", head=_fault("503")),
+    _vllm_page("health", "/health"),
+    _vllm_page("ping", "/ping"),
+    _vllm_page("load", "/load"),
+    _vllm_page("version", "/version"),
+    _vllm_page("models", "/v1/models"),
+    _vllm_page("metrics", "/metrics"),
+    _vllm("tokenize", "/tokenize", {"model": "tiny", "prompt": "ba de fi"}),
+)
+
+
+def _lightllm(file: str, path: str, body: dict[str, Any] | str, **others: Any) -> Recorded:
+    return Recorded(f"lightllm-0.0.1/{file}.txt", path, body, **others)
+
+
+def _lightllm_page(file: str, path: str, **others: Any) -> Recorded:
+    return Recorded(f"lightllm-0.0.1/{file}.txt", path, method="GET", **others)
+
+
+def _inputs(parameters: dict[str, Any], text: str = "ba de fi go") -> dict[str, Any]:
+    return {"inputs": text, "parameters": parameters}
+
+
+LIGHTLLM = (
+    _lightllm("generate", NATIVE, _inputs({"max_new_tokens": 3, "return_details": True})),
+    _lightllm("stream", STREAM, _inputs({"max_new_tokens": 3})),
+    _lightllm("tgi_generate", NATIVE, _inputs({"max_new_tokens": 3, "details": True, "seed": 1}), server="tgi_api"),
+    _lightllm("tgi_stream", STREAM, _inputs({"max_new_tokens": 3}), server="tgi_api"),
+    _lightllm("chat", CHAT, {"model": "tiny", "messages": _HI}),
+    _lightllm("err_badjson", NATIVE, '{"inputs":'),
+    _lightllm("err_noparams", NATIVE, {"inputs": "x"}),
+    _lightllm("err_param", NATIVE, _inputs({"do_sample": True, "temperature": -1})),
+    # 12,001 tokens of either tokenizer.
+    _lightllm("err_toolong_nostream", NATIVE, _inputs({"max_new_tokens": 4}, "ba" + " ba" * 11_999)),
+    _lightllm("err_total", NATIVE, _inputs({"max_new_tokens": 3000})),
+    _lightllm("err_unknown_param", NATIVE, _inputs({"frobnicate": 1})),
+    _lightllm_page("err_404", "/v1/models"),
+    _lightllm_page("health", "/health"),
+    _lightllm_page("token_load", "/token_load"),
+    _lightllm_page("metrics", "/metrics"),
+)

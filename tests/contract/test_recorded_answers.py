@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -13,32 +14,44 @@ import pytest
 from servers import marks
 from servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
-from tests.contract.recorded_requests import TGI, Recorded, exchange, recording, shape_of
+from tests.contract.recorded_requests import LIGHTLLM, TGI, VLLM, Recorded, exchange, recording, shape_of
 from tests.simulated import running
 
-CONFIG = SimulatedConfig(server="tgi", model="tiny", max_model_len=2048, ttft_s=0.002, itl_s=0.0001, speed=10)
-"""As the recorded router was started."""
+FAST: dict[str, Any] = {"model": "tiny", "max_model_len": 2048, "ttft_s": 0.002, "itl_s": 0.0001, "speed": 10}
+"""As the recorded servers were started, but for their speed."""
+TGI_CONFIG = SimulatedConfig(server="tgi", **FAST)
+VLLM_CONFIG = SimulatedConfig(server="vllm", **FAST)
+LIGHTLLM_CONFIG = SimulatedConfig(server="lightllm", server_version="0.0.1", **FAST)
+CONFIGS = {
+    "idle tgi": TGI_CONFIG,
+    "idle vllm": VLLM_CONFIG,
+    "idle lightllm": LIGHTLLM_CONFIG,
+    "guarded vllm": replace(VLLM_CONFIG, api_key="sesame"),
+    "tgi_api lightllm": replace(LIGHTLLM_CONFIG, server_version="0.0.1-tgi-api"),
+}
+RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM}
+EVERY = [(name, request) for name, requests in RECORDINGS.items() for request in requests]
 
 
 @pytest.fixture(scope="module")
-def idle_tgi() -> Iterator[str]:
-    """The URL of a simulated TGI."""
-    with running(CONFIG) as server:
-        yield server.url
+def urls() -> Iterator[dict[str, str]]:
+    """URLs of simulated servers in the states that the requests want, by state and kind."""
+    with ExitStack() as stack:
+        found = {name: stack.enter_context(running(config)).url for name, config in CONFIGS.items()}
+        busy = replace(TGI_CONFIG, max_concurrent_requests=1, itl_s=6000)
+        found["busy tgi"] = stack.enter_context(running(busy)).url
+        stack.enter_context(taking_its_place(found["busy tgi"]))
+        yield found
 
 
-@pytest.fixture(scope="module")
-def busy_tgi() -> Iterator[str]:
-    """The URL of a simulated TGI whose only place is taken."""
-    with running(replace(CONFIG, max_concurrent_requests=1, itl_s=6000)) as server, taking_its_place(server.url):
-        yield server.url
-
-
-@pytest.fixture
-def fresh_tgi() -> Iterator[str]:
-    """The URL of a simulated TGI that had no request before."""
-    with running(CONFIG) as server:
-        yield server.url
+@contextmanager
+def asked_server(urls: dict[str, str], name: str, request: Recorded) -> Iterator[str]:
+    """The URL of the server that a request is for."""
+    if request.server == "fresh":
+        with running(CONFIGS[f"idle {name}"]) as server:
+            yield server.url
+    else:
+        yield urls[f"{request.server} {name}"]
 
 
 @contextmanager
@@ -51,23 +64,30 @@ def taking_its_place(url: str) -> Iterator[None]:
         yield
 
 
-def test_every_recording_of_tgi_has_its_request() -> None:
+@pytest.mark.parametrize(
+    ("folder", "name"), [("tgi-3.3.7", "tgi"), ("vllm-0.32.0", "vllm"), ("lightllm-0.0.1", "lightllm")]
+)
+def test_every_recording_has_its_request(folder: str, name: str) -> None:
     """A recording that no request is made for would prove nothing."""
-    files = {f"tgi-3.3.7/{path.name}" for path in (TRANSCRIPTS / "tgi-3.3.7").glob("*.txt")}
-    assert files == {request.file for request in TGI}
-    assert len(TGI) == len(files) == 72
+    files = {f"{folder}/{path.name}" for path in (TRANSCRIPTS / folder).glob("*.txt")}
+    assert files == {request.file for request in RECORDINGS[name]}
+    assert len(files) == len(RECORDINGS[name])
 
 
-@pytest.mark.parametrize("request_", TGI, ids=lambda request: request.file.removesuffix(".txt"))
-def test_the_simulated_tgi_answers_as_the_recorded_one(request: pytest.FixtureRequest, request_: Recorded) -> None:
+@pytest.mark.parametrize(("name", "request_"), EVERY, ids=lambda value: getattr(value, "file", value))
+def test_a_simulated_server_answers_as_the_recorded_one(urls: dict[str, str], name: str, request_: Recorded) -> None:
     """Status line, headers in their order, and the shape of the body, with every word of a refusal."""
-    ours = shape_of(exchange(request.getfixturevalue(f"{request_.server}_tgi"), request_), request_)
-    theirs = shape_of(recording(request_), request_)
+    with asked_server(urls, name, request_) as url:
+        ours = shape_of(exchange(url, request_), request_)
+    recorded = recording(request_)
+    if request_.path == "/metrics":
+        assert metric_types(ours.body) <= metric_types(recorded.decode())
+    if not recorded.startswith(b"HTTP/"):  # a page of metrics without its head
+        return
+    theirs = shape_of(recorded, request_)
     assert ours.status == theirs.status
     assert ours.headers == theirs.headers
-    if request_.path == "/metrics":
-        assert metric_types(ours.body) <= metric_types(theirs.body)
-    else:
+    if request_.path != "/metrics":
         assert json.dumps(ours.body) == json.dumps(theirs.body)
 
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,10 +16,12 @@ import httpx
 import pytest
 
 from benchmarks.simulated import main as measure
+from loadgen import runfile
 from servers.kinds import simulated_kinds
 from servers.simulated import ConfigError
 from servers.simulated.config import SimulatedConfig
 from servers.wire.sse import split
+from tests.command import accounted, burst, summary_of
 from tests.dialects import DIALECTS
 from tests.simulated import Running, running
 from workloads.request import Request
@@ -277,3 +280,36 @@ def test_all_answers_of_a_request_are_counted() -> None:
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     assert len({choice["text"] for choice in answer["choices"]}) == 6
     assert 'vllm:generation_tokens_total{engine="0",model_name="llama-2-7b"} 30.0' in page
+
+
+def test_an_old_lightllm_is_measured_as_one(tmp_path: Path) -> None:
+    """Version 0.0.1 is recognised by its routes, its streams are complete, and its marks are found."""
+    config = SimulatedConfig(server="lightllm", server_version="0.0.1", **FAST)
+    load = ("--n", "3", "--input-tokens", "8", "--output-tokens", "4", "--lengths", "approximate", "--no-report")
+    with running(config) as server:
+        code, out, err = burst(tmp_path, "--server", "lightllm", "--url", server.url, *load)
+    assert code in (0, 5), out + err
+    assert accounted(tmp_path, 3) == {"complete": 3}
+    assert summary_of(tmp_path)["server"]["version"] == "before 1.0"
+    run = runfile.read(tmp_path / "run")
+    assert any(sample.values.get("simulated") for sample in run.telemetry if sample.source == "client")
+
+
+def test_an_old_lightllm_breaks_off_a_stream_that_does_not_fit() -> None:
+    """Its 200 has left by the time the prompt is counted; without streaming the same request gets a 417."""
+    config = SimulatedConfig(server="lightllm", server_version="0.0.1", max_model_len=20, **FAST)
+    body = {"inputs": "a " * 100, "parameters": {"max_new_tokens": 4}}
+    with running(config) as server, httpx.Client(base_url=server.url) as client:
+        assert client.post("/generate", json=body).status_code == 417
+        with client.stream("POST", "/generate_stream", json=body) as answer:
+            assert answer.status_code == 200
+            with pytest.raises(httpx.RemoteProtocolError):
+                answer.read()
+
+
+def test_a_version_that_no_server_has_is_refused() -> None:
+    """The message names those that there are."""
+    with pytest.raises(ConfigError, match=r"server_version of lightllm must be one of 0.0.1, 0.0.1-tgi-api, not '9'"):
+        SimulatedConfig(server="lightllm", server_version="9")
+    with pytest.raises(ConfigError, match=r"server_version of tgi must be one of none, not '0.0.1'"):
+        SimulatedConfig(server="tgi", server_version="0.0.1")

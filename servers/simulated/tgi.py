@@ -83,6 +83,8 @@ def _chat_prompt(body: Mapping[str, Any]) -> tuple[TextPrompt, list[Mapping[str,
         "repetition_penalty": None if penalty is None else penalty + 2.0,
         "top_n_tokens": body.get("top_logprobs"),
         "grammar": body.get("response_format"),
+        # Completions have no such alias: there the real server ignores the field, whatever its type.
+        "max_new_tokens": body.get("max_tokens", body.get("max_completion_tokens")),
     }
     return TextPrompt(tokenizer.chat_text(messages), parameters), tools
 
@@ -97,7 +99,7 @@ def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
         "frequency_penalty": body.get("frequency_penalty"),
         "stop": body.get("stop"),
         "seed": body.get("seed"),
-        "max_new_tokens": body.get("max_tokens", body.get("max_completion_tokens")),
+        "max_new_tokens": body.get("max_tokens"),
     }
 
 

@@ -138,6 +138,9 @@ class _Until(io.RawIOBase):
         super().close()
 
 
+_TLS_HINT = "check which TLS versions and client certificates it asks for; loadgen sends no certificate"
+
+
 def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> UnreachableError:
     reason = hide(str(error)) or type(error).__name__
     match error:
@@ -147,6 +150,12 @@ def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> Unrea
             said = f"{url}: no such host", "check the host name in --url"
         case ssl.SSLCertVerificationError():
             said = f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
+        case ssl.SSLError(reason=str(code)) if "_ALERT_" in code:  # the server's own words, so it speaks TLS
+            said = f"{url} refused the TLS connection: {reason}", _TLS_HINT
+        case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError() if url.startswith("https:"):
+            # A server that refuses a client after the handshake often closes at once, so that its words are lost.
+            hint = f"{_TLS_HINT}; use http:// where it does not speak TLS"
+            said = f"{url} closed the TLS connection without a response: {reason}", hint
         case ssl.SSLError():
             said = f"{url} does not speak TLS: {reason}", "use http:// instead of https://"
         case http.client.HTTPException() | ConnectionResetError() | BrokenPipeError():

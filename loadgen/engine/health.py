@@ -152,8 +152,11 @@ class FirstTokens:
             if end is None:
                 self._searched[exchange] = reads
             elif self._stamps.ready(exchange):
-                self._seen.add(exchange)
                 (arrived_ns,), _ = self._stamps.instants(exchange, [end], self._to_monotonic)
+                if arrived_ns < exchange.sent_ns:  # wrong; the record will have another source's timestamps
+                    self._searched[exchange] = reads
+                    continue
+                self._seen.add(exchange)
                 self._add(arrived_ns - exchange.sent_ns)
 
     def _search(self, raw: bytes) -> int | None:

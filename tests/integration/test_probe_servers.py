@@ -252,7 +252,8 @@ def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tls() -> None:
-    """https works with the right authority; a certificate nobody vouches for names --ca-file, plain HTTP says so."""
+    """https works with the right authority; a certificate nobody vouches for names --ca-file; plain HTTP and a
+    server that wants a client certificate say so."""
     authority = trustme.CA()
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(server_side)
@@ -263,6 +264,12 @@ def test_tls() -> None:
         with pytest.raises(UnreachableError) as caught:
             probe(stub.url, "vllm")
         assert "--ca-file" in caught.value.hint
+    authority.configure_trust(server_side)
+    server_side.verify_mode = ssl.CERT_REQUIRED
+    refusal = pytest.raises(UnreachableError, match="the TLS connection")
+    with answering(VLLM, tls=server_side) as stub, refusal as caught:
+        probe(stub.url, "vllm", access=Access(tls=trusting))
+    assert "client certificates" in caught.value.hint
     with answering(VLLM) as stub, pytest.raises(UnreachableError, match="does not speak TLS"):
         probe(stub.url.replace("http:", "https:"), "vllm", access=Access(tls=trusting))
 

@@ -140,6 +140,19 @@ def test_ttft_so_far_counts_each_first_token_once() -> None:
     assert (counts.answered, counts.ttft_ns) == (2, 6_000)
 
 
+def test_ttft_so_far_is_never_negative() -> None:
+    """A timestamp before the request was sent is wrong. The request counts at its end, when its Record has another
+    source's timestamps."""
+    counts = Counts()
+    tokens = FirstTokens(counts, PLAIN, list, partial(first_token, dialect=DIALECTS["openai", "chat"]))
+    exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
+    arrived(exchange, HEAD + b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 999)
+    tokens.look({exchange})
+    assert counts.answered == 0
+    tokens.take(exchange, Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000]))
+    assert (counts.answered, counts.ttft_ns) == (1, 4_000)
+
+
 def test_a_first_token_behind_long_events_is_found() -> None:
     """Some servers open a chat with a long event without a token, such as the results of a content filter."""
     filtered = b'data: {"choices":[],"prompt_filter_results":"%b"}\n\n' % (b"x" * 3_000)

@@ -366,10 +366,11 @@ def body_of(raw: bytes, *, closed: bool) -> tuple[int, bytes]:
 
 
 def payloads_of(data: bytes) -> list[bytes]:
-    """Return the payloads of all events. The last one needs no blank line behind it (docs/concepts/streams.md)."""
+    """Return the payloads of all events. The last one needs no blank line behind it if it is `[DONE]` or a JSON object
+    (docs/concepts/streams.md)."""
     text = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     found, lines = [], list[bytes]()
-    for line in text.split(b"\n"):
+    for line in text.removesuffix(b"\n").split(b"\n"):
         name, _, value = line.partition(b":")
         if name == b"data":
             lines.append(value.removeprefix(b" "))
@@ -378,10 +379,10 @@ def payloads_of(data: bytes) -> list[bytes]:
             lines = []
     last = b"\n".join(lines)
     try:
-        json.loads(last)
+        is_whole = isinstance(json.loads(last), dict)
     except (ValueError, RecursionError):
-        return [*found, last] if last.strip() == b"[DONE]" else found
-    return [*found, last]
+        is_whole = last.strip() == b"[DONE]"
+    return [*found, last] if is_whole else found
 
 
 def _stated(event: dict[str, object], field: str, known: object) -> object:

@@ -42,8 +42,10 @@ def test_the_oracle_knows_a_whole_answer() -> None:
     from random import Random
 
     events = [b'{"choices":[{"text":"a"}]}', b'{"choices":[],"usage":{"completion_tokens":1}}', b"[DONE]"]
-    assert payloads_of(b"data: 1\r\rdata:2\ndata: 3\n\ndata: 4\n") == [b"1", b"2\n3", b"4"]
-    assert payloads_of(b"data: 1\n\ndata: {") == [b"1"]
+    assert payloads_of(b"data: 1\r\rdata:2\ndata: 3\n\ndata: 4\n") == [b"1", b"2\n3"]
+    assert payloads_of(b"data: 1\n\ndata: [DONE]") == [b"1", b"[DONE]"]
+    assert payloads_of(b'data: 1\n\ndata: {"a":1}') == [b"1", b'{"a":1}']
+    assert payloads_of(b'data: 1\n\ndata: {"a":') == [b"1"]
     raw = whole(Random(1), body(events))
     assert proven("vllm", "completions", raw, closed=False, asked=1)
     assert not proven("vllm", "completions", raw, closed=False, asked=2)

@@ -68,6 +68,10 @@ class Ceiling(msgspec.Struct, frozen=True):
 
 RING_OFF = "packet ring against socket stamps, p99"
 """Title of the limit that says nothing of the client but of its timestamps."""
+CLIENT_LIMIT = "client_limit"
+"""Figure, and error kind, of requests that failed on the client's own machine."""
+CAUSES_MAX = 3
+"""Causes of such failures that a reason names."""
 LIMITS = (
     Ceiling("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
     Ceiling(
@@ -88,6 +92,7 @@ LIMITS = (
     Ceiling("ring_off_p99_s", RING_OFF, 1e-4, "one of the two is wrong"),
     Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
     Ceiling("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
+    Ceiling(CLIENT_LIMIT, "requests that this machine could not send", 0, "the load was less than asked"),
     # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
     Ceiling("dropped", "requests never sent", 0, "the load was less than asked"),
 )
@@ -110,13 +115,20 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     found.reopened = int(frame.reopened[measured].sum())
     found.sent_again = int(frame.sent_again[measured].sum())
     found.worker_lost = _ended(frame, "worker_lost")
+    found.client_limit = _ended(frame, CLIENT_LIMIT)
     found.lacking = str(run.header.client.get("stamps_lacking", ""))
     found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
     if (own := own_error(found)) is not None:
         for name, bar in error_bars(frame, own).items():
             setattr(found, name, None if bar is None else rounded(bar))
     medians = latency["ttft_s"].p50, latency["e2e_s"].p50
-    found.reasons = reasons(found, *medians, _ended(frame, "dropped"), waited_for=not run.header.load.open_loop)
+    found.reasons = reasons(
+        found,
+        *medians,
+        _ended(frame, "dropped"),
+        waited_for=not run.header.load.open_loop,
+        causes=_client_limit_causes(frame),
+    )
     if not samples:
         found.reasons.append("the run holds no health samples: nothing is known about the client")
     found.verdict = "limited" if found.reasons else "ok"
@@ -124,9 +136,16 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
 
 
 def reasons(
-    found: ClientHealth, ttft_p50_s: float | None, e2e_p50_s: float | None, dropped: int = 0, *, waited_for: bool = True
+    found: ClientHealth,
+    ttft_p50_s: float | None,
+    e2e_p50_s: float | None,
+    dropped: int = 0,
+    *,
+    waited_for: bool = True,
+    causes: Sequence[str] = (),
 ) -> list[str]:
-    """One line per limit that a known figure exceeds. `waited_for`: an end makes the next request due."""
+    """Return one line per limit that a known figure exceeds. `waited_for`: an end makes the next request due. `causes`
+    say why this machine could not send requests, and what to do about it."""
     # Tokens that were read together may have waited for a client that was late or away. Where it was prompt, the server
     # or something on the way had put them into one packet: the client is not to blame.
     late = (found.late_p99_s or 0) > COALESCING_LATE_S
@@ -143,7 +162,8 @@ def reasons(
         "dropped": dropped,
     }
     return [
-        f"{limit.title} {text(limit.figure, value)} (limit {text(limit.figure, limit.most)}): {limit.meaning}"
+        f"{limit.title} {text(limit.figure, value)} (limit {text(limit.figure, limit.most)}): "
+        + ("; ".join(causes) if causes and limit.figure == CLIENT_LIMIT else limit.meaning)
         for limit in LIMITS
         if limit.figure not in blurs
         and (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None
@@ -217,6 +237,15 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 def _ended(frame: Frame, kind: str) -> int:
     return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == kind)
+
+
+def _client_limit_causes(frame: Frame) -> list[str]:
+    """Return the most frequent reasons for which this machine could not send requests, as their Records state them."""
+    causes = Counter[str]()
+    for end, seen in frame.endings.items():
+        if end.measured and end.kind == CLIENT_LIMIT and end.detail:
+            causes[end.detail] += seen.number
+    return [cause for cause, _ in causes.most_common(CAUSES_MAX)]
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:

@@ -132,6 +132,8 @@ def server_info(run: Run) -> summary.ServerInfo:
         platform=plan.get("platform") or "",
         url=server.get("url") or plan.get("url"),
         proxied_to=server.get("proxied_to") or "",
+        addresses=server.get("addresses") or [],
+        addresses_unused=server.get("addresses_unused") or {},
         endpoint=server.get("endpoint") or plan.get("endpoint"),
         simulated=bool(server.get("simulated", False)),
         speed=server.get("speed"),

@@ -88,6 +88,10 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     url: str | None
     proxied_to: str = ""
     """The container's own URL, where Docker's docker-proxy stood between client and server; else empty."""
+    addresses: list[str] = []
+    """Addresses of the URL's host that connections used, in turn; of older runs empty."""
+    addresses_unused: dict[str, str] = {}
+    """Other addresses of the host, and why they were not used."""
     endpoint: str | None
     simulated: bool
     speed: float | None
@@ -440,6 +444,8 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """How long those waits were, added up over all clients."""
     worker_lost: int = 0
     """Requests whose worker process died."""
+    client_limit: int = 0
+    """Requests for which the client's own machine could open no connection: no free port or file, no route."""
     workers: int = 0
     samples: int = 0
     """Health samples in the run file."""

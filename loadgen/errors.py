@@ -36,3 +36,7 @@ class OutputError(LoadgenError):
 
 class OpenFilesError(LoadgenError):
     """This machine does not allow as many sockets as the plan needs."""
+
+
+class PortsError(LoadgenError):
+    """This machine has fewer local ports than the plan has requests in flight at once."""

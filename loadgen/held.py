@@ -78,6 +78,8 @@ _FACTS = {
     "speed": _Positive | None,
     "hardware": {"gpu model": str, "tensor_parallel": Whole},
     "prediction": [{"figure": str, "value low high": _Number}],
+    "addresses": list[str],
+    "addresses_unused": dict[str, str],
     "limits": dict[str, bool | Whole | _Real | str | None] | None,
     "notes": {
         "prompt_piece_tokens": Count,

@@ -12,11 +12,14 @@ from typing import Any
 
 import msgspec
 
-from loadgen.errors import OpenFilesError
+from loadgen.errors import OpenFilesError, PortsError
 from servers.errors import NOT_READABLE
+from servers.wire.local_limits import port_range
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
+FILES_PER_WORKER = 4
+"""Open files that the coordinator needs for each worker, and that each worker inherits."""
 SAME_MACHINE = ("hostname", "kernel", "cpu", "python")
 """Facts of the host that make it another machine, as far as stamps go."""
 
@@ -61,6 +64,18 @@ def allow_open_files(sockets: int) -> None:
             "Nothing was sent.",
             f"Raise the limit (ulimit -Hn {needed}, as root), or share the burst: --workers {-(-needed // hard) + 1}",
         ) from error
+
+
+def check_ports(at_once: int, addresses: int) -> None:
+    """Raise PortsError if this machine has too few local ports for `at_once` requests to so many addresses."""
+    first, last = port_range()
+    allowed = (last - first + 1) * addresses
+    if at_once > allowed:
+        raise PortsError(
+            f"{at_once:,} requests at once need as many connections; net.ipv4.ip_local_port_range ({first} to {last}) "
+            f"allows {allowed:,} to this server. Nothing was sent.",
+            "Widen it: sysctl -w net.ipv4.ip_local_port_range='1024 65535'. Or have fewer requests in flight.",
+        )
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -85,6 +85,7 @@ def run(
         if plan.gpu or plan.dcgm_url or plan.server_pid:  # a missing library is an error before the run
             sampler = partial(lambda made: made, sampler())
         folders.check_room(folder, prepared.bytes)
+        host.check_ports(prepared.schedule.at_once, len(prepared.tasks[0].target.addresses))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = host.recall(header.host, say)
@@ -98,11 +99,12 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     from loadgen.engine.worker import WorkerTask
     from servers.access import target_of
     from servers.find import dialect_on, marked, tokenizer_of
+    from servers.wire.addresses import addresses_said, reachable
 
     access = access_of(plan)
     asked = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
-    host.allow_open_files(-(-schedule.in_flight // plan.workers))
+    host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(
         plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
@@ -117,7 +119,9 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         tokens = "about " * (not prompts.exact and not plan.of_file) + lengths_said(plan)[0]
         what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
-        target = target_of(facts.url, access.tls)
+        target = reachable(target_of(facts.url, access.tls))
+        if len(target.addresses) > 1 or target.unused:
+            say(addresses_said(target))
         tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
             WorkerTask(
                 worker=worker,
@@ -136,6 +140,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         ]
         bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
         header = header_of(plan, facts, dialect, prompts, schedule.at_once)
+        header.server |= target.facts
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
 

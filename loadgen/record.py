@@ -15,6 +15,7 @@ State = Literal["complete", "truncated", "failed", "rejected", "dropped"]
 
 ErrorKind = Literal[
     "connect",  # no connection (refused, unreachable, TLS), or closed before any answer
+    "client_limit",  # this machine could not open a connection: no free port or file, no route, no permission
     "timeout",  # the request's own time limit ran out
     "http_status",  # the server answered, but not with 200
     "rejected",  # the server or a proxy was too busy to take the request (servers.kinds.refusals.is_rejection)

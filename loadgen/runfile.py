@@ -94,7 +94,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """What the plan's arrivals are. Of runs from before this field it comes from the plan as they are read."""
     server: dict[str, Any]
     """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
-    notes of its kind; proxied_to, where docker-proxy stands between: the container's own URL; launch, of a matrix."""
+    notes of its kind; proxied_to, where docker-proxy stands between: the container's own URL; addresses, those
+    of the URL's host that connections used; addresses_unused (others, and why); launch, of a matrix."""
     stamps: StampFacts = StampFacts()
     """Where arrival instants come from; of older runs filled in as they are read."""
     host: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
-from servers.errors import SecretError
+from servers.errors import LocalLimitError, SecretError
 
 if TYPE_CHECKING:
     import ssl
@@ -205,15 +205,24 @@ def without_secrets(given: Any, name: str = "") -> Any:
     return kept
 
 
+Address = tuple[int, tuple[Any, ...]]
+"""Family and socket address, as `getaddrinfo` returns them."""
+
+
+def address_text(address: Address) -> str:
+    """Return the address as people write it, without the port."""
+    return str(address[1][0])
+
+
 class Target(msgspec.Struct, frozen=True):
-    """Where the load goes: one resolved address, and how to speak to it."""
+    """Where the load goes: the server's addresses, and how to speak to the server."""
 
     host: str
     port: int
     path: str  # Path prefix of the URL, without a trailing slash
     tls: ssl.SSLContext | None
-    family: int
-    address: tuple[Any, ...]  # As `getaddrinfo` gives it
+    addresses: tuple[Address, ...]  # Those that connections use, at least one
+    unused: Mapping[str, str] = {}  # Other addresses of the name, and why each is not used (servers.wire.addresses)
 
     @property
     def host_field(self) -> str:
@@ -221,18 +230,25 @@ class Target(msgspec.Struct, frozen=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the header of a run says of the addresses."""
+        unused = {"addresses_unused": dict(self.unused)} if self.unused else {}
+        return {"addresses": [address_text(address) for address in self.addresses], **unused}
+
 
 def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve an http:// or https:// URL; without `tls` the system's authorities are trusted. Raises OSError when its
-    name has no address."""
+    """Resolve an http:// or https:// URL to every address of its host. Without `tls` the system's certificate
+    authorities are trusted. Raises OSError when the host's name has no address."""
     parts = urlsplit(url)
     host = parts.hostname or "127.0.0.1"
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     import socket
 
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, family, address)
+    results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = tuple(dict.fromkeys((int(family), address) for family, _, _, _, address in results))
+    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, addresses)
 
 
 def no_connection(error: OSError | TimeoutError) -> str:
@@ -241,6 +257,8 @@ def no_connection(error: OSError | TimeoutError) -> str:
 
     if isinstance(error, TimeoutError):
         return "no connection in time"
+    if isinstance(error, LocalLimitError):
+        return str(error.strerror)
     if isinstance(error, ssl.SSLError):
         if error.reason and error.reason.endswith("CERTIFICATE_REQUIRED"):
             return f"TLS: the server asks for a client certificate, and loadgen sends none ({error.reason})"

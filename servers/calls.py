@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from servers.access import OPEN, Access, hide
-from servers.errors import NOT_READABLE, UnauthorizedError, UnreachableError, decompressed
+from servers.errors import NOT_READABLE, ClientLimitError, UnauthorizedError, UnreachableError, decompressed
 from servers.marks import HEADER, Mark, in_header, in_value
+from servers.wire import local_limits
 
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20
@@ -111,6 +112,8 @@ class Caller:
             return once()
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError | ssl.SSLError):
+                raise_if_local(self._url, self._connection.host, self._connection.port, error)
             raise _unreachable(self._url, error, limit_s, self._late) from error
 
 
@@ -136,6 +139,14 @@ class _Until(io.RawIOBase):
     def close(self) -> None:
         self._raw.close()
         super().close()
+
+
+def raise_if_local(url: str, host: str, port: int, error: OSError) -> None:
+    """Raise a ClientLimitError if a connection failed because of this machine."""
+    limit = local_limits.of_host(host, port, error)
+    if limit is not None:
+        cause, _, remedy = str(limit.strerror).partition(". ")
+        raise ClientLimitError(f"{url} cannot be reached from here: {cause}", remedy) from error
 
 
 _TLS_HINT = "check which TLS versions and client certificates it asks for; loadgen sends no certificate"

@@ -52,6 +52,16 @@ class UnreachableError(ServerError):
     """Nothing answers at the URL: refused, timed out, unknown name, bad certificate."""
 
 
+class ClientLimitError(UnreachableError):
+    """This machine cannot open a connection: no free port or file, no route, no permission. The server is not to blame,
+    and commands end with the exit code for a client that was the limit."""
+
+
+class LocalLimitError(OSError):
+    """A connection could not be opened because of this machine (servers.wire.local_limits). `strerror` names the cause
+    and the remedy."""
+
+
 class WrongServerError(ServerError):
     """Something answers at the URL, but it is not the server that was named."""
 

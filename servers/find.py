@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from servers.access import OPEN, Access, bare
 from servers.errors import (
+    ClientLimitError,
     EndpointError,
     LimitError,
     ModelError,
@@ -55,13 +56,20 @@ def resolve(
     if not kind.port:
         raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
     # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
-    with suppress(OSError):
+    here = f"http://127.0.0.1:{kind.port}"
+    try:
         socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
-        try:
-            return probe(f"http://127.0.0.1:{kind.port}", server, model=model, access=access)
-        except (UnreachableError, WrongServerError):
-            if real:
-                raise
+        return probe(here, server, model=model, access=access)
+    except ClientLimitError:
+        raise
+    except (UnreachableError, WrongServerError):
+        if real:
+            raise
+    except OSError as error:
+        if not isinstance(error, ConnectionRefusedError | TimeoutError):
+            from servers.calls import raise_if_local
+
+            raise_if_local(here, "127.0.0.1", kind.port, error)
     if real or not kind.simulated:
         raise UnreachableError(
             f"no {kind.title} answers on port {kind.port} of this machine",

@@ -15,7 +15,15 @@ from analysis.metrics import METRICS
 from analysis.objectives import BoundsMet, ObjectiveVerdict
 from analysis.report import Finding, Level
 from analysis.report.format import count, duration, share, significant, size, times_speed
-from analysis.summary import ClientHealth, LengthDifference, MemoryLevels, OutsideWindow, RequestCounts, Summary
+from analysis.summary import (
+    ClientHealth,
+    LengthDifference,
+    MemoryLevels,
+    OutsideWindow,
+    RequestCounts,
+    ServerInfo,
+    Summary,
+)
 
 COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
@@ -43,6 +51,8 @@ def findings(summary: Summary) -> list[Finding]:
     ]
     if beyond := summary.run.over_limit:
         found.append(Finding("over_limit", "note", f"Sent on purpose (--over-limit): {beyond}.", "failures"))
+    if known := addresses(summary.server):
+        found.append(Finding("addresses", "note", known, "failures"))
     if sent := delivery(summary):
         found.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
     if summary.machines:
@@ -61,7 +71,8 @@ def findings(summary: Summary) -> list[Finding]:
 def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     """Whether the figures are valid, in a sentence."""
     if not summary.requests.complete:
-        return Finding("invalid", "error", "Invalid: no request was complete.")
+        why = f", and {_blame(summary.client)}" if summary.client.client_limit else ""
+        return Finding("invalid", "error", f"Invalid: no request was complete{why}.")
     if window_is_empty(summary):
         return Finding("invalid", "error", "Invalid: no complete request was due in the window.")
     if not summary.client.ok:
@@ -100,6 +111,15 @@ def endings(summary: Summary) -> str:
     if not parts:
         return f"All {requests.planned:,} requests complete."
     return f"{requests.complete:,} of {requests.planned:,} requests complete; {', '.join(parts)}."
+
+
+def addresses(server: ServerInfo) -> str:
+    """Return a sentence on the addresses of the server's name, where it has several; else nothing."""
+    if len(server.addresses) < 2 and not server.addresses_unused:
+        return ""
+    turns = "in turn to" if len(server.addresses) > 1 else "to"
+    unused = [f"{address} was not used ({reason})" for address, reason in server.addresses_unused.items()]
+    return "; ".join([f"Connections went {turns} {', '.join(server.addresses)}", *unused]) + "."
 
 
 def lengths(summary: Summary) -> str:
@@ -224,6 +244,8 @@ def _blame(client: ClientHealth) -> str:
     """Say what makes the figures doubtful: the client, or its timestamps alone, as in runs of older versions."""
     if client.reasons and all(reason.startswith(RING_OFF) for reason in client.reasons):
         return "packet timestamps and socket timestamps disagree"
+    if client.client_limit:
+        return "this machine could not send every request"
     return "possible client bottleneck"
 
 

@@ -233,6 +233,10 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
     return blocks
 
 
+NOT_FACTS = ("limits", "addresses", "addresses_unused")
+"""Fields of a server that the table of its facts does not show as they are."""
+
+
 def _again(runs: Sequence[ReportedRun]) -> Section:
     """Everything needed to run it again."""
     blocks: list[Block] = []
@@ -241,7 +245,9 @@ def _again(runs: Sequence[ReportedRun]) -> Section:
         groups: dict[str, Mapping[str, Any]] = {
             "Run": {name: getattr(run, name) for name in RUN_FACTS}
             | {"prompts made exact by": run.prompts, "version": run.version},
-            "Server": {name: getattr(server, name) for name in server.__struct_fields__ if name != "limits"},
+            "Server": {name: getattr(server, name) for name in server.__struct_fields__ if name not in NOT_FACTS}
+            | {"addresses": ", ".join(server.addresses)}
+            | {f"{address} unused": reason for address, reason in server.addresses_unused.items()},
             "Server limits": server.limits,
             "Client host": each.run.header.host,
         }

@@ -428,4 +428,5 @@ CLIENT_FIGURES = {
     "pauses": "Waits of a closed loop after failures",
     "paused_s": "Length of these waits, of all clients",
     "worker_lost": "Requests lost with their worker",
+    "client_limit": "Requests that this machine could not send",
 }

@@ -17,7 +17,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from loadgen.cli.streams import TolerantStream, protect
-from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, OutputError, PlanError
+from loadgen.errors import (
+    EXIT_CLIENT_LIMITED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_SERVER,
+    EXIT_USAGE,
+    OutputError,
+    PlanError,
+)
 
 COMMANDS = {
     "burst": "loadgen.cli.run",
@@ -203,7 +211,7 @@ def main() -> None:
             raise
         sys.exit(_code_without_output(out.own, end.code))
     except Exception as raised:
-        if (code := _exit_code(error := _of_disk(raised))) is None:
+        if (code := _exit_code(error := _of_files(_of_disk(raised)))) is None:
             raise
         for line in getattr(error, "log_tail", "").splitlines():
             print(f"  | {line}", file=sys.stderr)
@@ -231,6 +239,18 @@ def _of_disk(error: Exception) -> Exception:
     return OutputError(f"cannot write {what}: {error.strerror}", "Make room, also in the temporary folder; try again.")
 
 
+def _of_files(error: Exception) -> Exception:
+    """Return a ClientLimitError where this process or this machine has no file left; any other error as it is."""
+    if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
+        return error
+    from servers.errors import ClientLimitError
+
+    where = "process" if error.errno == errno.EMFILE else "machine"
+    return ClientLimitError(
+        f"this {where} may open no more files: {error.strerror}", "Raise the limit: ulimit -n 65536"
+    )
+
+
 def _options(args: list[str]) -> Iterator[tuple[str, str]]:
     """Each word of a command line that may be an option, with what is given for it."""
     for word, following in zip(args, [*args[1:], ""], strict=False):
@@ -246,13 +266,24 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import EndpointError, HostsError, LimitError, ModelError, SecretError, ServerError, VersionError
+    from servers.errors import (
+        ClientLimitError,
+        EndpointError,
+        HostsError,
+        LimitError,
+        ModelError,
+        SecretError,
+        ServerError,
+        VersionError,
+    )
     from servers.simulated import SimulatedError
     from workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
     if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):
         return EXIT_USAGE
+    if isinstance(error, ClientLimitError):
+        return EXIT_CLIENT_LIMITED
     return EXIT_SERVER if isinstance(error, ServerError) else None
 
 

@@ -112,9 +112,12 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
 
 
 def exit_code(found: MatrixSummary) -> int:
-    """3 a run could not be made, 1 a request was not complete, 5 the client was the limit, 0 otherwise."""
+    """Return 3 if a run could not be made, 5 if this machine could not send a request, 1 if a request was not complete,
+    5 if the client was the limit in another way, 0 otherwise."""
     if found.failures:
         return errors.EXIT_SERVER
+    if any(cell.errors.get("client_limit") for cell in found.cells):
+        return errors.EXIT_CLIENT_LIMITED
     if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "rejected", "dropped")):
         return errors.EXIT_REQUESTS_FAILED
     if any("limited" in cell.verdicts for cell in found.cells):

@@ -90,17 +90,21 @@ def expressions(
 
 
 def exit_code(summaries: Sequence[Summary], inconclusive: CountsAs = None) -> int:
-    """The first of these to which one run leads: 130 interrupted, 4 an objective failed, 1 a request
-    was not complete and no objective speaks of that, 5 the client was the limit, 6 an objective is inconclusive, 0
-    otherwise."""
+    """Return the first of these to which one run leads: 130 interrupted, 5 this machine could not send a request, 4 an
+    objective failed, 1 a request was not complete and no objective speaks of that, 5 the client was the limit in
+    another way, 6 an objective is inconclusive, 0 otherwise.
+
+    Where this machine could not send requests, objectives that failed and requests that are missing say nothing about
+    the server, so its code comes first."""
     told = verdicts_code({each.verdict for summary in summaries for each in summary.objectives}, inconclusive)
-    reasons = {
-        errors.EXIT_INTERRUPTED: any(summary.run.interrupted for summary in summaries),
-        errors.EXIT_ASSERTION: told == errors.EXIT_ASSERTION,
-        errors.EXIT_REQUESTS_FAILED: any(map(unanswered, summaries)),
-        errors.EXIT_CLIENT_LIMITED: any(summary.client.verdict == "limited" for summary in summaries),
-    }
-    return next((code for code, holds in reasons.items() if holds), told)
+    reasons = [
+        (errors.EXIT_INTERRUPTED, any(summary.run.interrupted for summary in summaries)),
+        (errors.EXIT_CLIENT_LIMITED, any(summary.client.client_limit for summary in summaries)),
+        (errors.EXIT_ASSERTION, told == errors.EXIT_ASSERTION),
+        (errors.EXIT_REQUESTS_FAILED, any(map(unanswered, summaries))),
+        (errors.EXIT_CLIENT_LIMITED, any(summary.client.verdict == "limited" for summary in summaries)),
+    ]
+    return next((code for code, holds in reasons if holds), told)
 
 
 def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:

@@ -23,9 +23,10 @@ TOO_MANY_REQUESTS, FIRST_SERVER_ERROR = 429, 500
 
 
 def was_refused(error_kind: str, http_status: int | None) -> bool:
-    """Return whether the server refused a request: no connection, no byte of a response, status 429 or 5xx."""
+    """Return whether a request failed so that the next one would too: no connection, no byte of a response, status 429
+    or 5xx."""
     if http_status is None:
-        return error_kind == "connect"
+        return error_kind in ("connect", "client_limit")
     return http_status == TOO_MANY_REQUESTS or http_status >= FIRST_SERVER_ERROR
 
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence, Set
 from functools import partial
 from itertools import islice
+from typing import Literal
 
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.clock import ClockPairs, SystemClock
@@ -33,6 +34,7 @@ from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
 from loadgen.token_counts import generated
 from servers.access import no_connection
+from servers.errors import LocalLimitError
 from servers.kinds.dialect import Dialect
 from servers.wire.aside import Aside
 from servers.wire.connection import Connection
@@ -57,10 +59,7 @@ the next requests may wait for them. With more than BACKLOG waiting they are as 
 with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
 TOGETHER, TOGETHER_BYTES = 16, 1 << 19  # Answers that are decoded at once, where many wait, and their bytes
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # Error kind and detail
-SERVER_GONE: tuple[ErrorKind, str] = (
-    "connect",
-    f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s",
-)
+GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s"
 
 
 class Driver:
@@ -99,8 +98,10 @@ class Driver:
         self._back_off = BackOff() if feed.closed else None
         self._looks_inside = False
         """Whether clients of the closed loop wait for the Record of a response with status 200."""
-        self._gave_up = False
-        """Whether the server counts as gone, so that nothing more is sent."""
+        self._gave_up: tuple[ErrorKind, str] | None = None
+        """The error kind and detail of what is left of a closed loop that has given up; None before that."""
+        self._last_failure: ErrorKind = "connect"
+        """Why no connection could be opened when that last failed: the server, or this machine."""
         self._try_at_ns: int | None = None
         """When the clock will next look for a waiting client of the closed loop."""
         self._thinking: list[Slot] = []
@@ -262,7 +263,7 @@ class Driver:
             connection = self._pool.take() or await self._pool.open()
         except (OSError, TimeoutError) as error:
             self._end_opening()
-            self._give_up(slot, "connect", no_connection(error))
+            self._give_up(slot, _kind_of(error), no_connection(error))
             return
         self._end_opening()
         exchange = self._attach(slot, connection)
@@ -287,6 +288,7 @@ class Driver:
             connection = await self._pool.open()
         except (OSError, TimeoutError) as error:
             self._end_opening()
+            lost.error_kind = _kind_of(error)
             lost.error_detail += f"; it could not be sent again: {no_connection(error)}"
             self._end(slot, lost)
             return
@@ -313,6 +315,8 @@ class Driver:
 
     def _end(self, slot: Slot, exchange: Exchange) -> None:
         """Record a request that was sent and has ended, and let the next one follow."""
+        if exchange.error_kind in ("connect", "client_limit"):
+            self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
         self._recorder.take(slot, exchange)
         if slot.conversation is None and not slot.awaited:
@@ -321,6 +325,8 @@ class Driver:
     def _give_up(self, slot: Slot, kind: ErrorKind, detail: str) -> None:
         """End a request of which nothing was sent."""
         slot.close()
+        if kind in ("connect", "client_limit"):
+            self._last_failure = kind
         self._recorder.take(slot, None, kind, detail)
         if slot.conversation is None:
             self._follow(slot, refused=True)
@@ -365,7 +371,7 @@ class Driver:
         if self._back_off is None:
             self._feed.after_end(now_ns)
             return
-        if self._gave_up:
+        if self._gave_up is not None:
             self._give_up_next()
             return
         if refused and now_ns - ended.due_ns <= AT_ONCE_NS:
@@ -400,7 +406,8 @@ class Driver:
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         self._try_at_ns = None
         if self._back_off.gives_up(now_ns) and not self._feed.timed:
-            self._gave_up, clients = True, self._back_off.waiting
+            self._gave_up = self._last_failure, GAVE_UP
+            clients = self._back_off.waiting
             self._back_off.clear()
             for _ in range(clients):
                 self._give_up_next()
@@ -414,14 +421,15 @@ class Driver:
         self._check_done()
 
     def _give_up_next(self) -> None:
-        """Record one client's next request as not sent, and then those after it, because the server counts as gone."""
+        """Record one client's next request as not sent, and then those after it, because the loop has given up."""
         slot = self._feed.after_end(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
             self._check_done()
             return
         slot.payload = b""
         self._counts.due += slot.turns
-        self._recorder.take(slot, None, *SERVER_GONE)
+        assert self._gave_up is not None
+        self._recorder.take(slot, None, *self._gave_up)
         if slot.conversation is None:  # a session goes on in `_on_turn`
             asyncio.get_running_loop().call_soon(self._give_up_next)
 
@@ -466,6 +474,11 @@ class Driver:
         if ticks % TICKS_PER_SAMPLE == 0:
             self._recorder.sample(now_ns)
         self._tick_again(ticks + 1)
+
+
+def _kind_of(error: OSError) -> Literal["connect", "client_limit"]:
+    """Return the error kind of a request for which no connection could be opened."""
+    return "client_limit" if isinstance(error, LocalLimitError) else "connect"
 
 
 class Recorder:

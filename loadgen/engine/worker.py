@@ -161,7 +161,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
 def _open_stamps(task: WorkerTask, share: Share) -> StampSource:
     """In a thread of its own, whose rights end with it."""
     may_see_packets(now=True)
-    return open_source(task.stamps, [(task.target.family, task.target.address)], share)
+    return open_source(task.stamps, task.target.addresses, share)
 
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
@@ -170,8 +170,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
     from loadgen.engine.warmup import Held
+    from servers.wire.addresses import Connector
     from servers.wire.aside import Aside
-    from servers.wire.connection import connect
     from servers.wire.poller import Poller
     from servers.wire.pool import Pool
     from servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
@@ -190,7 +190,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
     def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
-        connecting = partial(connect, task.target, min(task.timeout_s, CONNECT_LIMIT_S), stamps, room)
+        limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
+        connecting = Connector(task.target, limit_s, stamps, room, first=task.worker)
         pool = Pool(connecting, spare=spare, meanwhile=feed.draw)
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
         in_flight_max = None if feed.closed else task.schedule.in_flight

@@ -37,16 +37,18 @@ from loadgen.errors import PlanError
 from loadgen.folders import check_room
 from loadgen.gather import whole_lines
 from loadgen.plan import Plan
-from loadgen.record import Record, unsent
+from loadgen.record import ErrorKind, Record, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
 from loadgen.token_counts import generated
-from servers.access import Target, target_of
+from servers.access import Target, no_connection, target_of
+from servers.errors import LocalLimitError
 from servers.find import dialect_on, tokenizer_of
 from servers.kinds.base import ServerFacts
 from servers.kinds.dialect import Dialect
 from servers.kinds.refusals import one_line
 from servers.marks import Mark
+from servers.wire.addresses import Rotation, addresses_said, reachable
 from servers.wire.stamps import RETRY_S, StampSource
 from servers.wire.transport import Exchange
 from workloads import workload
@@ -92,6 +94,7 @@ class LiveTarget(msgspec.Struct):
     plan: Plan
     facts: ServerFacts
     address: Target
+    rotation: Rotation
     headers: Mapping[str, str]
     say: Callable[[str], None]
     _dialects: dict[str, Dialect] = {}
@@ -155,7 +158,10 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     access = access_of(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
-    return LiveTarget(plan, facts, target_of(facts.url, access.tls), access.headers, say)
+    target = reachable(target_of(facts.url, access.tls))
+    if len(target.addresses) > 1 or target.unused:
+        say(addresses_said(target))
+    return LiveTarget(plan, facts, target, Rotation(target.addresses), access.headers, say)
 
 
 def _endless(prompts: Prompts) -> Iterator[Request]:
@@ -292,6 +298,7 @@ class LiveRun:
         dialect = target.dialect(None)
         prompts = replace(target.prompts(dialect), how=target.how(dialect))
         header = prepare.header_of(target.plan, target.facts, dialect, prompts)
+        header.server |= target.address.facts
         header.telemetry = sampler.facts(target.plan, header.server)
         self.folder = folder
         self.figures = LiveFigures()
@@ -327,9 +334,10 @@ class LiveRun:
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 
-    def give_up(self, request: Request, due_ns: int, detail: str) -> Record:
-        """A request that got no connection, so that nothing was sent."""
-        return self._add(unsent(request, "connect", detail), due_ns)
+    def give_up(self, request: Request, due_ns: int, error: OSError) -> Record:
+        """Record a request for which no connection could be opened, so that nothing was sent."""
+        kind: ErrorKind = "client_limit" if isinstance(error, LocalLimitError) else "connect"
+        return self._add(unsent(request, kind, no_connection(error)), due_ns)
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns

@@ -190,7 +190,7 @@ class LocustSession:
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
         may_see_packets(now=True)
-        self.stamps = open_source(plan.stamps, [(self.target.address.family, self.target.address.address)])
+        self.stamps = open_source(plan.stamps, self.target.address.addresses)
         may_see_packets(now=False)
         self._stack.callback(self.stamps.close)
         if environment.web_ui:

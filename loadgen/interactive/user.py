@@ -40,10 +40,12 @@ from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.record import Record
 from loadgen.token_counts import generated
-from servers.access import Target, no_connection
+from servers.access import Address, Target
 from servers.kinds.dialect import Dialect
+from servers.wire.addresses import ATTEMPT_S, Rotation, blamed
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import post
+from servers.wire.local_limits import explained_later
 from servers.wire.poller import Poller
 from servers.wire.stamps import StampSource
 from servers.wire.transport import Exchange
@@ -112,7 +114,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         try:
             connection = self._connection.take()
         except OSError as error:
-            record = run.give_up(target.numbered(request), due_ns, no_connection(error))
+            record = run.give_up(target.numbered(request), due_ns, error)
             self._report(record, dialect)
             return record
         # A user who is stopped while connecting has sent nothing: only from here on is there a request.
@@ -161,7 +163,7 @@ class UserConnection:
         self.loop = self
         self._watchers: dict[tuple[int, int], Any] = {}
         self._timeout_s = target.plan.timeout_s
-        self._connect = partial(connect, target.address, self._timeout_s, stamps)
+        self._connect = partial(connect, target.address, target.rotation, self._timeout_s, stamps)
         self._idle: Connection | None = None
         self._ended = Event()
 
@@ -222,13 +224,29 @@ class UserConnection:
     add_writer, remove_writer = partialmethod(_watch, WRITE), partialmethod(_forget, WRITE)
 
 
-def connect(target: Target, timeout_s: float, stamps: StampSource) -> Connection:
-    """Open one connection, TLS handshake included, while other greenlets run. Raises OSError."""
-    sock = gevent_socket.socket(target.family, socket.SOCK_STREAM)
+def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: StampSource) -> Connection:
+    """Open one connection, TLS handshake included, while other greenlets run. Addresses of the target are tried in the
+    order of `rotation`. Raises OSError: a LocalLimitError if this machine is the reason."""
+    errors = list[OSError]()
+    addresses = rotation.order()
+    for address in addresses:
+        limit_s = timeout_s if address == addresses[-1] else min(timeout_s, ATTEMPT_S)
+        try:
+            return _connect(target, address, limit_s, stamps)
+        except OSError as error:
+            errors.append(explained_later(error, address))
+            rotation.failed(address)
+    raise blamed(errors)
+
+
+def _connect(target: Target, address: Address, timeout_s: float, stamps: StampSource) -> Connection:
+    """Open one connection to one address."""
+    family, place = address
+    sock = gevent_socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect(target.address)
+        sock.connect(place)
         watched = stamps.watch(cast("socket.socket", sock))
         connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)
         if target.tls is not None:

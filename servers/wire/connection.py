@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from servers.access import Target
+from servers.access import Address, Target
+from servers.wire.local_limits import explained
 from servers.wire.stamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
@@ -116,31 +117,44 @@ class Connection:
 
 
 def connect(
-    target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0
+    target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0, address: Address | None = None
 ) -> Connection | Coroutine[Any, Any, Connection]:
-    """Open one connection, TLS handshake included, whose reads `stamps` stamps, and with so much `room` for what is not
-    read (0: the system's choice). At once where that takes no time, as on this machine, else by what is to be awaited.
-    Raises OSError; what is awaited also ssl.SSLError or TimeoutError."""
-    sock = socket.socket(target.family, socket.SOCK_STREAM)
+    """Open one connection to an address of the target (by default its first), TLS handshake included. Return the
+    connection at once where that takes no time, as on this machine, else a coroutine that opens it.
+
+    `stamps` timestamps the connection's reads. `room` is the receive buffer to ask for, in bytes (0: the system's
+    choice). Raises OSError: a LocalLimitError if this machine is the reason, and in the coroutine also ssl.SSLError and
+    TimeoutError."""
+    address = address or target.addresses[0]
+    family, place = address
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise explained(error, address) from None
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if room:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         stamps.claim(sock)
-        if target.tls is None and _connected(sock, target.address):
+        connected = _connected(sock, address)
+        if connected and target.tls is None:
             return Connection(sock, monotonic_ns(), stamps.watch(sock))
     except BaseException:
         sock.close()
         raise
-    return _connect(sock, target, timeout_s, stamps)
+    return _finish(sock, None if connected else place, target, timeout_s, stamps)
 
 
-async def _connect(sock: socket.socket, target: Target, timeout_s: float, stamps: StampSource) -> Connection:
+async def _finish(
+    sock: socket.socket, place: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: StampSource
+) -> Connection:
+    """Wait until a socket is connected to `place` (None: it is already), and shake hands if the target speaks TLS."""
     try:
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(sock, target.address)
+            if place is not None:
+                await loop.sock_connect(sock, place)
             connection = Connection(sock, monotonic_ns(), stamps.watch(sock))
             connection.begin_tls(target)
             while connection.shaking:
@@ -154,12 +168,14 @@ async def _connect(sock: socket.socket, target: Target, timeout_s: float, stamps
     return connection
 
 
-def _connected(sock: socket.socket, address: Any) -> bool:
-    """Begin to connect. True where that takes no time, as on this machine: asked a second time it has been done. Raises
-    OSError."""
-    for _ in range(2):
-        if (said := sock.connect_ex(address)) in (0, errno.EISCONN):
+def _connected(sock: socket.socket, address: Address) -> bool:
+    """Begin to connect. Return True where that takes no time, as on this machine: the second call says so. Raises
+    OSError. The kernel reports its own reasons at the first call; at the second it may report the server's."""
+    for attempt in range(2):
+        code = sock.connect_ex(address[1])
+        if code in (0, errno.EISCONN):
             return True
-        if said not in (errno.EINPROGRESS, errno.EALREADY):
-            raise OSError(said, os.strerror(said))
+        if code not in (errno.EINPROGRESS, errno.EALREADY):
+            error = OSError(code, os.strerror(code))
+            raise error if attempt else explained(error, address)
     return False

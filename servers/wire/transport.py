@@ -19,6 +19,7 @@ from typing import Any, Literal
 from servers.access import no_connection
 from servers.wire.connection import READ_BYTES, Connection
 from servers.wire.http1 import Framing, ProtocolError
+from servers.wire.local_limits import NO_ROOM
 from servers.wire.poller import Poller
 from servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES
 from servers.wire.tcp_info import losses, window
@@ -26,7 +27,7 @@ from servers.wire.tcp_info import losses, window
 RESPONSE_LIMIT_BYTES = 64 << 20
 PARTS_MOST, SMALL_BYTES = 16, 65_536  # Looked at before the end, for which others may wait; to join more is dear
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
-WireError = Literal["connect", "timeout", "protocol", "truncated", "cancelled"]
+WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 INTO_BYTES = 1 << 20
@@ -111,7 +112,8 @@ class Exchange:
             if self.connection.tls is not None and self.connection.outgoing.pending:
                 self.connection.flush()
         elif isinstance(count, OSError) and not isinstance(count, BlockingIOError):
-            self.fail("connect", f"send failed: {count.strerror or count}")
+            kind: WireError = "client_limit" if count.errno in NO_ROOM else "connect"
+            self.fail(kind, f"send failed: {count.strerror or count}")
         else:
             self.sealed = memoryview(self.sealed)[count if isinstance(count, int) else 0 :]
             self._poller.loop.add_writer(self.connection.sock, self._on_writable)

@@ -66,7 +66,7 @@ async def read_late(
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
         target = target_of(server.url, client_tls)
-        stamps = RingStamps.open([(target.family, target.address)])
+        stamps = RingStamps.open(target.addresses)
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
         connection = await connected(target, 5, stamps)
         made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
@@ -161,7 +161,7 @@ async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.Mon
     for host in ("127.0.0.1", "::1"):
         async with playing(SCRIPT, host=host) as server:
             target = target_of(server.url, None)
-            opened = [RingStamps.open([(target.family, target.address)], (worker, 2)) for worker in range(2)]
+            opened = [RingStamps.open(target.addresses, (worker, 2)) for worker in range(2)]
             for stamps, ports in zip(opened, parts, strict=True):
                 assert stamps is not None
                 assert ports is not None

@@ -42,7 +42,7 @@ class Client:
 
     def __init__(self, url: str, tls: Any) -> None:
         self.target = target_of(url, tls)
-        stamps = RingStamps.open([(self.target.family, self.target.address)])
+        stamps = RingStamps.open(self.target.addresses)
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
         self.stamps = stamps
         self.poller = Poller(asyncio.get_running_loop())

@@ -12,12 +12,14 @@ from loadgen.cli.output import exit_code, expressions
 from loadgen.errors import PlanError
 
 
-def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool = False, **states: int) -> Any:
+def ended(
+    *verdicts: tuple[str, str], interrupted: bool = False, limited: bool = False, client_limit: int = 0, **states: int
+) -> Any:
     """What decides on the exit code: how requests ended, the client's verdict, and objectives as (figure, verdict)."""
     return SimpleNamespace(
         run=SimpleNamespace(interrupted=interrupted),
         requests=SimpleNamespace(**(dict.fromkeys(("truncated", "failed", "rejected", "dropped"), 0) | states)),
-        client=SimpleNamespace(verdict="limited" if limited else "ok"),
+        client=SimpleNamespace(verdict="limited" if limited or client_limit else "ok", client_limit=client_limit),
         objectives=[SimpleNamespace(figure=figure, verdict=verdict) for figure, verdict in verdicts],
     )
 
@@ -30,6 +32,10 @@ def ended(*verdicts: tuple[str, str], interrupted: bool = False, limited: bool =
         (ended(failed=1), 1),
         (ended(truncated=1, limited=True), 1),
         (ended(dropped=1), 1),
+        (ended(client_limit=2, failed=2), 5),
+        (ended(client_limit=2, failed=3), 5),
+        (ended(("complete", "fail"), client_limit=2, failed=2), 5),
+        (ended(interrupted=True, client_limit=1, failed=1), 130),
         (ended(interrupted=True, failed=1), 130),
         (ended(("ttft", "pass")), 0),
         (ended(("ttft", "inconclusive")), 6),

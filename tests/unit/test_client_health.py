@@ -11,9 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from analysis.client import LIMITS
+from analysis.objectives import ObjectiveVerdict
 from analysis.report.findings import client_said, findings, verdict
 from analysis.stats import late_percentile_s
 from analysis.summary import Summary
+from loadgen.cli.output import exit_code
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record
 from loadgen.runfile import Telemetry
@@ -53,6 +55,7 @@ CASES = {
     "ring_off_p99_s": (burst(20, 4), healthy(ring_off_counts={"10": 90, "20": 10})),
     "clock_step_s": (burst(20, 4), healthy(clock_disagreement_ns=30 * MS)),
     "worker_lost": ([*burst(20, 4), failed(50, "worker_lost", "its worker process ended")], healthy()),
+    "client_limit": ([*burst(20, 4), failed(50, "client_limit", "")], healthy()),
     "dropped": ([*burst(20, 4), dropped(50)], healthy()),
 }
 
@@ -249,3 +252,37 @@ def test_one_answer_without_the_ring_makes_the_run_the_sockets(tmp_path: Path) -
     records = [replace(each, stamps="socket" if each.id == 3 else "ring") for each in burst(20, 4)]
     run = run_of(tmp_path / "run", records, telemetry=ring(), client={"stamps": "ring"})
     assert summarise(run)["client"]["stamps"] == "socket"
+
+
+FAILED = ObjectiveVerdict(
+    objective="complete >= 99%",
+    figure="complete",
+    verdict="fail",
+    unit="share",
+    bound=0.99,
+    measured=0.5,
+    ci95=None,
+    requests=6,
+    left_out=0,
+    requests_needed=None,
+    said="50 %",
+)
+
+
+def test_what_this_machine_could_not_send_is_its_own_fault(tmp_path: Path) -> None:
+    """The reason quotes cause and remedy, most frequent first; the verdict names this machine, also if nothing at all
+    was complete; and the exit code is 5 whatever an objective says."""
+    no_port = "Cannot assign requested address: this machine has no free local port. Widen it"
+    no_route = "Network is unreachable: this machine has no route to 10.0.0.1. Check it"
+    limited = [failed(number, "client_limit", no_port) for number in (50, 51)]
+    limited += [failed(52, "client_limit", no_route)]
+    for name, records in (("some", [*burst(20, 4), *limited]), ("none", limited)):
+        summary = typed(summarise(run_of(tmp_path / name, records, telemetry=healthy())))
+        assert summary.client.client_limit == 3
+        reason = f"requests that this machine could not send 3 (limit 0): {no_port}; {no_route}"
+        assert reason in summary.client.reasons
+        assert "this machine could not send every request" in verdict(summary, findings(summary)).sentence
+        summary.objectives = [FAILED]
+        assert exit_code([summary]) == 5
+        summary.run.interrupted = True
+        assert exit_code([summary]) == 130

@@ -15,6 +15,7 @@ from loadgen.engine.feed import OpenLoop
 from loadgen.engine.health import Counts
 from loadgen.engine.loops import ClosedLoop
 from loadgen.engine.warmup import Held
+from servers.errors import LocalLimitError
 from servers.wire.stamps import PLAIN
 from tests.dialects import DIALECTS
 from tests.unit.test_driver_clock import START_NS, FakeClock, FakeConnection, FakeExchange, FakeNet, slots
@@ -154,6 +155,26 @@ async def test_a_closed_loop_gives_up_when_the_server_is_gone_for_a_minute() -> 
     assert GIVE_UP_NS <= net.clock.now - START_NS <= GIVE_UP_NS + 2_000 * MS
     not_sent = [record for record in held.records if "every request had failed at once" in record.error_detail]
     assert len(not_sent) == 1_000 - len(net.refused)
+
+
+class WithoutPorts(FakeNet):
+    """This machine has no port for any connection."""
+
+    def take(self) -> Any:
+        return None
+
+    async def open(self) -> Any:
+        await asyncio.sleep(0)
+        raise LocalLimitError(99, "no free local port")
+
+
+async def test_a_closed_loop_that_gives_up_for_want_of_ports_does_not_blame_the_server() -> None:
+    """Every request is `client_limit`, also those that are not tried any more, and the loop pauses between tries."""
+    held, counts, _ = await drive(ClosedLoop(iter(slots([0] * 500)), clients=4), WithoutPorts(FakeClock(), ANSWER_NS))
+    assert {(record.state, record.error_kind) for record in held.records} == {("failed", "client_limit")}
+    assert len(held.records) == counts.due == 500
+    tried = [record for record in held.records if record.error_detail == "no free local port"]
+    assert 4 <= len(tried) < 100
 
 
 async def test_a_closed_loop_with_a_duration_tries_until_its_end() -> None:

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from loadgen import host
-from loadgen.errors import OpenFilesError
+from loadgen.errors import OpenFilesError, PortsError
 
 
 def test_too_few_open_files_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +28,16 @@ def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: wanted.append(limits))
     host.allow_open_files(1000)
     assert wanted == [(1064, 4096)]
+
+
+def test_too_few_ports_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address of the server allows as many connections as there are local ports."""
+    monkeypatch.setattr(host, "port_range", lambda: (40_000, 40_039))
+    host.check_ports(40, 1)
+    host.check_ports(80, 2)
+    with pytest.raises(PortsError, match=r"81 requests at once .*\(40000 to 40039\) allows 80") as caught:
+        host.check_ports(81, 2)
+    assert "sysctl -w net.ipv4.ip_local_port_range" in caught.value.hint
 
 
 def test_the_facts_of_a_machine_are_plain_values() -> None:

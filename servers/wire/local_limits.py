@@ -1,0 +1,174 @@
+"""Connections that fail because of the client's own machine: which errors these are, why they occur, what to do.
+
+A load test must not blame the server for them. Code that opens connections raises a LocalLimitError in place of the
+OSError. Requests that end with one have the error kind `client_limit` and make the run invalid.
+
+An error is local if the kernel returned it at once, before a packet left: no free port, no free file, no route, no
+permission. "No route to host" that comes later was said by the network or the server, as is "Connection refused".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from servers.access import Address, address_text
+from servers.errors import LocalLimitError
+
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORT_RANGE_DEFAULT = (32_768, 60_999)
+"""Linux's default, for systems that do not state their range there."""
+FILE_MAX = Path("/proc/sys/fs/file-max")
+CONNECTED = (0, errno.EINPROGRESS, errno.EISCONN)
+
+
+def port_range() -> tuple[int, int]:
+    """Return the first and the last local port for outgoing connections."""
+    with suppress(OSError, ValueError):
+        first, last = map(int, PORT_RANGE.read_text("ascii").split())
+        return first, last
+    return PORT_RANGE_DEFAULT
+
+
+def _no_port(_: Address) -> str:
+    first, last = port_range()
+    return (
+        f"this machine has no free local port: net.ipv4.ip_local_port_range is {first} to {last}, which allows "
+        f"{last - first + 1:,} connections to one address, closing ones (TIME_WAIT) included. Widen it: "
+        "sysctl -w net.ipv4.ip_local_port_range='1024 65535'. Or have fewer requests in flight"
+    )
+
+
+def _no_file(_: Address) -> str:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"this process has no free file: {soft:,} open files are allowed. Raise ulimit -n, or use more --workers"
+
+
+def _no_file_on_machine(_: Address) -> str:
+    limit = ""
+    with suppress(OSError):
+        limit = f" ({FILE_MAX.read_text('ascii').strip()})"
+    return (
+        f"this machine has no free file: fs.file-max{limit} is reached. Raise it with sysctl, or close other programs"
+    )
+
+
+def _no_route(address: Address) -> str:
+    place = address_text(address)
+    return f"this machine has no route to {place}. Check `ip route get {place}`, its network and VPN, and --url"
+
+
+def _no_memory(_: Address) -> str:
+    return "this machine has no memory for more sockets. Raise net.ipv4.tcp_mem, or have fewer requests in flight"
+
+
+def _not_permitted(address: Address) -> str:
+    place = address_text(address)
+    return (
+        f"this machine does not permit connections to {place}. Check its firewall (nft, iptables), routes and sandbox"
+    )
+
+
+def _no_family(address: Address) -> str:
+    family = "IPv6" if address[0] == socket.AF_INET6 else "IPv4"
+    return f"this machine has no {family} address from which it could reach {address_text(address)}"
+
+
+_EXPLAIN: dict[int, Callable[[Address], str]] = {
+    errno.EADDRNOTAVAIL: _no_port,
+    errno.EMFILE: _no_file,
+    errno.ENFILE: _no_file_on_machine,
+    errno.ENETUNREACH: _no_route,
+    errno.EHOSTUNREACH: _no_route,
+    errno.ENETDOWN: _no_route,
+    errno.EINVAL: _no_route,  # of a blackhole route
+    errno.ENOBUFS: _no_memory,
+    errno.ENOMEM: _no_memory,
+    errno.EACCES: _not_permitted,
+    errno.EPERM: _not_permitted,
+    errno.EAFNOSUPPORT: _no_family,
+}
+_NEVER_REMOTE = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAFNOSUPPORT)
+"""Errors that no packet from the network can cause."""
+NO_ROOM = (errno.ENOBUFS, errno.ENOMEM)
+"""Errors of a `send` that are this machine's own."""
+
+
+def explained(error: OSError, address: Address) -> OSError:
+    """Return a LocalLimitError for an error that the kernel returned at once, or the same error if it is not local."""
+    explain = _EXPLAIN.get(error.errno or 0)
+    if explain is None or isinstance(error, LocalLimitError):
+        return error
+    if error.errno == errno.EADDRNOTAVAIL and not _has_source(address):
+        explain = _no_family
+    return LocalLimitError(error.errno, f"{os.strerror(error.errno or 0)}: {explain(address)}")
+
+
+def explained_later(error: OSError, address: Address) -> OSError:
+    """Return what `explained` returns, for code that cannot tell whether the kernel returned the error at once. Errors
+    that the network may have caused are local if another attempt to connect fails with the same error at once."""
+    if error.errno not in _EXPLAIN:
+        return error
+    if error.errno in _NEVER_REMOTE or _refused_at_once(address) == error.errno:
+        return explained(error, address)
+    return error
+
+
+def _refused_at_once(address: Address) -> int:
+    """Return the error with which the kernel refuses to connect to an address without asking the network, or 0."""
+    family, place = address
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            code = sock.connect_ex(place)
+    except OSError as error:
+        return error.errno or 0
+    return 0 if code in CONNECTED else code
+
+
+def _has_source(address: Address) -> bool:
+    """Return whether this machine has an address from which it can reach the server. A datagram socket finds out: it
+    needs a route and a source address, and shares no ports with TCP."""
+    family, place = address
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect(place)
+        return True
+    return False
+
+
+def of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
+    """Return why this machine cannot open a connection to a host, given the error of an attempt. None if one of the
+    host's addresses can be tried: then the server or the network is the reason."""
+    try:
+        results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        if (lacking := out_of_files()) is None:
+            return None
+        results = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
+        error = lacking
+    else:
+        if error.errno not in _EXPLAIN:
+            return None
+    limits = []
+    for family, _, _, _, place in results:
+        address = int(family), tuple(place)
+        code = _refused_at_once(address) or (error.errno if error.errno in _NEVER_REMOTE else 0)
+        local = explained(OSError(code, os.strerror(code or 0)), address)
+        if not isinstance(local, LocalLimitError):
+            return None
+        limits.append(local)
+    return limits[0] if limits else None
+
+
+def out_of_files() -> OSError | None:
+    """Return the error with which this process cannot open one more file, or None if it can."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    return None

@@ -1,0 +1,169 @@
+"""A name with several addresses: the run uses those that answer, in turn, and names them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.runfile import read
+from servers.access import Target, address_text, target_of
+from servers.wire.addresses import Connector, Rotation, reachable
+from servers.wire.connection import Connection
+from tests.command import burst, summary_of
+from tests.namespaces import loadgen_inside, with_hosts
+from tests.plain_openai import PlainServer, Talk, plain_openai
+from tests.runs import said, typed
+
+LOAD = ("--server", "openai", "--endpoint", "completions", "--lengths", "approximate", "--input-tokens", "4")
+LOAD = (*LOAD, "--output-tokens", "max:2", "--metrics-every", "0", "--timeout", "20s")
+NAME = "replicas.test"
+
+Resolver = Callable[[Sequence[str]], None]
+
+
+@pytest.fixture
+def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    """Return a function that gives NAME these addresses."""
+    original = socket.getaddrinfo
+
+    def give(addresses: Sequence[str]) -> None:
+        def getaddrinfo(host: Any, port: Any, *rest: Any, **more: Any) -> list[Any]:
+            hosts = addresses if host == NAME else [host]
+            return [result for each in hosts for result in original(each, port, *rest, **more)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    return give
+
+
+def streams(talk: Talk) -> None:
+    """Answer, and keep the connection."""
+    talk.stream()
+
+
+@contextlib.contextmanager
+def replicas(*hosts: str) -> Iterator[list[PlainServer]]:
+    """Serve on the same port of several addresses."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(plain_openai(streams, host=hosts[0]))
+        others = [stack.enter_context(plain_openai(streams, host=host, port=first.port)) for host in hosts[1:]]
+        yield [first, *others]
+
+
+@pytest.mark.parametrize("arrivals", ["burst", "closed:6", "constant:100"])
+def test_every_address_of_a_name_gets_its_share(arrivals: str, tmp_path: Path, resolve: Resolver) -> None:
+    """Three hosts serve one name (DNS round robin): connections go to them in turn. Header and report name them, and
+    the packet ring stamps the responses of all."""
+    resolve(["127.0.0.3", "127.0.0.1", "127.0.0.2"])
+    with replicas("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers:
+        words = (*LOAD, "--url", f"http://{NAME}:{servers[0].port}", "--arrivals", arrivals, "--n", "30")
+        _, out, err = burst(tmp_path, *words, command="run")
+    run = read(tmp_path / "run")
+    assert Counter(record.state for record in run.records) == {"complete": 30}
+    assert {record.stamps for record in run.records} == {"ring"}
+    assert all(len(server.ids) >= 5 for server in servers), [len(server.ids) for server in servers]
+    used = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
+    assert run.header.server["addresses"] == used
+    assert f"{NAME}: connections go in turn to 127.0.0.3, 127.0.0.1, 127.0.0.2" in out, err
+    assert "Connections went in turn to 127.0.0.3, 127.0.0.1, 127.0.0.2." in " ".join(out.split())
+    assert summary_of(tmp_path)["server"]["addresses"] == used
+
+
+def test_an_address_that_refuses_is_left_out_and_named(tmp_path: Path, resolve: Resolver) -> None:
+    """The first of two addresses refuses: every request goes to the other, and the report says so."""
+    resolve(["127.0.0.2", "127.0.0.1"])
+    with plain_openai(streams) as server:
+        burst(tmp_path, *LOAD, "--url", f"http://{NAME}:{server.port}", "--n", "9")
+    run = read(tmp_path / "run")
+    assert Counter(record.state for record in run.records) == {"complete": 9}
+    assert run.header.server["addresses"] == ["127.0.0.1"]
+    assert run.header.server["addresses_unused"] == {"127.0.0.2": "Connection refused"}
+    sentence = "Connections went to 127.0.0.1; 127.0.0.2 was not used (Connection refused)."
+    assert said(typed(summary_of(tmp_path)), "addresses") == sentence
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("command", ["burst", "ui"])
+def test_localhost_is_whichever_family_the_server_listens_on(command: str, host: str, tmp_path: Path) -> None:
+    """`localhost` is ::1 and 127.0.0.1, and the server listens on one: bursts and interactive users find it."""
+    words = ("--n", "5") if command == "burst" else ("--headless", "--users", "3", "--run-time", "2s")
+    setup = with_hosts(tmp_path, "::1 localhost", "127.0.0.1 localhost")
+    load = (*LOAD, "--no-report", "--out", "run", "--url", "http://localhost:PORT")
+    code, out, err = loadgen_inside(tmp_path, setup, command, *load, *words, host=host)
+    assert code in (0, 5), out + err  # 5: this machine was too busy
+    run = read(tmp_path / "run")
+    states = Counter(record.state for record in run.records)
+    assert set(states) == {"complete"}
+    assert states["complete"] >= 3
+    assert run.header.server["addresses"] == [host]
+
+
+def test_of_two_families_the_first_that_works_is_used(resolve: Resolver) -> None:
+    """A host that serves both families is one host: its second family is not used, and the target says why."""
+    resolve(["::1", "127.0.0.1", "127.0.0.2"])
+    with replicas("::1", "127.0.0.1") as servers:
+        target = reachable(target_of(f"http://{NAME}:{servers[0].port}", None))
+    assert target.facts == {
+        "addresses": ["::1"],
+        "addresses_unused": {"127.0.0.1": "IPv6 is used", "127.0.0.2": "Connection refused"},
+    }
+
+
+def test_if_no_address_answers_all_are_kept(resolve: Resolver) -> None:
+    """The run is to record what is wrong with them."""
+    resolve(["127.0.0.1", "127.0.0.2"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    target = reachable(target_of(f"http://{NAME}:{port}", None))
+    assert [address_text(address) for address in target.addresses] == ["127.0.0.1", "127.0.0.2"]
+    assert target.unused == {}
+
+
+async def peer_of(connector: Connector) -> str:
+    """Open a connection; return the address that it goes to."""
+    begun = connector()
+    connection = begun if isinstance(begun, Connection) else await begun
+    try:
+        return str(connection.sock.getpeername()[0])
+    finally:
+        connection.close()
+
+
+async def test_an_address_that_fails_during_the_run_is_passed_over(resolve: Resolver) -> None:
+    """Connections go in turn to both servers; once one is gone every connection goes to the other. Where both are gone
+    the error is the server's."""
+    resolve(["127.0.0.1", "127.0.0.2"])
+    with plain_openai(streams) as first:
+        target = target_of(f"http://{NAME}:{first.port}", None)
+        connector = Connector(target, 5)
+        with plain_openai(streams, host="127.0.0.2", port=first.port):
+            assert [await peer_of(connector) for _ in range(4)] == ["127.0.0.1", "127.0.0.2"] * 2
+        assert [await peer_of(connector) for _ in range(4)] == ["127.0.0.1"] * 4
+    with pytest.raises(ConnectionRefusedError):
+        await peer_of(connector)
+
+
+def test_an_address_that_failed_is_tried_last() -> None:
+    """It is still tried: if every address has failed, the order is the usual one."""
+    addresses = tuple((socket.AF_INET, (f"127.0.0.{number}", 80)) for number in (1, 2, 3))
+    rotation = Rotation(addresses, first=2)
+    assert rotation.order() == [addresses[2], addresses[0], addresses[1]]
+    rotation.failed(addresses[0])
+    assert rotation.order() == [addresses[1], addresses[2], addresses[0]]
+    rotation.failed(addresses[1])
+    rotation.failed(addresses[2])
+    assert rotation.order() == [addresses[1], addresses[2], addresses[0]]
+
+
+def test_a_url_with_an_address_has_one() -> None:
+    """Nothing is tried before such a run."""
+    target = target_of("http://127.0.0.1:1", None)
+    assert isinstance(target, Target)
+    assert reachable(target) is target
+    assert target.facts == {"addresses": ["127.0.0.1"]}

@@ -35,11 +35,13 @@ REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
 SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
-WITHOUT = "from servers.wire.packets import may_see_packets\n"
-WITHOUT += "from servers.wire.sources import RingStamps, open_source; held = RingStamps.open([(2, ('127.0.0.1', 1))]); "
-WITHOUT += (
-    "may_see_packets(now=False); print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])"
-)
+WITHOUT = """
+from servers.wire.packets import may_see_packets
+from servers.wire.sources import RingStamps, open_source
+held = RingStamps.open([(2, ('127.0.0.1', 1))])
+may_see_packets(now=False)
+print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])
+"""
 PERMITTED = """
 import ctypes, struct
 from servers.wire.packets import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets

@@ -18,7 +18,7 @@ ErrorKind = Literal[
     "client_limit",  # this machine could not open a connection: no free port or file, no route, no permission
     "timeout",  # the request's own time limit ran out
     "http_status",  # the server answered, but not with 200
-    "rejected",  # the server or a proxy was too busy to take the request (servers.kinds.refusals.is_rejection)
+    "rejected",  # the server or a proxy was too busy (servers.kinds.refusals)
     "in_band_error",  # a 200, and then an error inside the stream
     "protocol",  # bytes that are not what HTTP or the dialect allows
     "truncated",  # the stream ended before its end marker, or shorter than asked

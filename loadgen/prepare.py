@@ -29,6 +29,7 @@ from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for, simulated_name
 from loadgen.settings import in_words, lengths_said
 from workloads import arrivals, lengths, pictures, processes, workload
+from workloads.datasets import Dataset
 from workloads.prompts import load_tokenizer
 from workloads.sessions import MultiTurn
 from workloads.workload import Prompts, WorkloadSpec, prompts_for
@@ -104,6 +105,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     access = access_of(plan)
     asked = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
+    check_file(plan, schedule)
     host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(
@@ -163,9 +165,25 @@ def schedule_of(plan: Plan) -> Schedule:
     return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
 
 
+def check_file(plan: Plan, schedule: Schedule) -> None:
+    """Read the prompts of a plan's file once, before any server is asked. Raises WorkloadError for damage and for text
+    that cannot be sent, and PlanError when the file holds fewer prompts than the plan needs."""
+    requested = workload.parse(plan.workload)
+    samples = requested.samples() if isinstance(requested, Dataset | MultiTurn) else None
+    if samples is None:
+        return
+    count = sum(1 for _ in islice(samples, schedule.count))
+    if schedule.count is not None and count < schedule.count:
+        what = "sessions" if plan.of_sessions else "prompts"
+        raise PlanError(
+            f"{getattr(requested, 'path', '')} holds {count} {what}, and {schedule.count} are to be sent",
+            f"Ask for fewer: --n {count}",
+        )
+
+
 def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
-    """The Requests of a plan; everything that needs the server's tokenizer happens here. Raises PlanError when a file
-    holds fewer prompts than the plan needs, PromptError, WorkloadError or ServerError."""
+    """Return the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
+    PromptError, WorkloadError or ServerError."""
     asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
@@ -190,14 +208,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
         also=also,
         pictures=tuple(map(pictures.size, plan.image)),
     )
-    prompts = prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
-    path = getattr(asked, "path", None)
-    if path is not None and (count := schedule.count) is not None:
-        what, drawn = ("sessions", prompts.conversations()) if prompts.of_sessions else ("prompts", prompts.requests())
-        there = sum(1 for _ in islice(drawn, count))
-        if there < count:
-            raise PlanError(f"{path} holds {there} {what}, and {count} are to be sent", f"Ask for fewer: --n {there}")
-    return prompts
+    return prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:

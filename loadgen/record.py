@@ -26,6 +26,7 @@ ErrorKind = Literal[
     "dropped",  # never sent: past the limit on requests in flight
     "session_ended",  # never sent: a turn of a session that ended before it
     "cancelled",  # never sent or cut off, because the run was interrupted
+    "not_encoded",  # never sent: a value in the request cannot be written as JSON or HTTP
     "worker_lost",  # the process that drove it died; what happened to it is unknown
 ]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
@@ -126,6 +127,11 @@ def unsent(request: Request, kind: NoneOrKind, detail: str) -> Record:
     """The Record of a request of which no byte was sent."""
     state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
     return record_for(request, state, error_kind=kind, error_detail=detail)
+
+
+def encoding_problem(error: Exception) -> str:
+    """Return the error detail of a request that could not be turned into bytes."""
+    return f"not sent, the request could not be encoded: {type(error).__name__}: {error}"[:300]
 
 
 INSTANTS = ("due_ns", "connected_ns", "first_sent_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")

@@ -22,6 +22,7 @@ from servers.access import redacted, without_secrets
 from servers.errors import read_settings, read_toml
 from servers.kinds import any_of
 from workloads import arrivals, lengths, pictures, workload
+from workloads.json_values import check_text
 from workloads.prompts import tokenizer_file
 from workloads.syntax import WorkloadError
 
@@ -168,6 +169,9 @@ class PlanField(NamedTuple):
         except (msgspec.ValidationError, TypeError):
             takes = [TAKES.get((get_args(kind) or [kind])[0], "") for kind in kinds if kind is not type(None)]
             raise ValueError(f"must be {' or '.join(takes)}") from None
+        for text in found if isinstance(found, tuple) else (found,):
+            if isinstance(text, str):
+                check_text(text, "the text")
         for check in self.checks if found is not None else ():
             found = check(found)
         return found
@@ -212,6 +216,8 @@ def settled(plan: type[Plan], given: Mapping[str, Any]) -> dict[str, Any]:
                 found[name] = field.read(given[name])
             elif not wrong:  # a default may follow from a setting with a mistake
                 found[name] = field.default_after(found)
+        except WorkloadError as error:
+            wrong.append(_mistake(name, given[name], f"{error}; {error.hint}" if error.hint else str(error)))
         except ValueError as error:
             wrong.append(_mistake(name, given[name], str(error)))
     if wrong:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO, TypeVar
 
 import msgspec
 
+from workloads.json_values import check_file_text, check_text, check_value
 from workloads.lengths import UNNAMED
 from workloads.pictures import url_of
 from workloads.request import Request
@@ -51,7 +52,6 @@ ELEMENT_LIMIT = 1 << 26
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
 TRACE_BLOCK_TOKENS = 512  # what one Mooncake hash id stands for (its README)
-NESTING_LIMIT = 64
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "is this the format you named?"
@@ -112,6 +112,7 @@ def jsonl(path: Path) -> Iterator[Sample]:
     with opened(path, "the dataset") as file:
         for line, text in _lines(file, ELEMENT_LIMIT):
             with _placed(f"{path}, line {line}", FORMAT_HINT):
+                check_file_text(text)
                 sample = _prompt(json.loads(text), path.parent)
             yield sample
 
@@ -140,9 +141,11 @@ def trace(path: Path) -> Iterator[Entry]:
 
 @contextmanager
 def _placed(place: str, hint: str) -> Iterator[None]:
-    """What a reader finds wrong in the block is an error with its place."""
+    """Raise what a reader finds wrong in the block as a WorkloadError that names the place."""
     try:
         yield
+    except WorkloadError as error:
+        raise WorkloadError(f"{place}: {error}", error.hint or hint) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)[:200]
         if isinstance(error, json.JSONDecodeError):
@@ -160,6 +163,8 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
     decoder = json.JSONDecoder()
     with opened(path, "the dataset") as file:
         ahead = _not_blank(file, "")
+        with _placed(f"{path}", FORMAT_HINT):
+            check_file_text(ahead[:1])
         if not ahead.startswith("["):
             raise WorkloadError(f"{path}: is not a JSON array", FORMAT_HINT)
         ahead = _not_blank(file, ahead[1:])
@@ -167,15 +172,17 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
             if ahead.startswith("]"):
                 return
             place = f"{path}, element {position}"
-            element, ahead = _next_element(decoder, file, ahead, place)
+            element, raw, ahead = _next_element(decoder, file, ahead, place)
             with _placed(place, FORMAT_HINT):
+                check_file_text(raw)
                 made = make(element)
             if made is not None:
                 yield made
 
 
-def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: str) -> tuple[Any, str]:
-    """The element that `ahead` begins with, and what follows it and its comma; reads more where it is cut off."""
+def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: str) -> tuple[Any, str, str]:
+    """Return the element that `ahead` begins with, its text in the file, and what follows it and its comma. More of the
+    file is read where the element is cut off."""
     size = READ_CHARACTERS
     while True:
         try:
@@ -185,9 +192,9 @@ def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: st
             end, problem = len(ahead), f"is not JSON: {error}"[:200]
         rest = _not_blank(file, ahead[end:]) if end < len(ahead) else ""
         if rest.startswith("]"):
-            return element, rest
+            return element, ahead[:end], rest
         if rest.startswith(","):
-            return element, _not_blank(file, rest[1:])
+            return element, ahead[:end], _not_blank(file, rest[1:])
         more = "" if end < len(ahead) else file.read(size)
         if not more:
             raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
@@ -208,7 +215,10 @@ def _dialogue(item: Any) -> tuple[Sample, ...] | None:
     messages = item["conversations"]
     if not isinstance(messages, list):
         raise TypeError("its conversations are not a list")
-    spoken = [(message["from"], _text(message["value"])) for message in messages]
+    spoken = [
+        (message["from"], _text(message["value"], f"conversations[{index}].value"))
+        for index, message in enumerate(messages)
+    ]
     spoken = [(who, text) for who, text in spoken if who in (*ASKING, *ANSWERING)]
     turns = (
         Sample(question, answer)
@@ -219,32 +229,35 @@ def _dialogue(item: Any) -> tuple[Sample, ...] | None:
 
 
 def _instruction(item: Any) -> Sample | None:
-    instruction, context, answer = _text(item["instruction"]), _text(item.get("input", "")), _text(item["output"])
+    instruction = _text(item["instruction"], "instruction")
+    context, answer = _text(item.get("input", ""), "input"), _text(item["output"], "output")
     if not (instruction and answer):
         return None
     return Sample(f"{instruction}\n\n{context}" if context else instruction, answer)
 
 
 def _prompt(item: Any, folder: Path) -> Sample:
-    prompt, output_tokens = _text(item["prompt"]), item.get("output_tokens")
+    prompt, output_tokens = _text(item["prompt"], "prompt"), item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
     if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
         raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
     several = item.get("images", [item["image"]] if "image" in item else [])
-    images = tuple(url_of(_text(each), folder) for each in several)
+    images = tuple(url_of(_text(url, "image"), folder) for url in several)
     return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
 
 
 def _body(fields: Any) -> Mapping[str, Any]:
     if not isinstance(fields, Mapping | None):
         raise TypeError(f"has a body that is no object: {fields!r}"[:120])
-    return user_fields(fields or {})
+    return user_fields(fields or {}, "body")
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str) -> str:
+    """Return the text of the field called `name`, without white space around it. Raises TypeError and WorkloadError."""
     if not isinstance(value, str):
         raise TypeError(f"has {value!r} where text belongs"[:120])
+    check_text(value, name)
     return value.strip()
 
 
@@ -255,6 +268,7 @@ Row = tuple[int, int, int, int, tuple[int, ...]]
 def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
     for line, text in _lines(file, LINE_LIMIT):
         with _placed(f"{path}, line {line}", LINE_HINT):
+            check_file_text(text)
             item = json.loads(text)
             at_ms = item["timestamp"]
             if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e15:
@@ -265,7 +279,7 @@ def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
 
 
 def _table(file: TextIO, path: Path, columns: tuple[str, str, str]) -> Iterator[Row]:
-    reader = csv.reader(iter(lambda: file.readline(LINE_LIMIT), ""), strict=True)
+    reader = csv.reader(_utf8_lines(file, path), strict=True)
     header = [name.strip() for name in next(reader)]
     at, asked, answered = (header.index(name) for name in columns)
     try:
@@ -275,8 +289,18 @@ def _table(file: TextIO, path: Path, columns: tuple[str, str, str]) -> Iterator[
             if len(fields) != len(header):
                 raise ValueError(f"has {len(fields)} fields, not {len(header)}")
             yield reader.line_num, TABLES[columns](fields[at]), _digits(fields[asked]), _digits(fields[answered]), ()
+    except WorkloadError:
+        raise
     except (ValueError, csv.Error) as error:
         raise WorkloadError(f"{path}, line {reader.line_num}: {str(error)[:200]}", LINE_HINT) from None
+
+
+def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Return the lines of a table. Raises WorkloadError for a byte that is not UTF-8."""
+    for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
+        with _placed(f"{path}, line {line}", LINE_HINT):
+            check_file_text(text)
+        yield text
 
 
 def _seconds(text: str) -> int:
@@ -335,20 +359,16 @@ TABLES: dict[tuple[str, str, str], Callable[[str], int]] = {
 """The columns that a trace's header must have for instant, tokens in and tokens out, to what reads the instants."""
 
 
-def user_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """These fields of the user's. Raises ValueError for one that is decided elsewhere."""
-    inner: list[Any] = [fields]
-    for _ in range(NESTING_LIMIT):
-        inner = [each for held in inner for each in (held.values() if isinstance(held, dict) else held)]
-        inner = [each for each in inner if isinstance(each, dict | list)]
-    if inner:
-        raise ValueError(f"is nested more than {NESTING_LIMIT} levels deep")
+def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
+    """Return these body fields of a user. `name` is what errors call the object. Raises ValueError for a field that
+    another option sets, and WorkloadError for a value that JSON cannot hold."""
+    check_value(fields, name)
     parameters = fields.get("parameters", {})  # of TGI and LightLLM
     if not isinstance(parameters, Mapping):
         raise ValueError("'parameters' must be an object")
-    for name in (*fields, *parameters):
-        if name in DECIDED:
-            raise ValueError(f"{name!r} cannot be set here: {DECIDED[name]}")
+    for field in (*fields, *parameters):
+        if field in DECIDED:
+            raise ValueError(f"{field!r} cannot be set here: {DECIDED[field]}")
     return fields
 
 
@@ -364,10 +384,14 @@ class Dataset(msgspec.Struct, frozen=True):
         """What reads, for this kind, what follows the colon."""
         return lambda rest: cls(kind, Path(path_and_options(rest, ())[0]))
 
+    def samples(self) -> Iterator[Sample]:
+        """Return the questions of the file, in their order. Raises WorkloadError on damage."""
+        return SAMPLES[self.kind](self.path)
+
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """The Requests, in order of id. Raises WorkloadError on damage."""
         tokens_of = answer_tokens(prompts)
-        for number, sample in enumerate(SAMPLES[self.kind](self.path)):
+        for number, sample in enumerate(self.samples()):
             more = sample.images or RESHAPING.intersection(sample.body)
             tokens = 0 if more else prompts.known(sample.prompt)
             asked = number, sample.prompt, tokens, tokens_of(sample)

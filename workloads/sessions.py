@@ -93,6 +93,10 @@ class MultiTurn(msgspec.Struct, frozen=True):
     path: Path | None
     think_ns: int = 0
 
+    def samples(self) -> Iterator[tuple[datasets.Sample, ...]] | None:
+        """Return the dialogues of the file, in their order; None for synthetic sessions."""
+        return None if self.path is None else datasets.sharegpt(self.path)
+
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
         """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
         first_id = 0

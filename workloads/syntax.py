@@ -11,7 +11,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO, cast
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 NS_PER_S = 1_000_000_000
 DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month: the longest public trace is a week per file
@@ -23,6 +26,19 @@ CV_LOW, CV_HIGH = Fraction(1, 100), 100
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
 _UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3_600 * 10**9}
+
+
+NOT_TEXT = (
+    (b"\x1f\x8b", "compressed with gzip", "unpack it first: gunzip -k FILE"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it first: zstd -d FILE"),
+    (b"\xfd7zXZ\0", "compressed with xz", "unpack it first: xz -dk FILE"),
+    (b"BZh", "compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
+    (b"PK\3\4", "a ZIP archive", "unpack it first: unzip FILE"),
+    (b"PAR1", "a Parquet file", "convert it to JSON Lines or CSV first"),
+    (b"\xff\xfe", "in UTF-16", "convert it first: iconv -f UTF-16 -t UTF-8 FILE"),
+    (b"\xfe\xff", "in UTF-16", "convert it first: iconv -f UTF-16 -t UTF-8 FILE"),
+)
+"""First bytes of files that are no text in UTF-8, what such a file is, and what to do."""
 
 
 class WorkloadError(ValueError):
@@ -98,13 +114,17 @@ def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, 
 
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[TextIO]:
-    """A file of somebody's as text, its line ends as they are. Raises WorkloadError that calls it `what`."""
+    """Open a user's file as text, with its line ends as they are. Raises WorkloadError, which calls the file `what`."""
     try:
-        # A byte that is not UTF-8 becomes a mark that no field accepts, and so an error with its line.
-        file = path.open(encoding="utf-8-sig", errors="replace", newline="")
+        # A byte that is not UTF-8 becomes half of a surrogate pair, which every reader refuses with its line.
+        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+        begin = cast("BufferedReader", file.buffer).peek(8)[:8]
     except OSError as error:
         raise WorkloadError(f"cannot read {what} {path}: {error.strerror}") from error
     with file:
+        for magic, form, hint in NOT_TEXT:
+            if begin.startswith(magic):
+                raise WorkloadError(f"{what} {path} is {form}, not text in UTF-8", hint)
         yield file
 
 

@@ -156,6 +156,8 @@ class Driver:
     def _prepare(self, group: Sequence[Slot]) -> None:
         """Attach connections and seal the bytes, while there is time."""
         for slot in group:
+            if slot.not_encoded:
+                continue
             connection = self._pool.take()
             if connection is None:
                 break
@@ -216,7 +218,10 @@ class Driver:
                 slot.reopened += 1
                 slot.close()
             if slot.exchange is None:
-                self._open(slot, self._open_and_send(slot))
+                if slot.not_encoded:
+                    self._give_up(slot, "not_encoded", slot.not_encoded)
+                else:
+                    self._open(slot, self._open_and_send(slot))
             elif exchange is not None:
                 ready.append((exchange, slot))
         if ready:
@@ -329,7 +334,7 @@ class Driver:
             self._last_failure = kind
         self._recorder.take(slot, None, kind, detail)
         if slot.conversation is None:
-            self._follow(slot, refused=True)
+            self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: Slot, record: Record) -> None:
         """Use the time after a Record to draw ahead. A closed loop also learns here that a server rejects requests

@@ -76,6 +76,8 @@ class Slot:
     """Whether its client of a closed loop goes on only when this request has been recorded."""
     conversation: Conversation | None = None
     """The session at this turn."""
+    not_encoded: str = ""
+    """Why the request has no bytes to send. Empty: `payload` holds them."""
 
     def gone(self) -> bool:
         """Whether the server has closed its connection."""

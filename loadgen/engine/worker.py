@@ -33,7 +33,7 @@ from loadgen.engine.feed import OpenLoop, Schedule, Slot
 from loadgen.engine.health import Counts
 from loadgen.engine.interrupts import INTERRUPTS
 from loadgen.engine.loops import ClosedLoop, Feed, Sessions
-from loadgen.record import shifted
+from loadgen.record import encoding_problem, shifted
 from loadgen.runfile import RunWriter
 from servers.access import Target
 from servers.kinds.dialect import Dialect
@@ -100,12 +100,17 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return self.prompts.warmup()[self.worker :: self.workers]
 
     def slot(self, request: Request, due_ns: int, conversation: Conversation | None = None) -> Slot:
-        """A request's turn, with every byte that will be sent."""
+        """Return the slot of a request with every byte that will be sent. A request that cannot be encoded gets a slot
+        that says why, so that it fails alone and the other requests of the worker go on."""
         headers = {**self.headers, "X-Request-Id": str(request.id)}
-        body = self.dialect.encode(request, self.model)
-        payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
+        payload, not_encoded = b"", ""
+        try:
+            body = self.dialect.encode(request, self.model)
+            payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
+        except Exception as error:
+            not_encoded = encoding_problem(error)
         said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
-        return Slot(said, payload, due_ns, conversation=conversation)
+        return Slot(said, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
 
     def turn(self, conversation: Conversation, due_ns: int) -> Slot:
         """The present turn of a session."""

@@ -37,7 +37,7 @@ from loadgen.errors import PlanError
 from loadgen.folders import check_room
 from loadgen.gather import whole_lines
 from loadgen.plan import Plan
-from loadgen.record import ErrorKind, Record, unsent
+from loadgen.record import ErrorKind, Record, encoding_problem, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
 from loadgen.token_counts import generated
@@ -129,8 +129,10 @@ class LiveTarget(msgspec.Struct):
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.but(n=TEXTS)
+            schedule = prepare.schedule_of(plan)
+            prepare.check_file(plan, schedule)
             with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
-                self._prompts[dialect.endpoint] = prepare.prompts_of(plan, prepare.schedule_of(plan), dialect, server)
+                self._prompts[dialect.endpoint] = prepare.prompts_of(plan, schedule, dialect, server)
         return self._prompts[dialect.endpoint]
 
     def how(self, dialect: Dialect) -> str:
@@ -338,6 +340,10 @@ class LiveRun:
         """Record a request for which no connection could be opened, so that nothing was sent."""
         kind: ErrorKind = "client_limit" if isinstance(error, LocalLimitError) else "connect"
         return self._add(unsent(request, kind, no_connection(error)), due_ns)
+
+    def not_encoded(self, request: Request, error: Exception) -> Record:
+        """Record a request that could not be turned into bytes, so that nothing was sent."""
+        return self._add(unsent(request, "not_encoded", encoding_problem(error)), time.monotonic_ns())
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns

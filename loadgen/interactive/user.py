@@ -106,10 +106,16 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             # A user who is stopped just as its wait ends is killed as it waits for its turn, and has sent nothing.
             with SESSION.turn():
                 request = target.request(dialect, prompt, output_tokens or SESSION.output_tokens)
-                body = dialect.encode(request, target.facts.model)
         except EXPECTED as error:
             SESSION.fail(error)
             raise StopUser from None
+        try:
+            with SESSION.turn():
+                body = dialect.encode(request, target.facts.model)
+        except ValueError as error:  # of text that UTF-8 cannot hold, for example
+            record = run.not_encoded(target.numbered(request), error)
+            self._report(record, dialect)
+            return record
         due_ns = monotonic_ns()
         try:
             connection = self._connection.take()

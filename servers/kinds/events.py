@@ -55,6 +55,12 @@ def _decode_leniently(
             error = another
 
 
+def join_halves(text: str) -> str:
+    """Return the text with the halves of a character that came in two chunks joined. A half without its partner becomes
+    U+FFFD, so that the next turn of a session can quote the text."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def settle(answer: Answer, total: int | None, broken: str) -> Answer:
     """Set the answer's length: the server's total where it gave one, else the sum over its events.
 

@@ -14,7 +14,7 @@ import msgspec
 
 from servers.kinds import base
 from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
-from servers.kinds.events import decode_events, note_error, note_finish, settle
+from servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
 from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
 from servers.kinds.tgi import generate_body
 from workloads.request import Request
@@ -65,7 +65,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 
 def _text(payloads: Sequence[bytes]) -> str:
     events, _ = decode_events(payloads, _EVENTS)
-    return "".join(event.token.text or "" for event in events if event.token and not event.token.special)
+    return join_halves("".join(event.token.text or "" for event in events if event.token and not event.token.special))
 
 
 def _exact(request: Request) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from servers.kinds import base, pooling
 from servers.kinds.alike import condensed, expanded
 from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
-from servers.kinds.events import decode_events, note_error, note_finish, settle
+from servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
 from servers.kinds.lenient import end_marker
 from workloads.request import Request
 
@@ -200,8 +200,7 @@ def text(payloads: Sequence[bytes]) -> str:
     chunks, _ = decode_events(payloads, _CHUNKS)
     choices = (chunk.choices[0] for chunk in chunks if chunk.choices)
     said = "".join(choice.text or (choice.delta and _content_text(choice.delta.content)) or "" for choice in choices)
-    # The halves of a character that came in two chunks are one character again.
-    return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return join_halves(said)
 
 
 def dialect(

@@ -14,7 +14,7 @@ import msgspec
 
 from servers.kinds import base
 from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
-from servers.kinds.events import decode_events, note_error, note_finish, settle
+from servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
 from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
 from workloads.request import Request, merged
 
@@ -80,7 +80,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 def _text(payloads: Sequence[bytes]) -> str:
     """The last event repeats the whole answer, special tokens left out."""
     events, _ = decode_events(payloads, _EVENTS)
-    return "".join(event.generated_text or "" for event in events)
+    return join_halves("".join(event.generated_text or "" for event in events))
 
 
 def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:

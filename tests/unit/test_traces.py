@@ -115,7 +115,7 @@ BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
         (AZURE + "yesterday,374,5\n", "line 2: has no date and time: 'yesterday'"),
         (AZURE + "2023-13-16 18:15:46,374,5\n", "line 2: has no date and time"),
         (AZURE + "2023-11-16 18:15:46,37.4,5\n", "line 2: has '37.4' where a count belongs"),
-        (AZURE + "2023-11-16 18:15:46,\udcff,5\n", "line 2: has '�' where a count belongs"),
+        (AZURE + "2023-11-16 18:15:46,\udcff,5\n", "line 2: the byte 0xff at character 21 is not UTF-8"),
         (AZURE + "2023-11-16 18:15:46,10000001,5\n", "line 2: has 10000001 tokens, more than 10000000"),
         ('{"timestamp": 1, "input_length": 2, "output_length": 99999999}\n', "line 1: has 99999999 tokens, more than"),
         ('{"timestamp":' + "[" * 100_000 + "\n", "line 1: "),

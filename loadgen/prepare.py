@@ -112,6 +112,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
     ) as probed:
         dialect = dialect_for(plan, probed, access, say)
+        announce_trace(plan, schedule, say)
         with tokenizer_of(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
             facts = marked(probed, tokenizer.mark)
@@ -163,6 +164,13 @@ def schedule_of(plan: Plan) -> Schedule:
         most = max(most, last - first + 1)
     in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, most))
     return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
+
+
+def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
+    """Say how many requests of a trace are due over how long, so that a unit that is misunderstood is noticed."""
+    named = arrivals.parse(plan.arrivals)
+    if isinstance(named, processes.Trace) and schedule.due_ns is not None:
+        say(named.described(schedule.due_ns))
 
 
 def check_file(plan: Plan, schedule: Schedule) -> None:

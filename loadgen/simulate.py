@@ -23,10 +23,10 @@ from loadgen.engine.feed import Schedule
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import FolderClaim, check_room
 from loadgen.plan import Plan
-from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, schedule_of
+from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, schedule_of
 from loadgen.record import Record, record_for, unsent
 from loadgen.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append
-from loadgen.server import longest_of
+from loadgen.server import Say, longest_of
 from loadgen.twin import REQUEST, Twin, step_time_of
 from servers.find import dialect_on
 from servers.hardware import DEFAULT_FORMAT, HardwareError
@@ -104,12 +104,13 @@ def run(
     command: list[str],
     prediction: Sequence[Any] = (),
     take: Callable[[Record], object] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Run:
     """Run the plan in virtual time and write `folder/run.jsonl`; the folder must be new or empty. A twin's `prediction`
     is stored in the header. Each Record goes to `take`; the rest of what `runfile.scan` would read is returned. Raises
     LoadgenError or WorkloadError."""
     with FolderClaim(folder):
-        return _run(plan, modelled, folder, command, prediction, take)
+        return _run(plan, modelled, folder, command, prediction, take, say)
 
 
 def _run(
@@ -119,8 +120,10 @@ def _run(
     command: list[str],
     prediction: Sequence[Any],
     take: Callable[[Record], object],
+    say: Say,
 ) -> Run:
     served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
+    announce_trace(plan, schedule, say)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
     check_room(folder, (schedule.count or schedule.clients) * bytes_each)
     header = _header(plan, modelled, served, command)

@@ -1,4 +1,4 @@
-"""Files of others, one entry at a time, so that a file may be larger than memory: prompts, dialogues, recorded loads.
+"""Reads prompts and dialogues from files, one entry at a time, so that a file may be larger than memory.
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
@@ -7,33 +7,17 @@
                `image` or `images` are URLs, or files by their path from the dataset's folder
 
 An element that fits its format but holds nothing to ask (no human turn with an answer, an empty instruction) is passed
-over, as the files' own users do. A trace says when requests came and how long they were:
-
-    layout     recognised by                              instants, and where the layout is described
-    mooncake   JSON objects, one per line                 ms; kvcache-ai/Mooncake, FAST25-release/README.md
-    azure      TIMESTAMP,ContextTokens,GeneratedTokens    date and time, in 2023 with 7 decimals and no zone, in 2024
-                                                          with 0 or 6 and +00:00; Azure/AzurePublicDataset,
-                                                          AzureLLMInferenceDataset2023.md and ...2024.md
-    burstgpt   Timestamp,...,Request tokens,              s; HPMLL/BurstGPT, README.md (later files have more columns)
-               Response tokens,...
-
-A row that asks for no tokens, or got none, cannot be replayed: in BurstGPT those are the failed requests. Such rows
-are left out. Whatever else does not fit its format is an error with its place.
+over, as the files' own users do. Whatever else does not fit its format is an error with its place.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import re
-from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from fractions import Fraction
-from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import msgspec
 
@@ -41,7 +25,7 @@ from workloads.json_values import check_file_text, check_text, check_value
 from workloads.lengths import UNNAMED
 from workloads.pictures import url_of
 from workloads.request import Request
-from workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened, path_and_options
+from workloads.syntax import TOKENS_LIMIT, WorkloadError, opened, path_and_options
 
 if TYPE_CHECKING:
     from workloads.workload import Prompts
@@ -49,9 +33,6 @@ if TYPE_CHECKING:
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26
 """Characters of one array element or line of a dataset; the longest ShareGPT conversation has about a million."""
-LINE_LIMIT = 4 * 1024 * 1024
-"""Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
-TRACE_BLOCK_TOKENS = 512  # what one Mooncake hash id stands for (its README)
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "is this the format you named?"
@@ -85,16 +66,6 @@ class Sample(msgspec.Struct, frozen=True):
     images: tuple[str, ...] = ()  # URLs
 
 
-class Entry(NamedTuple):
-    """One recorded request."""
-
-    at_ns: int  # from the trace's first request on
-    input_tokens: int
-    output_tokens: int
-    blocks: tuple[int, ...] = ()
-    """Ids of the prompt's blocks of TRACE_BLOCK_TOKENS, in order. Equal leading ids mean an equal prefix."""
-
-
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
     """What a human asked, turn after turn, with the answers: the dialogues of a ShareGPT-format file, none empty.
     System turns and what precedes the first human turn are left out. Raises WorkloadError when the file cannot be read
@@ -110,37 +81,15 @@ def alpaca(path: Path) -> Iterator[Sample]:
 def jsonl(path: Path) -> Iterator[Sample]:
     """Prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
     with opened(path, "the dataset") as file:
-        for line, text in _lines(file, ELEMENT_LIMIT):
-            with _placed(f"{path}, line {line}", FORMAT_HINT):
+        for line, text in lines(file, ELEMENT_LIMIT):
+            with placed(f"{path}, line {line}", FORMAT_HINT):
                 check_file_text(text)
                 sample = _prompt(json.loads(text), path.parent)
             yield sample
 
 
-def trace(path: Path) -> Iterator[Entry]:
-    """Every row, in order of time. Raises WorkloadError for a file that is no trace, and on a damaged line."""
-    with opened(path, "the trace") as file:
-        first = file.readline(LINE_LIMIT).strip()
-        file.seek(0)
-        header = {name.strip() for name in first.split(",")}
-        columns = next((columns for columns in TABLES if header.issuperset(columns)), None)
-        if columns is None and not first.startswith("{"):
-            raise WorkloadError(
-                f"{path}: its first line {first[:80]!r} is that of no known trace",
-                "give a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file, with its header",
-            )
-        first_ns = last_ns = None
-        for line, at_ns, asked, answered, blocks in _table(file, path, columns) if columns else _mooncake(file, path):
-            first_ns = at_ns if first_ns is None else first_ns
-            if last_ns is not None and at_ns < last_ns:
-                raise WorkloadError(f"{path}, line {line}: comes before the line above it", "sort the trace by time")
-            last_ns = at_ns
-            if asked and answered:
-                yield Entry(at_ns - first_ns, asked, answered, blocks)
-
-
 @contextmanager
-def _placed(place: str, hint: str) -> Iterator[None]:
+def placed(place: str, hint: str) -> Iterator[None]:
     """Raise what a reader finds wrong in the block as a WorkloadError that names the place."""
     try:
         yield
@@ -153,8 +102,8 @@ def _placed(place: str, hint: str) -> Iterator[None]:
         raise WorkloadError(f"{place}: {reason}", hint) from None
 
 
-def _lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, by number, read at most `limit` characters at a time."""
+def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
+    """Return the lines that are not blank with their numbers, reading at most `limit` characters at a time."""
     return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
 
 
@@ -163,7 +112,7 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
     decoder = json.JSONDecoder()
     with opened(path, "the dataset") as file:
         ahead = _not_blank(file, "")
-        with _placed(f"{path}", FORMAT_HINT):
+        with placed(f"{path}", FORMAT_HINT):
             check_file_text(ahead[:1])
         if not ahead.startswith("["):
             raise WorkloadError(f"{path}: is not a JSON array", FORMAT_HINT)
@@ -173,7 +122,7 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
                 return
             place = f"{path}, element {position}"
             element, raw, ahead = _next_element(decoder, file, ahead, place)
-            with _placed(place, FORMAT_HINT):
+            with placed(place, FORMAT_HINT):
                 check_file_text(raw)
                 made = make(element)
             if made is not None:
@@ -259,104 +208,6 @@ def _text(value: Any, name: str) -> str:
         raise TypeError(f"has {value!r} where text belongs"[:120])
     check_text(value, name)
     return value.strip()
-
-
-Row = tuple[int, int, int, int, tuple[int, ...]]
-"""Line number, instant in ns by the file's own clock, tokens in, tokens out, ids of blocks."""
-
-
-def _mooncake(file: TextIO, path: Path) -> Iterator[Row]:
-    for line, text in _lines(file, LINE_LIMIT):
-        with _placed(f"{path}, line {line}", LINE_HINT):
-            check_file_text(text)
-            item = json.loads(text)
-            at_ms = item["timestamp"]
-            if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e15:
-                raise ValueError(f"has no timestamp in ms: {at_ms!r}"[:120])
-            blocks = tuple(_count(block) for block in item.get("hash_ids", ()))
-            row = round(at_ms * 1_000_000), _tokens(item["input_length"]), _tokens(item["output_length"]), blocks
-        yield line, *row
-
-
-def _table(file: TextIO, path: Path, columns: tuple[str, str, str]) -> Iterator[Row]:
-    reader = csv.reader(_utf8_lines(file, path), strict=True)
-    header = [name.strip() for name in next(reader)]
-    at, asked, answered = (header.index(name) for name in columns)
-    try:
-        for fields in reader:
-            if not fields:
-                continue
-            if len(fields) != len(header):
-                raise ValueError(f"has {len(fields)} fields, not {len(header)}")
-            yield reader.line_num, TABLES[columns](fields[at]), _digits(fields[asked]), _digits(fields[answered]), ()
-    except WorkloadError:
-        raise
-    except (ValueError, csv.Error) as error:
-        raise WorkloadError(f"{path}, line {reader.line_num}: {str(error)[:200]}", LINE_HINT) from None
-
-
-def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Return the lines of a table. Raises WorkloadError for a byte that is not UTF-8."""
-    for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
-        with _placed(f"{path}, line {line}", LINE_HINT):
-            check_file_text(text)
-        yield text
-
-
-def _seconds(text: str) -> int:
-    if not re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
-        raise ValueError(f"has no timestamp in s: {text[:40]!r}")
-    return int(Fraction(text) * NS_PER_S)
-
-
-_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):(\d\d))?")
-
-
-def _date(text: str) -> int:
-    """A date and time, in UTC where it names no zone, in ns since 1970."""
-    rest = text[_WHOLE + 1 :]
-    part = rest[:-_ZONE] if rest[-_ZONE : 1 - _ZONE] in ("+", "-") else rest
-    if text[_WHOLE : _WHOLE + 1] == "." and part.isdecimal() and len(part) <= 9:
-        return _whole_date(text[:_WHOLE] + rest[len(part) :]) + int(part.ljust(9, "0"))
-    return _whole_date(text)
-
-
-_WHOLE, _ZONE = len("2024-05-10 00:00:00"), len("+00:00")
-
-
-@lru_cache
-def _whole_date(text: str) -> int:
-    """As `_date`, which asks again and again for requests of one second."""
-    match = _DATE.fullmatch(text)
-    year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
-    if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):
-        raise ValueError(f"has no date and time: {text[:40]!r}")
-    east_of_utc_s = int(f"{match[9]}1") * (int(match[10]) * 3_600 + int(match[11]) * 60) if match[9] else 0
-    seconds = timegm((year, month, day, hour, minute, second)) - east_of_utc_s
-    return seconds * NS_PER_S + int((match[7] or "").ljust(9, "0"))
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"has {value!r} where a count belongs"[:120])
-    return value
-
-
-def _tokens(value: Any) -> int:
-    if _count(value) > TOKENS_LIMIT:
-        raise ValueError(f"has {value} tokens, more than {TOKENS_LIMIT}")
-    return int(value)
-
-
-def _digits(text: str) -> int:
-    return _tokens(int(text) if (digits := text.strip()).isdecimal() and len(digits) <= 12 else text[:40])
-
-
-TABLES: dict[tuple[str, str, str], Callable[[str], int]] = {
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _date,
-    ("Timestamp", "Request tokens", "Response tokens"): _seconds,
-}
-"""The columns that a trace's header must have for instant, tokens in and tokens out, to what reads the instants."""
 
 
 def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:

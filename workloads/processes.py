@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workloads import datasets, draws, syntax
-from workloads.datasets import TRACE_BLOCK_TOKENS
+from workloads import draws, syntax, traces
 from workloads.load import Arrivals, LoadFacts
 from workloads.request import Request
 from workloads.syntax import NS_PER_S, WorkloadError
@@ -23,6 +22,9 @@ STEPS_LIMIT = 1_000
 SPEED_LIMIT = 1_000_000
 ROOT_PRECISION = 10**30
 """Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
+
+
+REPLAY_LIMIT_NS = 10 * 366 * 86_400 * NS_PER_S
 
 
 class OneRate(Arrivals, frozen=True):
@@ -216,48 +218,75 @@ class Concurrency(Arrivals, frozen=True):
 
 
 class Trace(Arrivals, frozen=True):
-    """Arrivals as recorded in a file, `speed` times as fast, with the lengths recorded there."""
+    """Arrivals and lengths as recorded in a file, replayed `speed` times as fast."""
 
     path: Path
     speed: Fraction = Fraction(1)
     start_ns: int = 0
     """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
-    limit: int | None = None  # at most so many requests
+    limit: int | None = None  # Maximum number of requests
+    unit: str | None = None
+    """Unit of the file's timestamps, a key of traces.UNITS_NS. None: the unit of its layout, if that is plausible."""
+    block_tokens: int | None = None
+    """Tokens that one hash id of the file stands for. None: as many as in its layout."""
 
-    SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N]"
+    SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N][,unit=s|ms|us|ns][,block=N]"
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        path, found = syntax.path_and_options(rest, ("speed", "start", "limit"))
+        path, found = syntax.path_and_options(rest, ("speed", "start", "limit", "unit", "block"))
+        unit = found.get("unit")
+        if unit is not None and unit not in traces.UNITS_NS:
+            raise WorkloadError(f"unit {unit!r} is not one of {', '.join(traces.UNITS_NS)}")
         return cls(
             Path(path),
             syntax.number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
             syntax.duration_ns(found.get("start", "0s"), "start", zero=True),
             syntax.whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
+            unit,
+            syntax.whole(found["block"], "block", 1, traces.BLOCK_TOKENS_MAX) if "block" in found else None,
         )
 
-    def entries(self) -> Iterator[datasets.Entry]:
-        """The requests to replay. Raises WorkloadError for a file that is no trace, on a damaged line, or for none."""
+    def entries(self) -> Iterator[traces.Entry]:
+        """Return the requests to replay. Raises WorkloadError as `traces.trace` does, and if there is no request."""
         entry = None
-        for entry in islice((entry for entry in datasets.trace(self.path) if entry.at_ns >= self.start_ns), self.limit):
+        rows = traces.trace(self.path, self.unit, self.block_tokens)
+        for entry in islice((row for row in rows if row.at_ns >= self.start_ns), self.limit):
             yield entry
         if entry is None:
             raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Requests with the trace's own lengths, in its order. Where an entry names its blocks, each block becomes the
-        same 512 tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees the
-        recorded sharing. Where the ids end before the prompt does, the rest is the request's own; ids past its end are
-        ignored."""
+        """Return Requests with the trace's own lengths, in its order. Where an entry names its blocks, each block
+        becomes the same tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees
+        the recorded sharing."""
         for number, entry in enumerate(self.entries()):
-            blocks = entry.blocks[: -(-entry.input_tokens // TRACE_BLOCK_TOKENS)]
-            prompt = prompts.prompt(number, entry.input_tokens, [(-1 - block, TRACE_BLOCK_TOKENS) for block in blocks])
+            shared = [(-1 - block, entry.block_tokens) for block in entry.blocks]
+            prompt = prompts.prompt(number, entry.input_tokens, shared)
             yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """One per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does."""
+        """Return one due offset per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does, and for a
+        replay that takes longer than REPLAY_LIMIT_NS."""
         top, bottom = self.speed.numerator, self.speed.denominator
-        return (syntax.nearest((entry.at_ns - self.start_ns) * bottom, top) for entry in self.entries())
+        for entry in self.entries():
+            due_ns = syntax.nearest((entry.at_ns - self.start_ns) * bottom, top)
+            if due_ns > REPLAY_LIMIT_NS:
+                raise WorkloadError(f"{self}: its replay takes more than ten years", "replay it faster, with speed=")
+            yield due_ns
+
+    def described(self, due_ns: Sequence[int]) -> str:
+        """Return a sentence on the requests that are due: how many, over how long, at which rate, in which unit. A unit
+        that is misunderstood shows here, before anything is sent."""
+        found = traces.format_of(self.path, self.unit, self.block_tokens)
+        count, span_ns = len(due_ns), (due_ns[-1] - due_ns[0]) if due_ns else 0
+        what = f"{count:,} {'request' if count == 1 else 'requests'}"
+        if span_ns:
+            what += f" over {_span_text(span_ns)} ({traces.rate_text((count - 1) * NS_PER_S / span_ns)})"
+        elif count > 1:
+            what += " at one instant"
+        speed = f", replayed at {syntax.show(self.speed)} times the recorded speed" if self.speed != 1 else ""
+        return f"Trace {self.path.name}: {what}{speed}; {found.layout} layout, {found.text}"
 
     @property
     def facts(self) -> LoadFacts:
@@ -267,7 +296,19 @@ class Trace(Arrivals, frozen=True):
     def _options(self) -> list[str]:
         extra = [f"speed={syntax.show(self.speed)}"] if self.speed != 1 else []
         extra += [f"start={syntax.show_duration(self.start_ns)}"] if self.start_ns else []
-        return extra + ([f"limit={self.limit}"] if self.limit is not None else [])
+        extra += [f"limit={self.limit}"] if self.limit is not None else []
+        extra += [f"unit={self.unit}"] if self.unit is not None else []
+        return extra + ([f"block={self.block_tokens}"] if self.block_tokens is not None else [])
 
     def __str__(self) -> str:
         return ",".join([f"trace:{self.path}", *self._options()])
+
+
+def _span_text(span_ns: int) -> str:
+    """Return the length of a trace in the unit that people would choose, such as `59 min`."""
+    for unit_ns, name in ((86_400 * NS_PER_S, "days"), (3_600 * NS_PER_S, "h"), (60 * NS_PER_S, "min")):
+        if span_ns >= 2 * unit_ns:
+            return f"{span_ns / unit_ns:.3g} {name}"
+    if span_ns >= NS_PER_S:
+        return f"{span_ns / NS_PER_S:.3g} s"
+    return f"{span_ns / 1_000_000:.3g} ms"

@@ -102,7 +102,7 @@ def _simulate(plan: Plan, modelled: Modelled, folder: Path, command: list[str], 
 
     gathering = Gathering()
     prediction = predict(plan, modelled) if modelled.twin else ()
-    run = simulate.run(plan, modelled, folder, command, prediction, gathering.add)
+    run = simulate.run(plan, modelled, folder, command, prediction, gathering.add, output.say)
     output.loaded(folder, run, windowed(gathering.frame(), run.header), drawn=drawn)
 
 

@@ -1,5 +1,6 @@
 """What the integration tests share."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -14,3 +15,11 @@ def _kernel_stamps() -> Iterator[None]:
     yield
     if source is not None:
         source.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A socket that listens and never answers: connections stay in its queue, and `accept` raises if there is none."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.setblocking(False)
+        yield sock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ from tests.ui import headless
 CUT = "a cut emoji \ud83d here"
 COUNT = 40
 BAD = 25
-
-
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """A server that only counts: connections stay in its queue."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        sock.setblocking(False)
-        yield sock
 
 
 def dataset(folder: Path, kind: str, bad: Any) -> Path:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from workloads import lengths, workload
-from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS
 from workloads.processes import Trace
 from workloads.prompts import COMMON_WORDS, PromptError
 from workloads.request import Request
 from workloads.syntax import WorkloadError
+from workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
 from workloads.workload import WorkloadSpec, prompts_for
 
 DATA = Path(__file__).parent.parent / "data"

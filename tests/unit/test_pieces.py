@@ -95,7 +95,7 @@ def test_lengths_of_a_trace_are_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text(
         '{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1]}\n'
-        '{"timestamp": 1, "input_length": 10, "output_length": 1500, "hash_ids": [1]}\n'
+        '{"timestamp": 1000, "input_length": 10, "output_length": 1500, "hash_ids": [1]}\n'
     )
     plan = Plan(server="tgi", arrivals=f"trace:{file}", n=None)
     assert "1,500 becomes 2,048." in piece_advice(plan, facts())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Sequence
 from datetime import date, timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from workloads.arrivals import parse
-from workloads.datasets import TABLES, Entry
 from workloads.processes import Trace
 from workloads.syntax import WorkloadError
+from workloads.traces import TABLES, Entry
 
 SAMPLES = Path(__file__).parent.parent / "data/traces"
 MS = 1_000_000
@@ -20,10 +24,10 @@ S = 1_000_000_000
 def test_mooncake_lines_are_read() -> None:
     """Milliseconds become ns from the first request on; lengths and block ids are kept."""
     assert list(Trace(SAMPLES / "mooncake.jsonl").entries()) == [
-        Entry(0, 1100, 52, (7, 8, 9)),
-        Entry(0, 600, 1, (7, 10)),
-        Entry(3001 * MS, 1030, 26, (7, 8, 11)),
-        Entry(6000 * MS, 13, 300, (12,)),
+        Entry(0, 1100, 52, (7, 8, 9), 512),
+        Entry(0, 600, 1, (7, 10), 512),
+        Entry(3001 * MS, 1030, 26, (7, 8, 11), 512),
+        Entry(6000 * MS, 13, 300, (12,), 512),
     ]
 
 
@@ -122,6 +126,18 @@ BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
         (AZURE, "no request to replay"),
         (BURSTGPT + "5,ChatGPT,472,18,490,API log\nx,ChatGPT,1,1,2,API log\n", "line 3: has no timestamp in s"),
         (BURSTGPT + "5,ChatGPT,0,0,0,Conversation log\n", "no request to replay"),
+        ('{"timestamp": Infinity, "input_length": 2, "output_length": 3}\n', "line 1: has no timestamp in ms: inf"),
+        ('{"timestamp": "1", "input_length": 2, "output_length": 3}\n', "line 1: has no timestamp in ms: '1'"),
+        ('{"timestamp": 1, "input_length": -2, "output_length": 3}\n', "line 1: has -2 where a count belongs"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3.5}\n', "line 1: has 3.5 where a count belongs"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": "x"}\n', "line 1: has hash_ids that"),
+        (
+            '{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [9223372036854775808]}\n',
+            "line 1: has a hash id of more than 63 bits",
+        ),
+        (BURSTGPT + "-5,ChatGPT,472,18,490,API log\n", "line 2: has no timestamp in s: '-5'"),
+        (BURSTGPT + "inf,ChatGPT,472,18,490,API log\n", "line 2: has no timestamp in s: 'inf'"),
+        (BURSTGPT + "5,ChatGPT,472,-18,490,API log\n", "line 2: has '-18' where a count belongs"),
     ],
 )  # fmt: skip
 def test_damage_is_an_error_with_its_line(tmp_path: Path, content: str, problem: str) -> None:
@@ -173,3 +189,160 @@ def test_every_day_follows_the_day_before(tmp_path: Path) -> None:
 def test_layouts_are_told_apart_by_their_header() -> None:
     """No header fits two layouts, so detection does not depend on their order."""
     assert all(a is b or not set(a) <= set(b) for a in TABLES for b in TABLES)
+
+
+def mooncake(file: Path, stamps: Sequence[float], **fields: object) -> Path:
+    """Write a trace of Mooncake's layout, of 600 input tokens in two blocks of 512."""
+    row = {"input_length": 600, "output_length": 5, "hash_ids": [1, 2]} | fields
+    file.write_text("".join(json.dumps({"timestamp": at, **row}) + "\n" for at in stamps))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("stamps", "unit"),
+    [
+        ([0.0, 0.2, 0.4], "s"),
+        ([number // 6 for number in range(50)], "s"),
+        ([1_700_000_000 + number * 0.15 for number in range(50)], "s"),
+        ([number * 150_000 for number in range(50)], "us"),
+        ([number * 150_000_000 for number in range(50)], "ns"),
+        ([0, 25.5, 61.25, 90.125], "s"),
+    ],
+)
+def test_a_unit_that_is_not_plausible_is_refused(tmp_path: Path, stamps: Sequence[float], unit: str) -> None:
+    """Nothing is replayed 1,000 times too fast or too slow: the error names the rates, and the unit to state. With that
+    unit the trace is read."""
+    file = mooncake(tmp_path / "trace.jsonl", stamps)
+    with pytest.raises(WorkloadError, match="it is not clear what unit") as caught:
+        list(Trace(file).entries())
+    assert f"read in {unit} at " in str(caught.value)
+    assert f"unit={unit}" in caught.value.hint
+    named = parse(f"trace:{file},unit={unit}")
+    assert isinstance(named, Trace)
+    seconds = {"s": 1.0, "us": 1e-6, "ns": 1e-9}[unit]
+    assert [entry.at_ns for entry in named.entries()] == pytest.approx(
+        [(at - stamps[0]) * seconds * 1e9 for at in stamps], abs=500
+    )
+
+
+@pytest.mark.parametrize("damage", ["{}", "{", "[1]", '{"timestamp": "x"}'])
+def test_damage_does_not_keep_a_unit_from_being_checked(tmp_path: Path, damage: str) -> None:
+    """The rows before the damage decide; the damage itself is named where the unit is right."""
+    file = mooncake(tmp_path / "seconds.jsonl", [0.0, 0.2, 0.4])
+    file.write_text(file.read_text() + damage + "\n")
+    with pytest.raises(WorkloadError, match="it is not clear what unit"):
+        list(Trace(file).entries())
+    with pytest.raises(WorkloadError, match="line 4: "):
+        list(Trace(file, unit="s").entries())
+
+
+@pytest.mark.parametrize("stamps", [[0, 0, 0], [5], [0, 3001, 6000], [0.0, 150.25, 300.5], [7, 7.5, 7, 8]])
+def test_milliseconds_are_read_without_a_word_from_the_user(tmp_path: Path, stamps: Sequence[float]) -> None:
+    """One instant, one row, plausible rates, and fractions of a ms where seconds are not plausible. Rows out of order
+    are named by their line, whatever the unit."""
+    file = mooncake(tmp_path / "trace.jsonl", stamps)
+    if sorted(stamps) == list(stamps):
+        assert [entry.at_ns for entry in Trace(file).entries()] == [round((at - stamps[0]) * MS) for at in stamps]
+    else:
+        with pytest.raises(WorkloadError, match="line 3: comes before the line above it"):
+            list(Trace(file, unit="ms").entries())
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "problem", "hint"),
+    [
+        (20, 2, "has 2 hash_ids for an input_length of 20, which is 1 block of 512 tokens", "block=16"),
+        (600, 38, "has 38 hash_ids for an input_length of 600, which is 2 blocks of 512 tokens", "block=16"),
+        (600, 3, "has 3 hash_ids for an input_length of 600, which is 2 blocks of 512 tokens", "block=256"),
+        (600, 1, "has 1 hash id for an input_length of 600, which is 2 blocks of 512 tokens", "block=1024"),
+        (3, 700, "has 700 hash_ids for an input_length of 3, which is 1 block of 512 tokens", "remove hash_ids"),
+    ],
+)
+def test_hash_ids_that_contradict_the_length_are_refused(
+    tmp_path: Path, length: int, count: int, problem: str, hint: str
+) -> None:
+    """The error names the line and both numbers, and a size of blocks that fits. With that size the trace is read."""
+    file = mooncake(tmp_path / "trace.jsonl", [0, 100], input_length=length, hash_ids=list(range(count)))
+    with pytest.raises(WorkloadError) as caught:
+        list(Trace(file).entries())
+    assert str(caught.value) == f"{file}, line 1: {problem}"
+    assert hint in caught.value.hint
+    if hint.startswith("block="):
+        named = parse(f"trace:{file},{hint}")
+        assert isinstance(named, Trace)
+        assert {len(entry.blocks) for entry in named.entries()} == {count}
+        assert str(named) == f"trace:{file},{hint}"
+
+
+@pytest.mark.parametrize("hash_ids", [None, []])
+def test_hash_ids_may_be_missing(tmp_path: Path, hash_ids: object) -> None:
+    """No ids contradict nothing."""
+    file = mooncake(tmp_path / "trace.jsonl", [0, 100], hash_ids=hash_ids)
+    assert [entry.blocks for entry in Trace(file).entries()] == [(), ()]
+
+
+def test_line_ends_do_not_matter(tmp_path: Path) -> None:
+    """CRLF and a byte order mark are read in every layout."""
+    for sample in ("mooncake.jsonl", "azure-2024.csv", "burstgpt.csv"):
+        lines = (SAMPLES / sample).read_bytes().replace(b"\r\n", b"\n")
+        file = tmp_path / sample
+        file.write_bytes(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"))
+        assert list(Trace(file).entries()) == list(Trace(SAMPLES / sample).entries())
+
+
+def test_a_compressed_trace_is_named(tmp_path: Path) -> None:
+    """The error says how to unpack it."""
+    file = tmp_path / "trace.jsonl.gz"
+    file.write_bytes(gzip.compress((SAMPLES / "mooncake.jsonl").read_bytes()))
+    with pytest.raises(WorkloadError, match="compressed with gzip") as caught:
+        list(Trace(file).entries())
+    assert "gunzip" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("azure-2023.csv,unit=s", "are dates"),
+        ("burstgpt.csv,block=16", "has no hash ids"),
+        ("burstgpt.csv,unit=h", "unit"),
+    ],
+)
+def test_options_that_a_layout_does_not_have_are_refused(options: str, problem: str) -> None:
+    """A unit of dates, blocks of a table, and a unit that there is not."""
+    with pytest.raises(WorkloadError, match=problem):
+        list(parse(f"trace:{SAMPLES / options}").due_ns(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            "mooncake.jsonl",
+            "4 requests over 6 s (0.5 per second); Mooncake layout, timestamps in ms, blocks of 512 tokens",
+        ),
+        ("mooncake.jsonl,limit=2", "2 requests at one instant; Mooncake layout"),
+        ("mooncake.jsonl,limit=1", "1 request; Mooncake layout"),
+        (
+            "mooncake.jsonl,speed=0.001",
+            "4 requests over 100 min (1.8 per hour), replayed at 0.001 times the recorded",
+        ),
+        ("burstgpt.csv", "3 requests over 115 s (1.04 per minute); BurstGPT layout, timestamps in s"),
+        ("burstgpt.csv,unit=ms", "3 requests over 115 ms (17.4 per second); BurstGPT layout, timestamps in ms"),
+        ("azure-2024.csv", "3 requests over 2.75 s (0.727 per second); Azure layout, timestamps are dates"),
+    ],
+)
+def test_a_trace_says_how_it_was_understood(options: str, words: str) -> None:
+    """A sentence before the run has the requests, the time that they take, their rate, and the unit."""
+    trace = parse(f"trace:{SAMPLES / options}")
+    assert isinstance(trace, Trace)
+    name = options.partition(",")[0]
+    assert trace.described(list(trace.due_ns(0))).startswith(f"Trace {name}: {words}")
+
+
+def test_a_replay_of_many_years_is_refused(tmp_path: Path) -> None:
+    """An instant that no clock can hold is an error, not a traceback."""
+    file = mooncake(tmp_path / "trace.jsonl", [0, 10**9, 10**10])
+    with pytest.raises(WorkloadError, match="takes more than ten years"):
+        list(Trace(file, speed=Fraction(1, 1_000_000), unit="ms").due_ns(0))
+    with pytest.raises(WorkloadError, match="line 3: read in s, comes 115,740 days after the first"):
+        list(Trace(mooncake(file, [0, 1, 10**10]), unit="s").entries())

@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from workloads import lengths
-from workloads.datasets import TRACE_BLOCK_TOKENS as BLOCK_TOKENS
 from workloads.processes import Trace
 from workloads.prompts import Prompt, Stretch
 from workloads.request import Request
 from workloads.syntax import WorkloadError
+from workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
 from workloads.workload import (
     Dataset,
     MultiTurn,
@@ -151,12 +151,23 @@ def test_a_trace_without_blocks_has_prompts_of_their_own() -> None:
     assert [request.prompt for request in requests] == [text(0, 410), text(1, 1010), text(2, 417)]
 
 
-def test_a_prompt_longer_than_its_blocks_goes_on_with_its_own_tokens(tmp_path: Path) -> None:
-    """Block ids that end early leave a rest, which nothing else shares."""
-    file = tmp_path / "short.jsonl"
-    file.write_text('{"timestamp": 0, "input_length": 515, "output_length": 1, "hash_ids": [4]}\n', "utf-8")
-    (request,) = Trace(file).requests(material())
-    assert request.prompt == ids(-5, BLOCK_TOKENS) + ids(0, 3)
+@pytest.mark.parametrize(("layout", "block"), [("", 16), ('"chat_id": 1, "parent_chat_id": -1, ', None)])
+def test_blocks_of_a_trace_may_have_another_size(tmp_path: Path, layout: str, block: int | None) -> None:
+    """Equal leading ids are as many equal tokens as the user states, or as the layout says (Qwen-Bailian: 16)."""
+    file = tmp_path / "small.jsonl"
+    rows = [(0, 40, [4, 5, 6]), (9, 33, [4, 5, 7]), (18, 16, [4])]
+    file.write_text(
+        "".join(
+            f'{{{layout}"timestamp": {at}, "input_length": {length}, "output_length": 1, "hash_ids": {blocks}}}\n'
+            for at, length, blocks in rows
+        )
+    )
+    first, second, third = (
+        request.prompt for request in Trace(file, unit="s", block_tokens=block).requests(material())
+    )
+    assert first[:32] == second[:32] == ids(-5, 16) + ids(-6, 16)
+    assert first[32:33] != second[32:33]
+    assert third == ids(-5, 16)
 
 
 def test_dataset_answers_give_the_output_lengths() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from analysis import stats
-from analysis.objectives import LATENCIES, Objective
-from analysis.window import frame_of_run
+from loadgen.analysis import stats
+from loadgen.analysis.objectives import LATENCIES, Objective
+from loadgen.analysis.window import frame_of_run
 from loadgen.runfile import Run
 
 

@@ -29,11 +29,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from analysis.frame import Floats, Frame, Integers
-from analysis.objectives import Distribution
-from analysis.report.format import UNKNOWN, duration, share
-from analysis.stats import late_percentile_s, percentile, percentiles, ring_off_s, rounded
-from analysis.summary import ClientHealth, QuotedCalibration
+from loadgen.analysis.frame import Floats, Frame, Integers
+from loadgen.analysis.objectives import Distribution
+from loadgen.analysis.report.format import UNKNOWN, duration, share
+from loadgen.analysis.stats import late_percentile_s, percentile, percentiles, ring_off_s, rounded
+from loadgen.analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.runfile import Run, StampFacts, Telemetry, stamp_facts
 
 WATCH_S = 0.05

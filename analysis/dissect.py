@@ -8,13 +8,13 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from analysis.hardware import aligned, roof, roofline_chart
-from analysis.report.format import count, duration, share, significant
-from analysis.stats import mean_and_deviation, student_quantile
-from servers.hardware.inference import exposed_s
+from loadgen.analysis.hardware import aligned, roof, roofline_chart
+from loadgen.analysis.report.format import count, duration, share, significant
+from loadgen.analysis.stats import mean_and_deviation, student_quantile
+from loadgen.servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
-    from analysis.report import Document
+    from loadgen.analysis.report import Document
     from loadgen.dissect.found import Bounds, InferenceFound, Operator, StepCase
 
 Rows = list[tuple[str, ...]]
@@ -202,8 +202,8 @@ def text(found: InferenceFound) -> str:
 
 def document(found: InferenceFound) -> Document:
     """The page: for each batch size the bar, the roofline and both tables."""
-    from analysis import report as doc
-    from analysis.report.tables import numbers, table
+    from loadgen.analysis import report as doc
+    from loadgen.analysis.report.tables import numbers, table
 
     title, bounds = headings(found)
     sections, runs = [], []

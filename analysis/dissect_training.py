@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from analysis.dissect import links, with_margin, wrapped
-from analysis.hardware import aligned
-from analysis.report.format import count, duration, share, significant, size
+from loadgen.analysis.dissect import links, with_margin, wrapped
+from loadgen.analysis.hardware import aligned
+from loadgen.analysis.report.format import count, duration, share, significant, size
 
 if TYPE_CHECKING:
-    from analysis.report import Document
+    from loadgen.analysis.report import Document
     from loadgen.dissect.found import TechniqueFound, TrainingFound
 
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
@@ -27,7 +27,7 @@ FEWEST = 4
 """Bars that a chart has room for at least, so that one alone is not as high as the page."""
 MEANING = """Collectives run beside forward and backward and are part of them. Memory is that of one process at the
 instant at which it is most, by the allocator's account; activations are all that passes: gathered weights and buffers
-too. Predicted: servers.hardware, of what each process reached just before, memory tensor by tensor and time operator by
+too. Predicted: loadgen.servers.hardware, of what each process reached just before, memory tensor by tensor and time operator by
 operator. A bus bandwidth counts each byte once on the busiest link, as nccl-tests do."""
 
 
@@ -125,8 +125,8 @@ def text(found: TrainingFound) -> str:
 
 def document(found: TrainingFound) -> Document:
     """The page: the tables, and everything measured beside everything predicted."""
-    from analysis import report as doc
-    from analysis.report.tables import numbers, table
+    from loadgen.analysis import report as doc
+    from loadgen.analysis.report.tables import numbers, table
 
     title, bounds = headings(found)
     measured = _measured(found)

@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from analysis import summary
-from analysis.frame import Ending, EndingCount, Frame
+from loadgen.analysis import summary
+from loadgen.analysis.frame import Ending, EndingCount, Frame
 from loadgen.runfile import Run
 
 EXAMPLES_MAX = 3

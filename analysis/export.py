@@ -17,10 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from analysis.frame import Gathering, Window, frame_of
-from analysis.metrics import METRICS
-from analysis.summarise import server_info
-from analysis.window import windowed
+from loadgen.analysis.frame import Gathering, Window, frame_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.summarise import server_info
+from loadgen.analysis.window import windowed
 from loadgen.record import Record
 from loadgen.runfile import Run, Telemetry, scan
 

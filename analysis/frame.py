@@ -3,7 +3,8 @@
 Records become columns in blocks as they come: of 64 chunks, a Record is 5 kB of Python objects and 0.5 kB of columns.
 Chunks of all requests lie end to end in two arrays; `offsets[i]:offsets[i + 1]` are those of request i. Instants are
 float64 nanoseconds from the run's start: exact to 2**53 ns, which is 104 days, and NaN where something never happened.
-Those of chunks are kept as steps of four bytes (analysis.chunks), so whatever walks over chunks does it in `blocks`.
+Those of chunks are kept as steps of four bytes (loadgen.analysis.chunks), so whatever walks over chunks does it in
+`blocks`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.chunks import ChunkInstants, GrowingArray, GrowingTokens, steps_of
+from loadgen.analysis.chunks import ChunkInstants, GrowingArray, GrowingTokens, steps_of
 from loadgen.record import Record, State
 from loadgen.token_counts import BASES, Basis, streamed
 

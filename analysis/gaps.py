@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from analysis.chunks import Ranked
-from analysis.frame import NS_PER_S, Floats, Frame, Integers, offsets_of, sum_by_row
-from analysis.metrics import Metric
-from analysis.objectives import Distribution
-from analysis.stats import (
+from loadgen.analysis.chunks import Ranked
+from loadgen.analysis.frame import NS_PER_S, Floats, Frame, Integers, offsets_of, sum_by_row
+from loadgen.analysis.metrics import Metric
+from loadgen.analysis.objectives import Distribution
+from loadgen.analysis.stats import (
     PERCENTILES,
     WITH_INTERVAL,
     describe,

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from analysis.frame import Frame
-    from analysis.objectives import Distribution
+    from loadgen.analysis.frame import Frame
+    from loadgen.analysis.objectives import Distribution
     from loadgen.runfile import Run
-    from servers.hardware.inference import Deployment
+    from loadgen.servers.hardware.inference import Deployment
 
 FORMATS = {
     **{"fp8": "fp8", "w8a8": "int8", "int8": "int8", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4"},
@@ -94,7 +94,7 @@ class _Known(NamedTuple):
 
 def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate: float | None) -> HardwareLimit | None:
     """None where GPU, model or load are unknown; `rate` is the measured output tokens per second."""
-    from servers.hardware import HardwareError
+    from loadgen.servers.hardware import HardwareError
 
     try:
         known = _known(run)
@@ -120,8 +120,8 @@ def _limit(
     measured: tuple[float | None, float | None, float],
 ) -> HardwareLimit:
     """Raises HardwareError for what the tables do not know, or what does not fit."""
-    from servers.hardware.inference import physical_s
-    from servers.hardware.load import Load, bound, limit, parts
+    from loadgen.servers.hardware.inference import physical_s
+    from loadgen.servers.hardware.load import Load, bound, limit, parts
 
     (prompt, output), (ttft_s, tpot_s, rate), speed = tokens, measured, float(run.header.server.get("speed") or 1)
     made = _deployment(known, str(run.header.server.get("name") or ""))
@@ -172,7 +172,7 @@ def _known(run: Run) -> _Known | None:
             return None
         return _Known(told["gpu"], told["tensor_parallel"], told["model"], "simulated")
     if named := plan.get("gpu_model"):
-        from servers.hardware import cards
+        from loadgen.servers.hardware import cards
 
         gpus, name = cards(str(named))
         return _Known(name, gpus, model, "--gpu-model")
@@ -193,8 +193,8 @@ def _in_use(run: Run, seen: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _deployment(known: _Known, server: str) -> Deployment:
-    from servers.hardware import HardwareError, framework, listed_model
-    from servers.hardware.limits import DEFAULT_FRAMEWORK, deploy
+    from loadgen.servers.hardware import HardwareError, framework, listed_model
+    from loadgen.servers.hardware.limits import DEFAULT_FRAMEWORK, deploy
 
     ending = re.search(rf"[-_.]({'|'.join(FORMATS)})\b", known.model, re.IGNORECASE)
     model = listed_model(known.model[: ending.start()] if ending else known.model)

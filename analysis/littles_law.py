@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.frame import Booleans, Floats, Frame
-from analysis.summary import LittlesLaw
+from loadgen.analysis.frame import Booleans, Floats, Frame
+from loadgen.analysis.summary import LittlesLaw
 
 SHARE = 0.1
 """Differences below this share of the number in flight are no contradiction: they change no conclusion."""

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from analysis.frame import Booleans, Floats, Frame, Integers, Window
+    from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, Window
 
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
@@ -71,7 +71,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     def groups(self, frame: Frame) -> Integers | None:
         """Offsets of the samples that belong to one request; None when each has one at most."""
-        from analysis.frame import offsets_of
+        from loadgen.analysis.frame import offsets_of
 
         if self.per not in ("chunk", "token"):
             return None
@@ -85,7 +85,7 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 def _before_tail(frame: Frame) -> Window | None:
     """A whole run until fewer than a tenth of the requests sent were left in flight."""
-    from analysis.frame import Window
+    from loadgen.analysis.frame import Window
 
     ends = frame.end_ns[frame.sent & ~_undefined(frame.end_ns)]
     if not frame.whole or frame.span_ns is None or len(ends) == 0:

@@ -1,7 +1,7 @@
 """Objectives: what a run has to keep to, in the words of a command line: `ttft.p99 < 500ms`, `complete >= 99.9%`.
 
 This file only reads them, and says what latencies have to hold them against, without numpy, so that a wrong one is
-found before anything is sent; `analysis.slo` holds a run against them.
+found before anything is sent; `loadgen.analysis.slo` holds a run against them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from analysis.metrics import METRICS
+from loadgen.analysis.metrics import METRICS
 
 Read = TypeVar("Read")
 Described = TypeVar("Described")

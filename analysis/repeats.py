@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from analysis.metrics import METRICS
-from analysis.report import (
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.report import (
     Block,
     ChartRef,
     Code,
@@ -29,7 +29,7 @@ from analysis.report import (
     TableCell,
     findings,
 )
-from analysis.report.format import (
+from loadgen.analysis.report.format import (
     DIFFERENT_SPEEDS,
     UNKNOWN,
     asked,
@@ -46,8 +46,8 @@ from analysis.report.format import (
     unit_of,
     who,
 )
-from analysis.report.tables import Cells, numbers, objectives, overview, statistic, table
-from analysis.stats import (
+from loadgen.analysis.report.tables import Cells, numbers, objectives, overview, statistic, table
+from loadgen.analysis.stats import (
     CONFIDENCE,
     DECIMALS,
     PERCENTILES,
@@ -56,7 +56,7 @@ from analysis.stats import (
     share_interval,
     student_quantile,
 )
-from analysis.summary import Summary
+from loadgen.analysis.summary import Summary
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")

@@ -25,9 +25,9 @@ from xml.etree import ElementTree as Xml
 import msgspec
 import numpy as np
 
-from analysis import stats
-from analysis.frame import Floats, Frame
-from analysis.objectives import (
+from loadgen.analysis import stats
+from loadgen.analysis.frame import Floats, Frame
+from loadgen.analysis.objectives import (
     GOOD,
     LATENCIES,
     SKEW,
@@ -38,9 +38,9 @@ from analysis.objectives import (
     Objective,
     ObjectiveVerdict,
 )
-from analysis.report.findings import client_said, endings, findings, measured
-from analysis.report.format import UNKNOWN, count, scale_of, significant, simulated, who
-from analysis.summary import Summary
+from loadgen.analysis.report.findings import client_said, endings, findings, measured
+from loadgen.analysis.report.format import UNKNOWN, count, scale_of, significant, simulated, who
+from loadgen.analysis.summary import Summary
 
 POINTS_MAX = 300
 """Of the attainment curve."""

@@ -24,11 +24,11 @@ from functools import cache
 
 import numpy as np
 
-from analysis.chunks import Ranked
-from analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
-from analysis.objectives import AdjustedDistribution, Distribution
-from analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
-from workloads.load import LoadFacts
+from loadgen.analysis.chunks import Ranked
+from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
+from loadgen.analysis.objectives import AdjustedDistribution, Distribution
+from loadgen.analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
+from loadgen.workloads.load import LoadFacts
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 WITH_INTERVAL = ("p50", "p90", "p95", "p99")
@@ -495,7 +495,7 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
 
 def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:
     """Per second of each batch: requests that ended, tokens that arrived, prompt tokens of those that began; each as
-    in the figure of analysis.metrics."""
+    in the figure of loadgen.analysis.metrics."""
     ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.begun_ns)
     requests = _counted(frame, number, frame.end_ns[ended], np.ones(int(ended.sum())))
     prompts = _counted(frame, number, frame.begun_ns[begun], frame.prompt_tokens[begun])

@@ -1,5 +1,5 @@
 """A run's summary: what was asked and of whom, how its requests ended, every metric of it, and its delivery: was the
-requested load the load that was sent? `analysis.summary` says what each field is.
+requested load the load that was sent? `loadgen.analysis.summary` says what each field is.
 
 Delivery makes two comparisons. Due against name: does the seeded plan have the rate and the variation it claims? Sent
 against due: did the client keep to it? Gaps are those between consecutive requests in order of time.
@@ -12,14 +12,14 @@ from collections import Counter
 
 import numpy as np
 
-from analysis import client, endings, littles_law, stats, summary
-from analysis.frame import Booleans, Frame, total
-from analysis.gaps import described
-from analysis.limits import limit_of
-from analysis.metrics import METRICS, Metric
-from analysis.prediction import foretold
-from analysis.telemetry import counters, machine, memory, skew_range_s
-from analysis.window import WHOLE_RUN, frame_of_run, outside_window
+from loadgen.analysis import client, endings, littles_law, stats, summary
+from loadgen.analysis.frame import Booleans, Frame, total
+from loadgen.analysis.gaps import described
+from loadgen.analysis.limits import limit_of
+from loadgen.analysis.metrics import METRICS, Metric
+from loadgen.analysis.prediction import foretold
+from loadgen.analysis.telemetry import counters, machine, memory, skew_range_s
+from loadgen.analysis.window import WHOLE_RUN, frame_of_run, outside_window
 from loadgen.runfile import Run
 from loadgen.token_counts import BASES
 
@@ -36,8 +36,8 @@ INTERVALS = (
 
 def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """All that is known about a Run in figures. `frame` is that of a Run that was loaded without its Records
-    (analysis.window.load). Latencies are of complete requests only; `latency_adjusted` counts every other request as
-    infinitely slow."""
+    (loadgen.analysis.window.load). Latencies are of complete requests only; `latency_adjusted` counts every other
+    request as infinitely slow."""
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]

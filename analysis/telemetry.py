@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 import numpy as np
 
-from analysis.frame import Booleans, Frame, total
-from analysis.stats import rounded
-from analysis.summary import (
+from loadgen.analysis.frame import Booleans, Frame, total
+from loadgen.analysis.stats import rounded
+from loadgen.analysis.summary import (
     CounterCheck,
     GpuMemory,
     HostMemoryLevels,

@@ -34,11 +34,11 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from analysis.frame import NS_PER_S, Floats, Frame, Gathering, Integers, Window, frame_of
-from analysis.stats import BATCHES_LEAST, BATCHES_MOST, STAYS_PER_BATCH, has_trend, rounded
-from analysis.summary import OutsideWindow
+from loadgen.analysis.frame import NS_PER_S, Floats, Frame, Gathering, Integers, Window, frame_of
+from loadgen.analysis.stats import BATCHES_LEAST, BATCHES_MOST, STAYS_PER_BATCH, has_trend, rounded
+from loadgen.analysis.summary import OutsideWindow
 from loadgen.runfile import Header, Run, scan
-from workloads.load import LoadFacts
+from loadgen.workloads.load import LoadFacts
 
 LEVEL_SHARE = 0.8
 STAYS_MIN = BATCHES_LEAST * STAYS_PER_BATCH

@@ -30,15 +30,22 @@ from threading import Thread
 
 import numpy as np
 
-from analysis.client import StampComparison, compare_with_log, read_log, stamps_heading, stamps_notes, stamps_row
 from benchmarks.comparison.machine import pinned
 from benchmarks.tls_server import make_certificate, serving
 from loadgen import runfile
+from loadgen.analysis.client import (
+    StampComparison,
+    compare_with_log,
+    read_log,
+    stamps_heading,
+    stamps_notes,
+    stamps_row,
+)
 from loadgen.cli.calibrate import TTFT_S, drive
 from loadgen.cli.options import seconds
 from loadgen.host import Point
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
 
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 STOPPED_AFTER_S = 1.0

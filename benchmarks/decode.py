@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from servers.kinds import KINDS
-from servers.wire.sse import split
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.wire.sse import split
 
 VLLM = (
     b'data: {"id":"cmpl-9789ecc7bb6be2ab","object":"text_completion","created":1795245662,"model":"m","choices":[{'

@@ -19,8 +19,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from benchmarks import hardware_model as bench
-from servers import hardware
-from servers.hardware import Framework, inference, limits
+from loadgen.servers import hardware
+from loadgen.servers.hardware import Framework, inference, limits
 
 Points = list[bench.Point]
 FITTED = {

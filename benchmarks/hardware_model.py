@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from servers.hardware import framework, gpu, gpu_links, model, number_format
-from servers.hardware.inference import Deployment, step
-from servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
-from servers.hardware.limits import deploy
-from servers.hardware.load import Load, expected
-from servers.hardware.training import Training, iteration, memory
+from loadgen.servers.hardware import framework, gpu, gpu_links, model, number_format
+from loadgen.servers.hardware.inference import Deployment, step
+from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
+from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.hardware.load import Load, expected
+from loadgen.servers.hardware.training import Training, iteration, memory
 
 DATA = [Path(__file__).parent / "data"]
 """Folders of rows, the first that has them: `--data` puts another in front."""

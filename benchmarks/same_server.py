@@ -8,9 +8,10 @@ python -m benchmarks.same_server --scenes repeats     groups of five runs each
 What a method was tuned on cannot judge it: FRESH are other cards, models, limits and kinds of chance, with other seeds,
 that had no part in it. But the last two of them are why single runs have a floor under their errors.
 
-Each run is a real batching engine (servers.simulated.timing) driven through a burst, or Poisson arrivals, under a
-fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a stall now
-and then, so that requests depend on each other as they do on a server: they queue behind each other and share steps.
+Each run is a real batching engine (loadgen.servers.simulated.timing) driven through a burst, or Poisson arrivals,
+under a fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a
+stall now and then, so that requests depend on each other as they do on a server: they queue behind each other and
+share steps.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.compare import FIGURES, ComparedRun, Comparison, compare
-from analysis.summarise import summarise
-from analysis.window import frame_of_run
+from loadgen.analysis.compare import FIGURES, ComparedRun, Comparison, compare
+from loadgen.analysis.summarise import summarise
+from loadgen.analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry
-from servers.simulated.engines import engine_of
-from servers.simulated.scheduler import Batch, Job
-from servers.simulated.step_time import StepTime
-from servers.simulated.timing import BatchingClock
+from loadgen.servers.simulated.engines import engine_of
+from loadgen.servers.simulated.scheduler import Batch, Job
+from loadgen.servers.simulated.step_time import StepTime
+from loadgen.servers.simulated.timing import BatchingClock
 
 PROMPT, OUTPUT = 512, 64
 

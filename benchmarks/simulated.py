@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
 
 BODIES = {
     "vllm": ("/v1/completions", {"prompt": [5] * 512, "stream": True, "max_tokens": 0, "ignore_eos": True}),

@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.frame import Floats
-from analysis.metrics import METRICS
-from analysis.objectives import LATENCIES, Objective, parse
-from analysis.sweep import evidence
-from analysis.sweep.capacity import Search
-from analysis.window import frame_of_run
 from loadgen import simulate
+from loadgen.analysis.frame import Floats
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.objectives import LATENCIES, Objective, parse
+from loadgen.analysis.sweep import evidence
+from loadgen.analysis.sweep.capacity import Search
+from loadgen.analysis.window import frame_of_run
 from loadgen.cli.sweep import FACTOR, in_memory
 from loadgen.plan import Plan
 from loadgen.sweep import Sweep

@@ -59,7 +59,7 @@ def summary_schema() -> str:
     """The JSON Schema of summary.json, with what each field says of itself."""
     import msgspec
 
-    from analysis.summary import FORMAT, Summary
+    from loadgen.analysis.summary import FORMAT, Summary
 
     schema, structs = msgspec.json.schema(Summary), _summary_structs()
     for name, definition in schema["$defs"].items():
@@ -77,7 +77,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
     """Those that summary.json is made of, in its order; the fields of a base belong to what it is of."""
     import msgspec
 
-    from analysis.summary import Summary
+    from loadgen.analysis.summary import Summary
 
     files = [f"analysis/{name}.py" for name in ("summary", "limits", "prediction", "objectives")]
     files += ["loadgen/runfile.py", "workloads/load.py"]
@@ -91,9 +91,9 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
 def metrics() -> str:
     """The page of every metric and of the client's limits, from their registries."""
-    from analysis.client import LIMITS, text
-    from analysis.metrics import METRICS
-    from analysis.stats import PERCENTILES, samples_needed
+    from loadgen.analysis.client import LIMITS, text
+    from loadgen.analysis.metrics import METRICS
+    from loadgen.analysis.stats import PERCENTILES, samples_needed
 
     rows = {
         "{metrics}": [
@@ -110,7 +110,7 @@ def metrics() -> str:
 
 def dialects() -> str:
     """The page of every server's endpoints, from their kinds."""
-    from servers.kinds import KINDS
+    from loadgen.servers.kinds import KINDS
 
     yes = {True: "yes", False: "no"}
     rows = [
@@ -124,8 +124,8 @@ def dialects() -> str:
 
 def telemetry() -> str:
     """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
-    from analysis.telemetry import CURVES
-    from servers.telemetry import COUNTERS, DCGM, tables
+    from loadgen.analysis.telemetry import CURVES
+    from loadgen.servers.telemetry import COUNTERS, DCGM, tables
 
     servers = {name: metrics.names for name, metrics in tables().items()}
 
@@ -157,7 +157,7 @@ def _filled(template: str, rows: dict[str, list[str]]) -> str:
 
 def exported() -> str:
     """The page of every exported table and column, from their registry."""
-    from analysis.export import MEANINGS, TABLES
+    from loadgen.analysis.export import MEANINGS, TABLES
 
     parts = []
     for name, columns in TABLES.items():
@@ -170,7 +170,7 @@ def exported() -> str:
 
 def hardware() -> str:
     """The page of every GPU, model and number format that a model of time can be asked about, from their tables."""
-    from servers.hardware import tables
+    from loadgen.servers.hardware import tables
 
     parts = []
     for name, entries in tables().items():

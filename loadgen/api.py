@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 from loadgen.errors import LoadgenError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare import Comparison
-    from analysis.report.sections import ReportedRun
+    from loadgen.analysis.compare import Comparison
+    from loadgen.analysis.report.sections import ReportedRun
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
     from loadgen.server import Say
@@ -51,15 +51,15 @@ class Result:
     @property
     def figures(self) -> list[str]:
         """The names that `figure` knows for this run."""
-        from analysis.report.charts import CHARTS
+        from loadgen.analysis.report.charts import CHARTS
 
         return [name for name in self._reported.data if CHARTS[name].traces]
 
     def figure(self, name: str) -> Any:
         """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
         KeyError for a name that is not in `figures`."""
-        from analysis.report.charts import figure
-        from analysis.report.sections import chart_runs
+        from loadgen.analysis.report.charts import figure
+        from loadgen.analysis.report.sections import chart_runs
 
         name = name if name in self.figures else f"{name}_s"  # of a latency, as `summary.latency` takes it
         if name not in self.figures:
@@ -72,8 +72,8 @@ class Result:
 
     def text(self) -> str:
         """What the command prints of a run, in 80 columns."""
-        from analysis.report.sections import brief
-        from analysis.report.terminal import render
+        from loadgen.analysis.report.sections import brief
+        from loadgen.analysis.report.terminal import render
 
         return render(brief(self.summary))
 
@@ -83,8 +83,8 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from analysis.export import REQUESTS, request_rows
         from loadgen import runfile
+        from loadgen.analysis.export import REQUESTS, request_rows
 
         rows = list(request_rows(runfile.read(self.path).records))
         values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
@@ -130,8 +130,9 @@ def run(
     An interrupt (Ctrl-C, or a notebook's stop) ends the run, and the Result is of what came: `summary.run.interrupted`.
     Before the first request is sent it raises KeyboardInterrupt.
 
-    Raises LoadgenError (PlanError, OutputError, ...), servers.errors.ServerError or workloads.prompts.PromptError, each
-    with a `hint`, before anything is sent. A request that fails raises nothing.
+    Raises LoadgenError (PlanError, OutputError, ...), loadgen.servers.errors.ServerError or
+    loadgen.workloads.prompts.PromptError, each with a `hint`, before anything is sent. A request that fails raises
+    nothing.
     """
     with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
         return measurement.result()
@@ -191,10 +192,10 @@ def compare(
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
     """The built-in server, without a model, in a process of its own; gives its URL and ends it afterwards. Options as
-    those of `loadgen sim`, by the names of servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds),
-    `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start."""
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.process import spawn
+    those of `loadgen sim`, by the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s`
+    (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start."""
+    from loadgen.servers.simulated.config import SimulatedConfig
+    from loadgen.servers.simulated.process import spawn
 
     return spawn(SimulatedConfig(server=server, **options))
 

@@ -17,11 +17,11 @@ import msgspec
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.runfile import Run
+from loadgen.servers.hardware import HardwareError, constant, gpu
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.load import Load, expected
+from loadgen.servers.simulated.engines import CURRENT, Engine, engine_of
 from loadgen.simulate import Modelled, Served, in_memory, serving
-from servers.hardware import HardwareError, constant, gpu
-from servers.hardware.inference import Deployment
-from servers.hardware.load import Load, expected
-from servers.simulated.engines import CURRENT, Engine, engine_of
 
 FINE = 1.03
 """Rates that are tried are powers of it."""
@@ -31,7 +31,7 @@ LEAST = -140
 """The lowest power that is tried, one request a minute: they meet no other."""
 LASTS_S, REQUESTS = 60, range(1000, 5001)
 """Each simulation lasts so long that a growing queue is seen, and has so many requests: the p99 of fewer means little
-(analysis.stats.samples_needed)."""
+(loadgen.analysis.stats.samples_needed)."""
 IN_FLIGHT = 64
 """From the rate of so many the search starts."""
 

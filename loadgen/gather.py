@@ -15,7 +15,7 @@ import msgspec
 from loadgen.errors import OutputError
 from loadgen.record import ErrorKind, unsent
 from loadgen.runfile import Footer, Header, append
-from servers.errors import NOT_READABLE
+from loadgen.servers.errors import NOT_READABLE
 
 if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import OpenFilesError, PortsError
-from servers.errors import NOT_READABLE
-from servers.wire.local_limits import port_range
+from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.wire.local_limits import port_range
 
 FILES_BESIDE_SOCKETS = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
@@ -99,9 +99,9 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     load: Point
     """What the errors are of."""
     errors: dict[str, dict[str, Any]]
-    """An analysis.client.StampComparison by kind of stamps, `ring`, `socket` or `user`."""
+    """An loadgen.analysis.client.StampComparison by kind of stamps, `ring`, `socket` or `user`."""
     events_per_s: float
-    """The largest rate seen at which TTFT was exact (analysis.client.EXACT_S); 0 for none."""
+    """The largest rate seen at which TTFT was exact (loadgen.analysis.client.EXACT_S); 0 for none."""
     limited_by: str
     """What kept it from being larger."""
 

@@ -19,8 +19,8 @@ import msgspec
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_WAIT_S, FolderClaim
 from loadgen.runfile import Footer
-from servers.access import hide
-from servers.errors import NOT_READABLE
+from loadgen.servers.access import hide
+from loadgen.servers.errors import NOT_READABLE
 
 FORMAT = 1
 TAIL_BYTES = 65_536

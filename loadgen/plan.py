@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import msgspec
 
 from loadgen.errors import PlanError
+from loadgen.servers.access import certificates, header_lines, redacted, server_url
+from loadgen.servers.kinds import KINDS, any_of
+from loadgen.servers.wire.sources import AUTO, SOURCES
 from loadgen.settings import (
     NOTHING_SENT,
     OBJECT,
@@ -30,12 +33,9 @@ from loadgen.settings import (
     sizes,
     within,
 )
-from servers.access import certificates, header_lines, redacted, server_url
-from servers.kinds import KINDS, any_of
-from servers.wire.sources import AUTO, SOURCES
-from workloads import arrivals, lengths, workload
-from workloads.datasets import user_fields
-from workloads.ruler import Counter
+from loadgen.workloads import arrivals, lengths, workload
+from loadgen.workloads.datasets import user_fields
+from loadgen.workloads.ruler import Counter
 
 
 def _outputs(settings: Mapping[str, Any]) -> int | str:
@@ -90,7 +90,7 @@ class Plan:
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model name to ask for; the server's first one by default."""
-    # Canonical text of workloads.arrivals, as `workload` is of workloads.workload.
+    # Canonical text of loadgen.workloads.arrivals, as `workload` is of loadgen.workloads.workload.
     arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When requests are due: {_ARRIVALS}.")] = "burst"
     # None where the duration or the trace says.
     n: Annotated[int | None, within(1, 1_000_000), RunOption("Load")] = None
@@ -113,7 +113,7 @@ class Plan:
     workload: Annotated[str, WORKLOAD, RunOption("Prompts", "form")] = "synthetic"
     """What is asked: synthetic, sharegpt:FILE, jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K
     (sessions), ..."""
-    # A number, or the canonical text of workloads.lengths.
+    # A number, or the canonical text of loadgen.workloads.lengths.
     input_tokens: Annotated[int | str, INPUTS, RunOption("Prompts", "form")] = 512
     """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact by the server's
     own tokenizer."""

@@ -28,20 +28,20 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import Say, access_of, dialect_for, longest_of, server_for, simulated_name
 from loadgen.settings import in_words, lengths_said
-from workloads import arrivals, lengths, pictures, processes, workload
-from workloads.datasets import Dataset
-from workloads.prompts import load_tokenizer
-from workloads.sessions import MultiTurn
-from workloads.workload import Prompts, WorkloadSpec, prompts_for
+from loadgen.workloads import arrivals, lengths, pictures, processes, workload
+from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.prompts import load_tokenizer
+from loadgen.workloads.sessions import MultiTurn
+from loadgen.workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
     from loadgen.engine.feed import Schedule
     from loadgen.engine.health import Counts
     from loadgen.engine.worker import WorkerTask
     from loadgen.runfile import Footer, Header
-    from servers.find import ServerTokenizer
-    from servers.kinds.base import ServerFacts
-    from servers.kinds.dialect import Dialect
+    from loadgen.servers.find import ServerTokenizer
+    from loadgen.servers.kinds.base import ServerFacts
+    from loadgen.servers.kinds.dialect import Dialect
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
@@ -76,7 +76,7 @@ def run(
 ) -> Footer:
     """Run the plan and write `folder/run.jsonl`. The folder must be new or empty, and is claimed until the run has
     ended. The first line that `say` gets names the server. `launch` is what is known of how the server was started.
-    Raises LoadgenError, servers.errors.ServerError or PromptError before anything is sent."""
+    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before anything is sent."""
     from loadgen.engine import coordinator
     from loadgen.engine.sampler import sampler_of
 
@@ -98,9 +98,9 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
-    from servers.access import target_of
-    from servers.find import dialect_on, marked, tokenizer_of
-    from servers.wire.addresses import addresses_said, reachable
+    from loadgen.servers.access import target_of
+    from loadgen.servers.find import dialect_on, marked, tokenizer_of
+    from loadgen.servers.wire.addresses import addresses_said, reachable
 
     access = access_of(plan)
     asked = dialect_on(plan.server, plan.endpoint)
@@ -148,7 +148,8 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The due instants or clients of a plan. Raises workloads.syntax.WorkloadError for a trace that cannot be read."""
+    """The due instants or clients of a plan. Raises loadgen.workloads.syntax.WorkloadError for a trace that cannot be
+    read."""
     from loadgen.engine.feed import Schedule
 
     named = arrivals.parse(plan.arrivals)
@@ -226,7 +227,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
     pass.
     """
     from loadgen.runfile import Header
-    from servers.find import over_limit, proxied_to
+    from loadgen.servers.find import over_limit, proxied_to
 
     told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}
     told |= {"over_limit": over_limit(facts, at_once)}

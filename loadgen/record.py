@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 
-from workloads.syntax import TOKENS_LIMIT
+from loadgen.workloads.syntax import TOKENS_LIMIT
 
 if TYPE_CHECKING:
-    from workloads.request import Request
+    from loadgen.workloads.request import Request
 
 State = Literal["complete", "truncated", "failed", "rejected", "dropped"]
 
@@ -18,7 +18,7 @@ ErrorKind = Literal[
     "client_limit",  # this machine could not open a connection: no free port or file, no route, no permission
     "timeout",  # the request's own time limit ran out
     "http_status",  # the server answered, but not with 200
-    "rejected",  # the server or a proxy was too busy (servers.kinds.refusals)
+    "rejected",  # the server or a proxy was too busy (loadgen.servers.kinds.refusals)
     "in_band_error",  # a 200, and then an error inside the stream
     "protocol",  # bytes that are not what HTTP or the dialect allows
     "truncated",  # the stream ended before its end marker, or shorter than asked
@@ -97,7 +97,7 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     refuted_total: Tokens | None = None
     """The server's total where its own stream refutes it: 0 tokens, although text came."""
     stamps: str = ""
-    """Name of the source of its arrival instants (servers.wire.stamps): `ring`, `socket`, `user`."""
+    """Name of the source of its arrival instants (loadgen.servers.wire.stamps): `ring`, `socket`, `user`."""
     late_ns_max: Count = 0
     """Largest delay between the kernel's receive stamp and the instant this process had read the bytes."""
     reads: Count = 0

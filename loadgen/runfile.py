@@ -27,11 +27,11 @@ import msgspec
 from loadgen.errors import OutputError
 from loadgen.held import CLOCK, HEADER, SAMPLE
 from loadgen.record import Count, Record, Whole
-from servers.access import hide
-from servers.errors import NOT_READABLE
-from servers.marks import FIELD
-from workloads.arrivals import facts_of
-from workloads.load import LoadFacts
+from loadgen.servers.access import hide
+from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.marks import FIELD
+from loadgen.workloads.arrivals import facts_of
+from loadgen.workloads.load import LoadFacts
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def load_facts(arrivals: str, workload: str) -> LoadFacts:
 
 
 class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the run's arrival instants come from, as the source says it of itself (servers.wire.stamps)."""
+    """Where the run's arrival instants come from, as the source says it of itself (loadgen.servers.wire.stamps)."""
 
     name: str = ""
     """As Records have it. A Record of another source than the run's is no better than user-space timestamps."""
@@ -64,8 +64,8 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 def stamp_facts(*names: str) -> StampFacts:
     """What the least of these sources says of itself; of one that is not known here, the least."""
-    from servers.wire.sources import SOURCES, common
-    from servers.wire.stamps import PLAIN
+    from loadgen.servers.wire.sources import SOURCES, common
+    from loadgen.servers.wire.stamps import PLAIN
 
     name = names[0] if len(set(names)) == 1 else common(names)
     name = STAMPS_RENAMED.get(name, name)
@@ -131,12 +131,12 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
-        """What the figures of this kind must be read with (servers.kinds.base.ServerKind.notes)."""
+        """What the figures of this kind must be read with (loadgen.servers.kinds.base.ServerKind.notes)."""
         return self._of_server("notes") or {}
 
     def _of_server(self, name: str) -> Any:
         """As the header says; for runs from before it did, as the kind is known today."""
-        from servers.kinds import KINDS
+        from loadgen.servers.kinds import KINDS
 
         kind = KINDS.get(str(self.server.get("name") or self.plan.get("server")))
         return self.server.get(name) or getattr(kind, name, None)
@@ -339,7 +339,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
     """Write the header of a run that starts at this instant, on either clock: a busy disk would take longer than there
     is until then, and has it when the run has ended. Raises OutputError."""
-    from servers.wire.sources import lacking
+    from loadgen.servers.wire.sources import lacking
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)

@@ -16,16 +16,16 @@ from msgspec import structs
 from loadgen import host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
-from servers.errors import SecretError
-from servers.kinds import KINDS
-from servers.kinds.dialect import whole_pieces
-from workloads import arrivals, lengths, processes, workload
-from workloads.sessions import MultiTurn
+from loadgen.servers.access import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
+from loadgen.servers.errors import SecretError
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.dialect import whole_pieces
+from loadgen.workloads import arrivals, lengths, processes, workload
+from loadgen.workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
-    from servers.kinds.base import ServerFacts
-    from servers.kinds.dialect import Dialect
+    from loadgen.servers.kinds.base import ServerFacts
+    from loadgen.servers.kinds.dialect import Dialect
 
 TURN_TOKENS = 16
 """What a line break or a chat template may add to each thing said."""
@@ -74,10 +74,10 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def named(plan: Plan) -> Plan:
     """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
-    servers.errors.ServerError."""
+    loadgen.servers.errors.ServerError."""
     if plan.server or not plan.url:
         return plan
-    from servers.find import probe
+    from loadgen.servers.find import probe
 
     found = probe(plan.url, model=plan.model, access=access_of(plan))
     return plan.but(server=found.name)
@@ -86,7 +86,7 @@ def named(plan: Plan) -> Plan:
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
     """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
     Raises EndpointError, VersionError and UnauthorizedError."""
-    from servers.find import accepted, dialect_on, of_version
+    from loadgen.servers.find import accepted, dialect_on, of_version
 
     found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
     found = of_version(found, facts, say, force=plan.force)
@@ -120,9 +120,10 @@ def simulated_name(facts: ServerFacts) -> str:
 def clock_speed(plan: Plan) -> float:
     """Return how many times faster than real time the clock of the plan's server runs: 1 for a real server.
 
-    Nothing is started: the built-in simulated server would run at the plan's speed. Raises servers.errors.ServerError.
+    Nothing is started: the built-in simulated server would run at the plan's speed. Raises
+    loadgen.servers.errors.ServerError.
     """
-    from servers.find import resolve
+    from loadgen.servers.find import resolve
 
     facts = resolve(plan.server, _url_of(plan), os.environ, real=plan.real, model=plan.model, access=access_of(plan))
     return plan.speed if facts is None else facts.speed or 1.0
@@ -143,7 +144,7 @@ def _url_of(plan: Plan) -> str | None:
 def piece_advice(plan: Plan, facts: ServerFacts) -> str:
     """Say what becomes of output lengths that a server which generates in pieces cannot give; empty where it can give
     them all, or where they are not known before the run."""
-    from servers.find import fitting_output
+    from loadgen.servers.find import fitting_output
 
     piece = facts.notes.get("prompt_piece_tokens", 0)
     if not piece:
@@ -181,8 +182,8 @@ def server_for(
 ) -> Iterator[ServerFacts]:
     """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
     simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
-    one line: who it is, and what is `about` to come. Raises servers.errors.ServerError."""
-    from servers.find import check_limits, dialect_on, over_limit, probe, resolve
+    one line: who it is, and what is `about` to come. Raises loadgen.servers.errors.ServerError."""
+    from loadgen.servers.find import check_limits, dialect_on, over_limit, probe, resolve
 
     url = _url_of(plan)
     dialect = dialect_on(plan.server, plan.endpoint)
@@ -199,8 +200,8 @@ def server_for(
             say(advice)
         yield facts
         return
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.process import spawn_process
+    from loadgen.servers.simulated.config import SimulatedConfig
+    from loadgen.servers.simulated.process import spawn_process
 
     say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
     host.allow_open_files(streams)  # the child inherits the limit

@@ -18,17 +18,17 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.errors import PlanError
-from servers.access import redacted, without_secrets
-from servers.errors import read_settings, read_toml
-from servers.kinds import any_of
-from workloads import arrivals, lengths, pictures, workload
-from workloads.json_values import check_text
-from workloads.prompts import tokenizer_file
-from workloads.syntax import WorkloadError
+from loadgen.servers.access import redacted, without_secrets
+from loadgen.servers.errors import read_settings, read_toml
+from loadgen.servers.kinds import any_of
+from loadgen.workloads import arrivals, lengths, pictures, workload
+from loadgen.workloads.json_values import check_text
+from loadgen.workloads.prompts import tokenizer_file
+from loadgen.workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
-    from servers.kinds.dialect import Dialect
+    from loadgen.servers.kinds.dialect import Dialect
 
 CATALOG = Path(workload.__file__).with_name("catalog")
 """Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
@@ -94,9 +94,9 @@ def sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def known_gpu(text: str) -> str:
-    """GPUs that servers.hardware knows; none where none is named."""
+    """GPUs that loadgen.servers.hardware knows; none where none is named."""
     if text:
-        from servers.hardware import cards
+        from loadgen.servers.hardware import cards
 
         cards(text)
     return text

@@ -27,21 +27,21 @@ from loadgen.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, s
 from loadgen.record import Record, record_for, unsent
 from loadgen.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append
 from loadgen.server import Say, longest_of
+from loadgen.servers.find import dialect_on
+from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.simulated.engines import CURRENT, engine_of
+from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
+from loadgen.servers.simulated.step_time import StepDurations
+from loadgen.servers.simulated.virtual import FOR_EVER_NS, FrontEnd, VirtualEngine
 from loadgen.twin import REQUEST, Twin, step_time_of
-from servers.find import dialect_on
-from servers.hardware import DEFAULT_FORMAT, HardwareError
-from servers.hardware.inference import Deployment
-from servers.kinds import KINDS
-from servers.simulated.engines import CURRENT, engine_of
-from servers.simulated.scheduler import Job, Policy, Scheduler
-from servers.simulated.step_time import StepDurations
-from servers.simulated.virtual import FOR_EVER_NS, FrontEnd, VirtualEngine
-from workloads import arrivals, lengths, processes, workload
-from workloads.prompts import Stretch, load_tokenizer
-from workloads.request import Request
-from workloads.ruler import approximate
-from workloads.sessions import Conversation
-from workloads.workload import Prompts, WorkloadSpec
+from loadgen.workloads import arrivals, lengths, processes, workload
+from loadgen.workloads.prompts import Stretch, load_tokenizer
+from loadgen.workloads.request import Request
+from loadgen.workloads.ruler import approximate
+from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.workload import Prompts, WorkloadSpec
 
 GPU, MODEL = "A800", "llama-2-7b"
 """Where nobody names one."""
@@ -68,7 +68,7 @@ class Modelled:
     hardware: Path | None = None
     """A TOML file with more GPUs and models."""
     changes: tuple[str, ...] = ()
-    """Other figures of the GPU than its data sheet's, as servers.hardware.changed takes them."""
+    """Other figures of the GPU than its data sheet's, as loadgen.servers.hardware.changed takes them."""
     twin: Twin | None = None
 
 
@@ -211,7 +211,7 @@ def _twins(modelled: Modelled, twin: Twin, draw: int | None) -> Served:
 
 
 def _hardware(deployment: Deployment | None) -> dict[str, Any]:
-    """As analysis.limits reads it."""
+    """As loadgen.analysis.limits reads it."""
     if deployment is None:
         return {}
     stored = deployment.weights.name

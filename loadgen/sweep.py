@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loadgen.errors import PlanError
 from loadgen.journal import Journal, JournalKind, Line, make_way, opened, read
 from loadgen.plan import Plan
-from servers.access import without_secrets
+from loadgen.servers.access import without_secrets
 
 if TYPE_CHECKING:
     from loadgen.engine.health import Counts
@@ -189,7 +189,7 @@ def run(
     time_most_s: float | None = None,
 ) -> Why:
     """Measure step after step until there is no next load; why it ended. Raises LoadgenError, or
-    servers.errors.ServerError."""
+    loadgen.servers.errors.ServerError."""
     deadline_s = None if time_most_s is None else time.monotonic() + time_most_s
     why: Why = "done"
     try:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgen.errors import PlanError
-from servers.hardware.inference import Deployment
-from servers.simulated.engines import Engine
-from servers.simulated.step_time import LinearSteps, StepDurations
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.simulated.engines import Engine
+from loadgen.servers.simulated.step_time import LinearSteps, StepDurations
 
 FORMAT = 1
 """Of the file: rises when a key goes or changes its meaning, not when one is added."""

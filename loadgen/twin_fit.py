@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
 from loadgen.runfile import Run
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.simulated.engines import Engine, engine_of
+from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
+from loadgen.servers.simulated.step_time import StepDurations
+from loadgen.servers.simulated.virtual import FOR_EVER_NS, FrontEnd, VirtualEngine
 from loadgen.token_counts import streamed
 from loadgen.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Twin, TwinConstant, step_time_of
-from servers.hardware.inference import Deployment
-from servers.simulated.engines import Engine, engine_of
-from servers.simulated.scheduler import Job, Policy, Scheduler
-from servers.simulated.step_time import StepDurations
-from servers.simulated.virtual import FOR_EVER_NS, FrontEnd, VirtualEngine
-from workloads import workload
-from workloads.workload import SharedPrefix
+from loadgen.workloads import workload
+from loadgen.workloads.workload import SharedPrefix
 
 Floats = NDArray[np.float64]
 REQUESTS_MOST = 2000

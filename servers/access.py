@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
-from servers.errors import LocalLimitError, SecretError
+from loadgen.servers.errors import LocalLimitError, SecretError
 
 if TYPE_CHECKING:
     import ssl
@@ -222,7 +222,9 @@ class Target(msgspec.Struct, frozen=True):
     path: str  # Path prefix of the URL, without a trailing slash
     tls: ssl.SSLContext | None
     addresses: tuple[Address, ...]  # Those that connections use, at least one
-    unused: Mapping[str, str] = {}  # Other addresses of the name, and why each is not used (servers.wire.addresses)
+    unused: Mapping[
+        str, str
+    ] = {}  # Other addresses of the name, and why each is not used (loadgen.servers.wire.addresses)
 
     @property
     def host_field(self) -> str:

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from servers.access import OPEN, Access, hide
-from servers.errors import NOT_READABLE, ClientLimitError, UnauthorizedError, UnreachableError, decompressed
-from servers.marks import HEADER, Mark, in_header, in_value
-from servers.wire import local_limits
+from loadgen.servers.access import OPEN, Access, hide
+from loadgen.servers.errors import NOT_READABLE, ClientLimitError, UnauthorizedError, UnreachableError, decompressed
+from loadgen.servers.marks import HEADER, Mark, in_header, in_value
+from loadgen.servers.wire import local_limits
 
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20

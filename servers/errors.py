@@ -58,8 +58,8 @@ class ClientLimitError(UnreachableError):
 
 
 class LocalLimitError(OSError):
-    """A connection could not be opened because of this machine (servers.wire.local_limits). `strerror` names the cause
-    and the remedy."""
+    """A connection could not be opened because of this machine (loadgen.servers.wire.local_limits). `strerror` names
+    the cause and the remedy."""
 
 
 class WrongServerError(ServerError):

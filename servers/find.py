@@ -14,8 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec.structs import replace
 
-from servers.access import OPEN, Access, bare
-from servers.errors import (
+from loadgen.servers.access import OPEN, Access, bare
+from loadgen.servers.errors import (
     ClientLimitError,
     EndpointError,
     LimitError,
@@ -26,12 +26,12 @@ from servers.errors import (
     VersionError,
     WrongServerError,
 )
-from servers.kinds import KINDS, any_of
-from servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
-from servers.kinds.dialect import Dialect, Route, Told, whole_pieces
-from servers.kinds.refusals import error_text, one_line
-from servers.marks import Mark
-from workloads.request import Request
+from loadgen.servers.kinds import KINDS, any_of
+from loadgen.servers.kinds.base import Ask, ServerFacts, ServerKind, as_dict, cards
+from loadgen.servers.kinds.dialect import Dialect, Route, Told, whole_pieces
+from loadgen.servers.kinds.refusals import error_text, one_line
+from loadgen.servers.marks import Mark
+from loadgen.workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2
 MODELS_SAID = 20
@@ -67,7 +67,7 @@ def resolve(
             raise
     except OSError as error:
         if not isinstance(error, ConnectionRefusedError | TimeoutError):
-            from servers.calls import raise_if_local
+            from loadgen.servers.calls import raise_if_local
 
             raise_if_local(here, "127.0.0.1", kind.port, error)
     if real or not kind.simulated:
@@ -82,7 +82,7 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
     """Ask the server at `url` who it is. `server` is a key of KINDS; without it any of them will do. `model` is the one
     to ask for, if not its first. Raises UnreachableError, UnauthorizedError, WrongServerError when it is not the server
     named, or none that is known, and ModelError when it lists other models only."""
-    from servers.calls import Caller  # 15 ms that finding no server at all must not cost
+    from loadgen.servers.calls import Caller  # 15 ms that finding no server at all must not cost
 
     base = base_url(url)
     with closing(Caller(base, access)) as ask:
@@ -165,7 +165,7 @@ def accepted(
 ) -> Dialect:
     """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
     its kind takes them all. What else the server refuses is left to the run to record."""
-    from servers.calls import Caller
+    from loadgen.servers.calls import Caller
 
     with closing(Caller(facts.url, access, timeout_s)) as ask:
         while dialect.refused is not None:
@@ -280,7 +280,7 @@ def tokenizer_of(
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which the server counts prompts for this dialect. Where it has to generate to do so, an
     answer may take `timeout_s`."""
-    from servers.calls import Caller
+    from loadgen.servers.calls import Caller
 
     kind = KINDS[facts.name]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from servers.errors import NOT_READABLE
+from loadgen.servers.errors import NOT_READABLE
 
 HEADER = "x-simulated-speed"
 FIELD = "simulated_speed"

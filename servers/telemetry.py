@@ -35,15 +35,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from servers.access import OPEN, Access
-from servers.errors import NOT_READABLE, ServerError
-from servers.kinds import KINDS
-from servers.kinds.base import MetricNames
+from loadgen.servers.access import OPEN, Access
+from loadgen.servers.errors import NOT_READABLE, ServerError
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.base import MetricNames
 
 if TYPE_CHECKING:
     import ssl
 
-    from servers.calls import Caller
+    from loadgen.servers.calls import Caller
 
 EXTRA = "pip install 'llm-loadgen[telemetry]'"  # What to do where a library is missing
 PAGE_LIMIT_BYTES = 16 << 20
@@ -376,7 +376,7 @@ def _library(module: str, package: str) -> Any:
 
 def _page_caller(url: str, access: Access) -> Caller:
     """What `_fetch` asks. The parser is loaded too (0.1 s, once), before anything is timed."""
-    from servers.calls import Caller
+    from loadgen.servers.calls import Caller
 
     _library("prometheus_client.parser", "prometheus-client")
     return Caller(url, access)

@@ -8,12 +8,12 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import records_of
 from loadgen.engine.health import Health
 from loadgen.record import Record
-from servers.kinds.dialect import Dialect
-from servers.wire.connection import READ_BYTES
-from servers.wire.http1 import ProtocolError
-from servers.wire.transport import Exchange, WireError
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.wire.connection import READ_BYTES
+from loadgen.servers.wire.http1 import ProtocolError
+from loadgen.servers.wire.transport import Exchange, WireError
+from loadgen.workloads.request import Request
 from tests.dialects import EVERY
-from workloads.request import Request
 
 Key = tuple[str, str]
 """Server and endpoint."""

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 
 from loadgen import api, runfile
 from loadgen.cli import main
-from servers.simulated.server import child
+from loadgen.servers.simulated.server import child
 
 ROOT = Path(__file__).parents[1]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
@@ -40,8 +40,20 @@ LATE = (
         "loadgen.prepare",
     ),
     *("loadgen.cli.sweep", "loadgen.cli.capacity"),
-    *("servers.calls", "servers.telemetry", "servers.wire.ring", "servers.simulated.engines"),
-    *("analysis.report.page", "analysis.report.terminal", "analysis.summarise", "numpy", "jinja2", "scipy.special"),
+    *(
+        "loadgen.servers.calls",
+        "loadgen.servers.telemetry",
+        "loadgen.servers.wire.ring",
+        "loadgen.servers.simulated.engines",
+    ),
+    *(
+        "loadgen.analysis.report.page",
+        "loadgen.analysis.report.terminal",
+        "loadgen.analysis.summarise",
+        "numpy",
+        "jinja2",
+        "scipy.special",
+    ),
 )
 """What commands import when they need it."""
 
@@ -109,7 +121,7 @@ class ForkedRun(Forked):
 
 
 class ForkedServer(Forked):
-    """A simulated server that `servers.simulated.process` starts, forked as well."""
+    """A simulated server that `loadgen.servers.simulated.process` starts, forked as well."""
 
     def runs(self, _words: list[str]) -> None:
         """What its CHILD does."""

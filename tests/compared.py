@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as changed
 
-from analysis.compare import ComparedRun, read
+from loadgen.analysis.compare import ComparedRun, read
 from tests.runs import burst, complete, failed, footer, header, healthy, write
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.lengths import Fixed
-from workloads.prompts import Count, Judge, Tokenizer, WantedText, id_prompts, text_prompts
-from workloads.workload import Synthetic, WorkloadSpec, prompts_for
+from loadgen.workloads.lengths import Fixed
+from loadgen.workloads.prompts import Count, Judge, Tokenizer, WantedText, id_prompts, text_prompts
+from loadgen.workloads.workload import Synthetic, WorkloadSpec, prompts_for
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from servers.access import Target
-from servers.wire.connection import Connection, connect
-from servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.access import Target
+from loadgen.servers.wire.connection import Connection, connect
+from loadgen.servers.wire.stamps import PLAIN, StampSource
 
 RESET = "reset"
 """Close with RST instead of FIN."""

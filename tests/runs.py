@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from analysis import summarise as summarising
-from analysis.frame import Frame
-from analysis.report.findings import findings
-from analysis.report.sections import ReportedRun, brief, reported
-from analysis.report.terminal import render
-from analysis.summary import Summary, as_dict
-from analysis.window import frame_of_run
+from loadgen.analysis import summarise as summarising
+from loadgen.analysis.frame import Frame
+from loadgen.analysis.report.findings import findings
+from loadgen.analysis.report.sections import ReportedRun, brief, reported
+from loadgen.analysis.report.terminal import render
+from loadgen.analysis.summary import Summary, as_dict
+from loadgen.analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import Footer, Header, Run, Telemetry, read
-from servers.kinds import KINDS
+from loadgen.servers.kinds import KINDS
 
 MILLISECOND_NS = 1_000_000
 VERSION_NOTES: dict[str, dict[str, Any]] = {"tgi": {"prompt_piece_tokens": 1024}}

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.server import serve
-from servers.simulated.stream import LogLine
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.server import serve
+from loadgen.servers.simulated.stream import LogLine
 
 
 @dataclass(slots=True)

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import msgspec
 
-from workloads.json_values import check_file_text, check_text, check_value
-from workloads.lengths import UNNAMED
-from workloads.pictures import url_of
-from workloads.request import Request
-from workloads.syntax import TOKENS_LIMIT, WorkloadError, opened, path_and_options
+from loadgen.workloads.json_values import check_file_text, check_text, check_value
+from loadgen.workloads.lengths import UNNAMED
+from loadgen.workloads.pictures import url_of
+from loadgen.workloads.request import Request
+from loadgen.workloads.syntax import TOKENS_LIMIT, WorkloadError, opened, path_and_options
 
 if TYPE_CHECKING:
-    from workloads.workload import Prompts
+    from loadgen.workloads.workload import Prompts
 
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26

@@ -20,8 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from workloads import draws, syntax
-from workloads.syntax import TOKENS_LIMIT, WorkloadError
+from loadgen.workloads import draws, syntax
+from loadgen.workloads.syntax import TOKENS_LIMIT, WorkloadError
 
 VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
 UNNAMED = 128

@@ -9,13 +9,13 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workloads import draws, syntax, traces
-from workloads.load import Arrivals, LoadFacts
-from workloads.request import Request
-from workloads.syntax import NS_PER_S, WorkloadError
+from loadgen.workloads import draws, syntax, traces
+from loadgen.workloads.load import Arrivals, LoadFacts
+from loadgen.workloads.request import Request
+from loadgen.workloads.syntax import NS_PER_S, WorkloadError
 
 if TYPE_CHECKING:
-    from workloads.workload import Prompts
+    from loadgen.workloads.workload import Prompts
 
 CLIENTS_LIMIT = 100_000
 STEPS_LIMIT = 1_000

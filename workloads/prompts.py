@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from workloads.draws import picker
-from workloads.syntax import WorkloadError
+from loadgen.workloads.draws import picker
+from loadgen.workloads.syntax import WorkloadError
 
 if TYPE_CHECKING:
     import tokenizers

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from workloads.pictures import Picture
+from loadgen.workloads.pictures import Picture
 
 
 class Request(msgspec.Struct, frozen=True):

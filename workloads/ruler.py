@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from workloads.prompts import COMMON_WORDS, Count, Judge, PromptError, Tokenizer
+from loadgen.workloads.prompts import COMMON_WORDS, Count, Judge, PromptError, Tokenizer
 
 Counter = Literal["server", "tokenizer", "approximate"]
 APPROXIMATE = "six letters, three digits or one other character are taken for a token"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from workloads import datasets
-from workloads.request import Request
-from workloads.syntax import duration_ns, options, path_and_options, show_duration, whole
+from loadgen.workloads import datasets
+from loadgen.workloads.request import Request
+from loadgen.workloads.syntax import duration_ns, options, path_and_options, show_duration, whole
 
 if TYPE_CHECKING:
-    from workloads.workload import Prompts
+    from loadgen.workloads.workload import Prompts
 
 TURNS_LIMIT = 1_000
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024

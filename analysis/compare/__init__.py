@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from analysis import report as doc
-from analysis.compare.figures import (
+from loadgen.analysis import report as doc
+from loadgen.analysis.compare.figures import (
     LOGARITHM_MOST,
     MARGIN,
     RUN_VARIATION,
@@ -36,18 +36,18 @@ from analysis.compare.figures import (
     of_groups,
     of_single_runs,
 )
-from analysis.compare.noise import RUNS_DIFFER, ComparedRun, name_of
-from analysis.repeats import state
-from analysis.report import tables, terminal
-from analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
-from analysis.report.findings import limit
-from analysis.report.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
-from analysis.report.sections import DEFINITIONS, ReportedRun
-from analysis.report.tables import LEVELS as GATE_LEVELS
-from analysis.report.tables import Cells, table
-from analysis.summarise import summarise
-from analysis.summary import Summary
-from analysis.window import load
+from loadgen.analysis.compare.noise import RUNS_DIFFER, ComparedRun, name_of
+from loadgen.analysis.repeats import state
+from loadgen.analysis.report import tables, terminal
+from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
+from loadgen.analysis.report.findings import limit
+from loadgen.analysis.report.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
+from loadgen.analysis.report.sections import DEFINITIONS, ReportedRun
+from loadgen.analysis.report.tables import LEVELS as GATE_LEVELS
+from loadgen.analysis.report.tables import Cells, table
+from loadgen.analysis.summarise import summarise
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.window import load
 
 __all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page", "read"]
 FIGURES = (

@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.frame import Floats, Frame, Integers, sum_by_row
-from analysis.metrics import Metric
-from analysis.stats import percentile, ratio_variance, student_cdf, student_quantile
-from analysis.summary import Summary
+from loadgen.analysis.frame import Floats, Frame, Integers, sum_by_row
+from loadgen.analysis.metrics import Metric
+from loadgen.analysis.stats import percentile, ratio_variance, student_cdf, student_quantile
+from loadgen.analysis.summary import Summary
 from loadgen.runfile import Run
 
 PIECES = 16

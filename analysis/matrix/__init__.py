@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
-from analysis.compare import LENGTHS_ALIKE
-from analysis.compare.figures import RUN_VARIATION, of_values
-from analysis.frame import Floats, Frame
-from analysis.limits import HardwareLimit
-from analysis.metrics import METRICS
-from analysis.repeats import OverRuns, figures_of, over_runs
-from analysis.stats import percentile
-from analysis.summary import Memory, MemoryLevels, Summary
-from analysis.sweep import SweepResult
+from loadgen.analysis.compare import LENGTHS_ALIKE
+from loadgen.analysis.compare.figures import RUN_VARIATION, of_values
+from loadgen.analysis.frame import Floats, Frame
+from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.repeats import OverRuns, figures_of, over_runs
+from loadgen.analysis.stats import percentile
+from loadgen.analysis.summary import Memory, MemoryLevels, Summary
+from loadgen.analysis.sweep import SweepResult
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from analysis import report as doc
-from analysis.frame import Floats
-from analysis.matrix import (
+from loadgen.analysis import report as doc
+from loadgen.analysis.frame import Floats
+from loadgen.analysis.matrix import (
     COMPARED,
     SAMPLED,
     STATES,
@@ -25,12 +25,12 @@ from analysis.matrix import (
     CellSummary,
     MatrixSummary,
 )
-from analysis.matrix.sweeps import sweep_findings, sweep_rows
-from analysis.metrics import METRICS, by_key
-from analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
-from analysis.report.charts import DASHES, PALETTE
-from analysis.report.curves import distribution
-from analysis.report.format import (
+from loadgen.analysis.matrix.sweeps import sweep_findings, sweep_rows
+from loadgen.analysis.metrics import METRICS, by_key
+from loadgen.analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
+from loadgen.analysis.report.charts import DASHES, PALETTE
+from loadgen.analysis.report.curves import distribution
+from loadgen.analysis.report.format import (
     UNKNOWN,
     count,
     duration,
@@ -42,8 +42,8 @@ from analysis.report.format import (
     times_speed,
     unit_of,
 )
-from analysis.report.tables import Cells, numbers, table
-from analysis.summary import Summary
+from loadgen.analysis.report.tables import Cells, numbers, table
+from loadgen.analysis.summary import Summary
 
 POINTS_OF_A_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")

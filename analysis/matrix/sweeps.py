@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from analysis.matrix import CellName, CellSweep
-from analysis.report import Finding, Kind, TableCell
-from analysis.report.format import UNKNOWN, count, significant, times_speed
-from analysis.report.tables import Cells, numbers
-from analysis.sweep import best, rate_of
-from analysis.sweep.document import COMPARED, ENDED, UNITS, per_s
+from loadgen.analysis.matrix import CellName, CellSweep
+from loadgen.analysis.report import Finding, Kind, TableCell
+from loadgen.analysis.report.format import UNKNOWN, count, significant, times_speed
+from loadgen.analysis.report.tables import Cells, numbers
+from loadgen.analysis.sweep import best, rate_of
+from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, per_s
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:

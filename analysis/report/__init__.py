@@ -1,8 +1,8 @@
 """A document: what there is to say of a run, a comparison or a matrix, before anybody decides how it looks.
 
-Sections of typed blocks, as plain values: they are made once and rendered by `analysis.report.page`; what has only
-paragraphs, findings, tables and cards also by `analysis.report.terminal`, and here as Markdown. Texts are plain: a part
-between backticks is code, and each renderer escapes what its own medium would take for markup.
+Sections of typed blocks, as plain values: they are made once and rendered by `loadgen.analysis.report.page`; what has
+only paragraphs, findings, tables and cards also by `loadgen.analysis.report.terminal`, and here as Markdown. Texts are
+plain: a part between backticks is code, and each renderer escapes what its own medium would take for markup.
 
     Document
       Section  id, title, blocks

@@ -22,14 +22,14 @@ from typing import Any
 
 import msgspec
 
-from analysis.frame import Frame
-from analysis.gaps import samples_of
-from analysis.metrics import METRICS
-from analysis.report import RunLook, Shape, Zoom, curves
-from analysis.report.format import count, duration, scale_of, significant
-from analysis.stats import PERCENTILES, samples_needed
-from analysis.summary import Summary
-from analysis.telemetry import Series
+from loadgen.analysis.frame import Frame
+from loadgen.analysis.gaps import samples_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.report import RunLook, Shape, Zoom, curves
+from loadgen.analysis.report.format import count, duration, scale_of, significant
+from loadgen.analysis.stats import PERCENTILES, samples_needed
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.telemetry import Series
 
 Data = Mapping[str, Any]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.chunks import Ranked
-from analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
-from analysis.objectives import Distribution
-from analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
-from analysis.summary import Summary
-from analysis.telemetry import Series
-from analysis.window import in_flight
+from loadgen.analysis.chunks import Ranked
+from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
+from loadgen.analysis.objectives import Distribution
+from loadgen.analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.telemetry import Series
+from loadgen.analysis.window import in_flight
 
 LATENCY_BINS_MAX = 60
 HEAT_LEAST_S = 60.0

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.client import RING_OFF
-from analysis.limits import HardwareLimit
-from analysis.metrics import METRICS
-from analysis.objectives import BoundsMet, ObjectiveVerdict
-from analysis.report import Finding, Level
-from analysis.report.format import count, duration, share, significant, size, times_speed
-from analysis.summary import (
+from loadgen.analysis.client import RING_OFF
+from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
+from loadgen.analysis.report import Finding, Level
+from loadgen.analysis.report.format import count, duration, share, significant, size, times_speed
+from loadgen.analysis.summary import (
     ClientHealth,
     LengthDifference,
     MemoryLevels,

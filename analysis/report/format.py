@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from analysis.metrics import by_key
+from loadgen.analysis.metrics import by_key
 
 if TYPE_CHECKING:
-    from analysis.summary import RunInfo, Summary
+    from loadgen.analysis.summary import RunInfo, Summary
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."

@@ -27,8 +27,8 @@ from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
-from analysis.report import Block, ChartRef, Document, Scorecard
-from analysis.report.charts import PALETTE
+from loadgen.analysis.report import Block, ChartRef, Document, Scorecard
+from loadgen.analysis.report.charts import PALETTE
 
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer

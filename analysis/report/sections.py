@@ -10,14 +10,24 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from analysis import report as doc
-from analysis.frame import Frame
-from analysis.metrics import METRICS
-from analysis.report import Block, Document, Paragraph, Section, findings, tables
-from analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
-from analysis.report.format import DIFFERENT_SPEEDS, asked, count, page_mark, simulated, size, speed_of, started, who
-from analysis.summary import Summary
-from analysis.telemetry import series
+from loadgen.analysis import report as doc
+from loadgen.analysis.frame import Frame
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.report import Block, Document, Paragraph, Section, findings, tables
+from loadgen.analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
+from loadgen.analysis.report.format import (
+    DIFFERENT_SPEEDS,
+    asked,
+    count,
+    page_mark,
+    simulated,
+    size,
+    speed_of,
+    started,
+    who,
+)
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.telemetry import series
 from loadgen.runfile import Run
 
 TIMELINE_RUNS = 3

@@ -6,14 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from analysis.client import LIMITS
-from analysis.client import text as limit_text
-from analysis.metrics import METRICS
-from analysis.objectives import AdjustedDistribution, Distribution
-from analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
-from analysis.report.format import UNKNOWN, count, duration, figure_title, scale_of, share, significant, size, unit_of
-from analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
-from analysis.summary import Summary
+from loadgen.analysis.client import LIMITS
+from loadgen.analysis.client import text as limit_text
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.objectives import AdjustedDistribution, Distribution
+from loadgen.analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
+from loadgen.analysis.report.format import (
+    UNKNOWN,
+    count,
+    duration,
+    figure_title,
+    scale_of,
+    share,
+    significant,
+    size,
+    unit_of,
+)
+from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
+from loadgen.analysis.summary import Summary
 
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
-from analysis.report.format import knows_speed, simulated, speed_of, who
-from analysis.stats import CONFIDENCE
-from analysis.summary import Summary
-from analysis.sweep.capacity import Capacity, Evidence, State
-from analysis.telemetry import number, samples
+from loadgen.analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
+from loadgen.analysis.report.format import knows_speed, simulated, speed_of, who
+from loadgen.analysis.stats import CONFIDENCE
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.sweep.capacity import Capacity, Evidence, State
+from loadgen.analysis.telemetry import number, samples
 from loadgen.runfile import Run
 
 FORMAT = 1
@@ -222,7 +222,7 @@ def pareto(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool =
 
 
 def _data_sheet(name: str, gpus: int) -> float | None:
-    from servers.hardware import HardwareError, gpu
+    from loadgen.servers.hardware import HardwareError, gpu
 
     try:
         return gpus * gpu(name).watts or None

@@ -21,11 +21,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from analysis import stats
-from analysis.frame import Booleans, Floats, Frame, sum_by_row
-from analysis.objectives import LATENCIES, Objective, ObjectiveError
-from analysis.slo import needs
-from analysis.summary import Summary
+from loadgen.analysis import stats
+from loadgen.analysis.frame import Booleans, Floats, Frame, sum_by_row
+from loadgen.analysis.objectives import LATENCIES, Objective, ObjectiveError
+from loadgen.analysis.slo import needs
+from loadgen.analysis.summary import Summary
 from loadgen.record import State as RequestState
 
 DOUBT = 0.01

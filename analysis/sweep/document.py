@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from analysis import report as doc
-from analysis.report import (
+from loadgen.analysis import report as doc
+from loadgen.analysis.report import (
     Block,
     Card,
     Cards,
@@ -21,10 +21,10 @@ from analysis.report import (
     Section,
     TableCell,
 )
-from analysis.report.charts import DASHES, PALETTE
-from analysis.report.format import UNKNOWN, count, duration, share, significant, times_speed
-from analysis.report.tables import Cells, numbers, table
-from analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
+from loadgen.analysis.report.charts import DASHES, PALETTE
+from loadgen.analysis.report.format import UNKNOWN, count, duration, share, significant, times_speed
+from loadgen.analysis.report.tables import Cells, numbers, table
+from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.comparison import judge, keeper, machine, model, table
 from benchmarks.comparison.client import Client, Load, Reported
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
 
 OTHERS = "others, cores"
 """Title of the column with `Outcome.others_cores`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from servers.wire.sources import common
+from loadgen.servers.wire.sources import common
 
 _NS_PER_MS = 1e6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servers.simulated.tokenizer import write_model
+from loadgen.servers.simulated.tokenizer import write_model
 
 NAME = "benchmark"
 """Under which the simulated server serves it. Peers read a name with a slash as one on a hub."""

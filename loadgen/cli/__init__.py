@@ -243,7 +243,7 @@ def _of_files(error: Exception) -> Exception:
     """Return a ClientLimitError where this process or this machine has no file left; any other error as it is."""
     if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
         return error
-    from servers.errors import ClientLimitError
+    from loadgen.servers.errors import ClientLimitError
 
     where = "process" if error.errno == errno.EMFILE else "machine"
     return ClientLimitError(
@@ -266,7 +266,7 @@ def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
     from loadgen.errors import LoadgenError
     from loadgen.runfile import RunFileError
-    from servers.errors import (
+    from loadgen.servers.errors import (
         ClientLimitError,
         EndpointError,
         HostsError,
@@ -276,8 +276,8 @@ def _exit_code(error: Exception) -> int | None:
         ServerError,
         VersionError,
     )
-    from servers.simulated import SimulatedError
-    from workloads.syntax import WorkloadError
+    from loadgen.servers.simulated import SimulatedError
+    from loadgen.workloads.syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
     if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):

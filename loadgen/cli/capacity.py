@@ -14,7 +14,7 @@ from loadgen.cli.simulate import ENGINE, LEFT_OUT, Hardware
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
-    from analysis.objectives import Objective
+    from loadgen.analysis.objectives import Objective
     from loadgen.capacity import CapacityOption
 
 HEADS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
@@ -50,12 +50,12 @@ def drive(
     quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
 ) -> None:
     """Simulate each candidate at several rates, and print what each takes."""
-    from analysis.capacity import figures_of, met, unfit
-    from analysis.objectives import ObjectiveError, parse
     from loadgen import capacity
+    from loadgen.analysis.capacity import figures_of, met, unfit
+    from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.plan import Plan
+    from loadgen.servers.hardware import constant
     from loadgen.simulate import Modelled
-    from servers.hardware import constant
 
     try:
         objectives = parse(objective or (), "--objective")
@@ -97,8 +97,8 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
     """A table, the cheapest first, and why others cannot."""
-    from analysis.hardware import aligned
-    from analysis.report.format import significant
+    from loadgen.analysis.hardware import aligned
+    from loadgen.analysis.report.format import significant
 
     several = len({each.format for each in options}) > 1
     rows = []
@@ -131,7 +131,7 @@ def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> 
 
 
 def _told(figure: float | None) -> str:
-    from analysis.report.format import duration
+    from loadgen.analysis.report.format import duration
 
     return "unknown" if figure is None else duration(figure)
 

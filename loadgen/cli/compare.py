@@ -25,8 +25,8 @@ from loadgen.cli.output import (
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare import ComparedRun, Comparison
-    from analysis.compare.figures import Gate
+    from loadgen.analysis.compare import ComparedRun, Comparison
+    from loadgen.analysis.compare.figures import Gate
 
 
 def compare(
@@ -72,8 +72,8 @@ def compare(
     runs, single runs by what chance within a run can do. Unequal work is refused; a repeat whose client was the limit
     is left out. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed, 6 one is inconclusive.
     """
-    from analysis.compare.figures import parse_gates
-    from analysis.objectives import ObjectiveError
+    from loadgen.analysis.compare.figures import parse_gates
+    from loadgen.analysis.objectives import ObjectiveError
 
     try:
         gates = parse_gates(fail_if or ())
@@ -82,9 +82,9 @@ def compare(
     hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
     found, *groups = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
     if html is not None:
-        from analysis.compare import page
-        from analysis.report.page import render
-        from analysis.report.sections import reported
+        from loadgen.analysis.compare import page
+        from loadgen.analysis.report.page import render
+        from loadgen.analysis.report.sections import reported
 
         a, b = ([reported(each.run, each.frame, each.summary) for each in group] for group in groups)
         links = [report_link(each.run.path.parent, html) for each in (*a, *b)]
@@ -104,7 +104,7 @@ def compare_paths(
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
     """B against A, and the runs of each; a path may be a folder of repeats. Raises PlanError with this hint for runs of
     unequal work, unless it is None; RunFileError."""
-    from analysis.compare import compare, read
+    from loadgen.analysis.compare import compare, read
 
     group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in (a, b))
     found = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
@@ -128,8 +128,8 @@ def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
-    from analysis.compare import document
-    from analysis.report import markdown
+    from loadgen.analysis.compare import document
+    from loadgen.analysis.report import markdown
 
     if as_json:
         print(json.dumps(found.json(), indent=2))

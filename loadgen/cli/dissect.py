@@ -14,7 +14,7 @@ from loadgen.cli.options import timed
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.report import Document
+    from loadgen.analysis.report import Document
 
 dissect = Typer(
     no_args_is_help=True,
@@ -85,7 +85,7 @@ def inference(
                 hardware=hardware,
             )
         )
-    from analysis import dissect as told
+    from loadgen.analysis import dissect as told
 
     _answer(found, told.text, told.document, page, as_json)
 
@@ -140,7 +140,7 @@ def training(
                 hardware=hardware,
             )
         )
-    from analysis import dissect_training as told
+    from loadgen.analysis import dissect_training as told
 
     _answer(found, told.text, told.document, page, as_json)
 
@@ -154,7 +154,7 @@ def _answer(found: Any, text: Any, document: Any, page: Path | None, as_json: bo
     else:
         print(text(found))
     if page:
-        from analysis.report.page import render
+        from loadgen.analysis.report.page import render
 
         try:
             page.write_text(render(cast("Document", document(found))), "utf-8")
@@ -182,7 +182,7 @@ def _told() -> Iterator[None]:
     import os
 
     from loadgen.dissect import check_installed
-    from servers.hardware import HardwareError
+    from loadgen.servers.hardware import HardwareError
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler logs each start to stderr
     check_installed("torch")

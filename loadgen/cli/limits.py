@@ -15,7 +15,7 @@ from loadgen.cli.options import SettingsCommand
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from servers.hardware.training import Training
+    from loadgen.servers.hardware.training import Training
 
 LOAD, TRAINING = "Load", "Training"
 NO_P2P = "NVLink 4 without P2P"
@@ -107,7 +107,7 @@ limits = SettingsCommand(_limits, _made, _nothing)
 @contextmanager
 def _told() -> Iterator[None]:
     """What is wrong with hardware is wrong with the command line."""
-    from servers.hardware import HardwareError
+    from loadgen.servers.hardware import HardwareError
 
     try:
         yield
@@ -116,9 +116,9 @@ def _told() -> Iterator[None]:
 
 
 def _serving(asked: AskedLimits) -> Any:
-    from servers.hardware import gpu_links
-    from servers.hardware.limits import deploy, limits_of
-    from servers.hardware.load import Load
+    from loadgen.servers.hardware import gpu_links
+    from loadgen.servers.hardware.limits import deploy, limits_of
+    from loadgen.servers.hardware.load import Load
 
     made = deploy(
         *(
@@ -140,8 +140,8 @@ def _serving(asked: AskedLimits) -> Any:
     load = Load(asked.input, asked.output, max(1, asked.in_flight // asked.dp))
     found = limits_of(made, load, asked.memory_fraction, replicas=asked.dp)
     if asked.page:
-        from analysis.hardware import document
-        from analysis.report.page import render
+        from loadgen.analysis.hardware import document
+        from loadgen.analysis.report.page import render
 
         try:
             asked.page.write_text(render(document(found, made)), "utf-8")
@@ -150,7 +150,7 @@ def _serving(asked: AskedLimits) -> Any:
                 f"cannot write {asked.page}: {problem.strerror}", "Name a file in a folder that exists."
             ) from None
     if not asked.json:
-        from analysis.hardware import text
+        from loadgen.analysis.hardware import text
 
         print(text(found))
         if asked.page:
@@ -159,7 +159,7 @@ def _serving(asked: AskedLimits) -> Any:
 
 
 def _training(asked: AskedLimits) -> dict[str, Any]:
-    from servers.hardware.training import iteration, memory, mfu
+    from loadgen.servers.hardware.training import iteration, memory, mfu
 
     setup = _setup(asked)
     took, held = iteration(setup), memory(setup)
@@ -176,15 +176,15 @@ def _training(asked: AskedLimits) -> dict[str, Any]:
         "memory_bytes": asdict(held) | {"total": held.total, "fits": held.total <= setup.gpu.memory_bytes},
     }
     if not asked.json:
-        from analysis.hardware import training_text
+        from loadgen.analysis.hardware import training_text
 
         print(training_text(found))
     return found
 
 
 def _setup(asked: AskedLimits) -> Training:
-    from servers.hardware import changed, gpu, model
-    from servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, Training
+    from loadgen.servers.hardware import changed, gpu, model
+    from loadgen.servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, Training
 
     return Training(
         gpu=changed(gpu(asked.gpu, asked.hardware), asked.set or ()),

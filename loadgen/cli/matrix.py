@@ -19,9 +19,9 @@ from loadgen.cli.sweep import is_sweep, measure, read_sweep, swept_plan, write_s
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.compare import ComparedRun
-    from analysis.matrix import CellRunData, CellSweep, MatrixSummary
-    from analysis.objectives import Objective
+    from loadgen.analysis.compare import ComparedRun
+    from loadgen.analysis.matrix import CellRunData, CellSweep, MatrixSummary
+    from loadgen.analysis.objectives import Objective
     from loadgen.matrix import MatrixPlan, Repeat, SweptBy
     from loadgen.matrix.run import Matrix
     from loadgen.plan import Plan
@@ -87,9 +87,9 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     """
     import msgspec
 
-    from analysis.matrix.document import MatrixReport
-    from analysis.report import page, terminal
-    from analysis.report.format import plain
+    from loadgen.analysis.matrix.document import MatrixReport
+    from loadgen.analysis.report import page, terminal
+    from loadgen.analysis.report.format import plain
 
     found, measured = _read(folder)
     _write_frontiers(folder, found)
@@ -132,8 +132,8 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     from loadgen.matrix.run import heading, in_words, left_s, run
 
     def after_run(folder: Path) -> str:
-        from analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
-        from analysis.sweep.document import answer
+        from loadgen.analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
+        from loadgen.analysis.sweep.document import answer
 
         return (
             answer(read_sweep(folder)).rstrip(".")
@@ -197,8 +197,8 @@ def _sweep_name(found: MatrixSummary, cell: CellSweep) -> str:
 
 def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
     """A run, whose summary and page are written beside it; where they are there already, only `anew`."""
-    from analysis.compare import read
-    from analysis.report.sections import reported
+    from loadgen.analysis.compare import read
+    from loadgen.analysis.report.sections import reported
 
     found = read(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
@@ -212,9 +212,9 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
     from pydantic import ValidationError
 
-    from analysis.matrix import CellName, cell_run, matrix
+    from loadgen.analysis.matrix import CellName, cell_run, matrix
     from loadgen.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
-    from servers.kinds import KINDS
+    from loadgen.servers.kinds import KINDS
 
     lines = read_lines(folder)
     begun = next((line for line in lines if line["type"] == "plan"), None)
@@ -260,7 +260,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
 
 def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
     """What its files say by now."""
-    from analysis.matrix import CellSweep
+    from loadgen.analysis.matrix import CellSweep
     from loadgen.matrix import finished
 
     begun = is_sweep(folder / repeat.folder)

@@ -27,12 +27,12 @@ from loadgen.errors import OutputError, PlanError
 from loadgen.runfile import RunFileError
 
 if TYPE_CHECKING:
-    from analysis.frame import Frame
-    from analysis.objectives import Objective
-    from analysis.repeats import BetweenRuns, IndexedRun
-    from analysis.report import Document
-    from analysis.report.sections import ReportedRun
-    from analysis.summary import Summary
+    from loadgen.analysis.frame import Frame
+    from loadgen.analysis.objectives import Objective
+    from loadgen.analysis.repeats import BetweenRuns, IndexedRun
+    from loadgen.analysis.report import Document
+    from loadgen.analysis.report.sections import ReportedRun
+    from loadgen.analysis.summary import Summary
     from loadgen.engine.health import Counts
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
@@ -81,7 +81,7 @@ def expressions(
         raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Make it first.")
     if not assertions and not goodput:
         return (), ()
-    from analysis.objectives import ObjectiveError, parse, parse_bounds
+    from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
 
     try:
         return parse(assertions or ()), parse_bounds(goodput or ())
@@ -145,7 +145,7 @@ def stated(
     own_bounds = () if bounds else header.goodput
     if not own_objectives and not own_bounds:
         return objectives, bounds, []
-    from analysis.objectives import ObjectiveError, parse, parse_bounds
+    from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
 
     notes = []
 
@@ -227,7 +227,7 @@ class Output:
             with _raised_later(problems):
                 write_page(parts, page, [group for group in groups if group.between])
         if self.junit is not None:
-            from analysis.slo import junit
+            from loadgen.analysis.slo import junit
 
             if not any(summary.objectives for summary in summaries):
                 raise _nothing_to_judge()
@@ -238,8 +238,8 @@ class Output:
             found = [group.json for group in groups]
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
         elif not self.quiet:
-            from analysis import repeats
-            from analysis.report.sections import brief
+            from loadgen.analysis import repeats
+            from loadgen.analysis.report.sections import brief
 
             for group in groups:
                 own = [part.summary for part in group.parts]
@@ -256,8 +256,8 @@ class Output:
         return summaries
 
     def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> Group:
-        from analysis.repeats import between
-        from analysis.summary import as_dict
+        from loadgen.analysis.repeats import between
+        from loadgen.analysis.summary import as_dict
 
         parts = []
         for run in runs_in(path):
@@ -277,8 +277,8 @@ class Output:
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What failed, for people who asked for no text: what leads to an exit code, and with --json what does not."""
-        from analysis.report.findings import findings, measured
-        from analysis.report.tables import failures
+        from loadgen.analysis.report.findings import findings, measured
+        from loadgen.analysis.report.tables import failures
 
         for summary in summaries:
             of = f"{summary.run.id}: " if len(summaries) > 1 else ""
@@ -338,8 +338,8 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
     for each that cannot be read."""
     from msgspec import MsgspecError
 
-    from analysis.repeats import IndexedRun
-    from analysis.summary import from_json
+    from loadgen.analysis.repeats import IndexedRun
+    from loadgen.analysis.summary import from_json
 
     found, unread = [], []
     for run in runs:
@@ -372,10 +372,10 @@ def summarised(
 
     Of its Records only the summary is kept and, if the run is to be `drawn`, the curves. `known` is the content of its
     file, where the caller has read it."""
-    from analysis.report.sections import ReportedRun, reported
-    from analysis.slo import goodput, judge
-    from analysis.summarise import summarise
-    from analysis.window import load
+    from loadgen.analysis.report.sections import ReportedRun, reported
+    from loadgen.analysis.slo import goodput, judge
+    from loadgen.analysis.summarise import summarise
+    from loadgen.analysis.window import load
 
     run, frame = known or load(path)
     summary = summarise(run, frame)
@@ -390,15 +390,15 @@ def summarised(
 
 def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
     """summary.json in the run's folder. Raises OutputError with this hint."""
-    from analysis.summary import as_dict
+    from loadgen.analysis.summary import as_dict
 
     write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
-    from analysis.repeats import section
-    from analysis.report.page import render
-    from analysis.report.sections import full
+    from loadgen.analysis.repeats import section
+    from loadgen.analysis.report.page import render
+    from loadgen.analysis.report.sections import full
 
     extras = []
     for place, group in enumerate(repeats, 1):
@@ -492,7 +492,7 @@ class _ProgressLine:
         return ended / self._requests, f"{self._requests - ended:,} left"
 
     def _figures(self, counts: Counts) -> list[str]:
-        from analysis.report.format import duration
+        from loadgen.analysis.report.format import duration
 
         (began_s, before), (ended_s, after) = self._tokens[0], self._tokens[-1]
         rate = max(0.0, (after - before) / max(ended_s - began_s, 1e-9))
@@ -502,7 +502,7 @@ class _ProgressLine:
 
 def show(document: Document) -> None:
     """Print it, with colours in a terminal."""
-    from analysis.report.terminal import render
+    from loadgen.analysis.report.terminal import render
 
     width, colour = screen(sys.stdout)
     print(render(document, width=width, colour=colour), end="", file=coloured(sys.stdout))

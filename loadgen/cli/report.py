@@ -32,7 +32,7 @@ from loadgen.cli.sweep import is_sweep, write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.summary import Summary
+    from loadgen.analysis.summary import Summary
 
 Silent = Annotated[bool, Option("--quiet", help="Print nothing but what failed.")]
 
@@ -90,7 +90,7 @@ def report(
     else:
         summaries = _index(runs[0], below, page, output) if below else output.results(runs, page)
     if serve:
-        from analysis.report.page import HOST, server_of
+        from loadgen.analysis.report.page import HOST, server_of
 
         with server_of(page.read_bytes()) as server, suppress(KeyboardInterrupt):
             print(f"http://{HOST}:{server.server_port}/ shows it until Ctrl-C.", file=sys.stderr, flush=True)
@@ -101,10 +101,10 @@ def report(
 
 def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
     """Write the page of a folder of runs, and print the list of them as asked."""
-    from analysis.repeats import index, listed
-    from analysis.report.format import count
-    from analysis.report.page import render
-    from analysis.summary import as_dict
+    from loadgen.analysis.repeats import index, listed
+    from loadgen.analysis.report.format import count
+    from loadgen.analysis.report.page import render
+    from loadgen.analysis.summary import as_dict
 
     runs, unread = indexed(below, folder, page)
     for sentence in unread:
@@ -142,7 +142,7 @@ def export(
         raise PlanError("nothing says where the tables go.", "Name a folder: --parquet DIR, --csv DIR, or both.")
     if parquet is not None and find_spec("pyarrow") is None:
         raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or take --csv DIR.")
-    from analysis.export import export as written
+    from loadgen.analysis.export import export as written
     from loadgen.folders import FolderClaim
 
     for each in runs_in(run):

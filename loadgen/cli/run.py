@@ -143,7 +143,7 @@ def _run_repeats(run_plan: Callable[..., Footer], asked: Plan, folder: Path, out
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
-    from servers.access import without_secrets
+    from loadgen.servers.access import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
     with output.progress(asked) as show:

@@ -17,13 +17,13 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from loadgen.cli import PLAIN
 from loadgen.cli.options import SettingsCommand, seconds, timed
 from loadgen.errors import EXIT_SERVER, PlanError
-from servers.access import Access, bearer, secret_in
-from servers.errors import LaunchError, ServerError
-from servers.find import check_limits, probe
-from servers.kinds import KINDS, any_of, launchable
-from servers.launch import compose, process
-from servers.launch.process import LeftServer, log_file
-from servers.launch.spec import LOCAL, LaunchSpec, read_hosts
+from loadgen.servers.access import Access, bearer, secret_in
+from loadgen.servers.errors import LaunchError, ServerError
+from loadgen.servers.find import check_limits, probe
+from loadgen.servers.kinds import KINDS, any_of, launchable
+from loadgen.servers.launch import compose, process
+from loadgen.servers.launch.process import LeftServer, log_file
+from loadgen.servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
 WAYS = ("compose", "process", "simulated")
 
@@ -164,8 +164,8 @@ def convert(
 ) -> None:
     """Make a ladder (Ladder Residual, arXiv 2501.06589) of a Llama: the same weights, which vLLM serves with each
     all-reduce beside the next block. What it answers has no sense until it has been retrained; its speed is real."""
-    from servers.ladder import PLUGIN
-    from servers.ladder.checkpoint import convert
+    from loadgen.servers.ladder import PLUGIN
+    from loadgen.servers.ladder.checkpoint import convert
 
     try:
         convert(source, target)
@@ -243,7 +243,7 @@ def _state_of_process(left: LeftServer) -> tuple[str, bool]:
 
 def _parameters() -> Iterator[Parameter]:
     """An option for each field that says what it is; times are written with their unit."""
-    from servers.simulated.config import SimulatedConfig
+    from loadgen.servers.simulated.config import SimulatedConfig
 
     hints = get_type_hints(SimulatedConfig, include_extras=True)
     for each in fields(SimulatedConfig):
@@ -272,11 +272,11 @@ def serve(
     ] = None,
 ) -> None:
     """Serve until the end, and say how it went."""
-    from servers.access import secret_in
-    from servers.simulated import StartError
-    from servers.simulated.config import SimulatedConfig, parse_rule
-    from servers.simulated.server import run
-    from servers.simulated.tokenizer import write_model as write
+    from loadgen.servers.access import secret_in
+    from loadgen.servers.simulated import StartError
+    from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
+    from loadgen.servers.simulated.server import run
+    from loadgen.servers.simulated.tokenizer import write_model as write
 
     key = secret_in(api_key_env) if api_key_env else ""
     if api_key_env is not None and not key:

@@ -71,8 +71,8 @@ def drive(
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
     from loadgen import folders, simulate
     from loadgen.plan import Plan
+    from loadgen.servers.access import without_secrets
     from loadgen.twin import read
-    from servers.access import without_secrets
 
     known = read(twin) if twin else None
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
@@ -95,9 +95,9 @@ def drive(
 
 def _simulate(plan: Plan, modelled: Modelled, folder: Path, command: list[str], output: Output, *, drawn: bool) -> None:
     """Simulate one plan into a folder, and keep its figures for the report."""
-    from analysis.frame import Gathering
-    from analysis.window import windowed
     from loadgen import simulate
+    from loadgen.analysis.frame import Gathering
+    from loadgen.analysis.window import windowed
     from loadgen.cli.twin import predict
 
     gathering = Gathering()

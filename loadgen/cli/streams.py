@@ -81,14 +81,14 @@ class TolerantStream:
 
 class Screen:
     """A stream for people, to which all commands print. It removes control characters and hides secrets. Text that
-    `analysis.report.terminal` has made safe, and coloured, goes to its `own` stream."""
+    `loadgen.analysis.report.terminal` has made safe, and coloured, goes to its `own` stream."""
 
     def __init__(self, own: TolerantStream) -> None:
         self.own = own
 
     def write(self, text: str) -> int:
-        from analysis.report.format import plain
-        from servers.access import hide
+        from loadgen.analysis.report.format import plain
+        from loadgen.servers.access import hide
 
         return self.own.write(hide(plain(text, "\n\t"), whole=True))
 

@@ -30,10 +30,10 @@ from loadgen.cli.streams import results_are_kept
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from analysis.objectives import Objective
-    from analysis.summary import Summary
-    from analysis.sweep import SweepResult
-    from analysis.sweep.capacity import Search
+    from loadgen.analysis.objectives import Objective
+    from loadgen.analysis.summary import Summary
+    from loadgen.analysis.sweep import SweepResult
+    from loadgen.analysis.sweep.capacity import Search
     from loadgen.journal import Line
     from loadgen.plan import Plan
     from loadgen.prepare import OnProgress
@@ -171,7 +171,7 @@ def is_sweep(path: Path) -> bool:
 
 def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
     """Write sweep.json of each sweep and one page for all, and print them as asked. Raises OutputError."""
-    from analysis.sweep.document import brief
+    from loadgen.analysis.sweep.document import brief
 
     found = [read_sweep(folder) for folder in folders]
     if len(speeds := sorted({each.speed for each in found})) > 1:
@@ -200,8 +200,8 @@ def write_sweeps(named: Mapping[str, tuple[Path, SweepResult]], page: Path) -> l
     """Write sweep.json of each, which is returned, and one page for all. Raises OutputError."""
     import msgspec
 
-    from analysis.report.page import render
-    from analysis.sweep.document import frontier
+    from loadgen.analysis.report.page import render
+    from loadgen.analysis.sweep.document import frontier
 
     texts = [msgspec.json.format(msgspec.json.encode(each), indent=2).decode() + "\n" for _, each in named.values()]
     for (folder, _), text in zip(named.values(), texts, strict=True):
@@ -216,9 +216,9 @@ def read_sweep(folder: Path) -> SweepResult:
     """What the files of a sweep say. Raises OutputError where there is none."""
     from msgspec import MsgspecError
 
-    from analysis.objectives import ObjectiveError, parse
-    from analysis.summary import from_json
-    from analysis.sweep import Measured, evidence, result
+    from loadgen.analysis.objectives import ObjectiveError, parse
+    from loadgen.analysis.summary import from_json
+    from loadgen.analysis.sweep import Measured, evidence, result
     from loadgen.sweep import ended, read_lines, step_folder
 
     lines = read_lines(folder)
@@ -249,8 +249,8 @@ def asked(
     objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Literal["rate", "concurrency"]
 ) -> tuple[list[Objective], tuple[float, ...], Literal["rate", "concurrency"]]:
     """Objectives, fixed loads, and what grows. Raises PlanError."""
-    from analysis.objectives import ObjectiveError, parse
-    from analysis.sweep.capacity import usable
+    from loadgen.analysis.objectives import ObjectiveError, parse
+    from loadgen.analysis.sweep.capacity import usable
     from loadgen.sweep import loads_of
 
     if rates and concurrency:
@@ -327,7 +327,7 @@ def swept_plan(
 def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
     """What makes the run of a step: on a model, or on a server."""
     from loadgen import prepare, simulate
-    from servers.access import without_secrets
+    from loadgen.servers.access import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
 
@@ -344,7 +344,7 @@ def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
 
 
 def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Search:
-    from analysis.sweep.capacity import Search
+    from loadgen.analysis.sweep.capacity import Search
 
     known: dict[str, Any] = {name: settled[name] for name in ("confidence", "precision") if name in settled}
     if guided and (foreseen := settled.get("foreseen")):
@@ -356,7 +356,7 @@ def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Sear
 
 
 def _bounds(judged: Sequence[Objective]) -> list[Objective]:
-    from analysis.sweep import bounds_of
+    from loadgen.analysis.sweep import bounds_of
 
     return bounds_of(judged)
 
@@ -373,7 +373,7 @@ def measure(
     most: tuple[int, float | None],
 ) -> Why:
     """Run what is left of a sweep; why it ended. `most` runs and seconds."""
-    from analysis.sweep import evidence
+    from loadgen.analysis.sweep import evidence
     from loadgen.sweep import journal, run
 
     search = _search(sweep.over, settled, guided=True)
@@ -406,7 +406,7 @@ def measure(
 
 def _foreseen(sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, settled: dict[str, Any]) -> dict[str, Any]:
     """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
-    from analysis.sweep import evidence, expected
+    from loadgen.analysis.sweep import evidence, expected
 
     search = _search(sweep.over, settled)
     steps = in_memory(sweep, judged, modelled, search, settled["start"], FORESEEN_MOST)
@@ -419,11 +419,11 @@ def in_memory(
     sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, search: Search, start: float, runs_most: int
 ) -> list[tuple[Line, Summary]]:
     """A sweep in virtual time that is not written: of each step its line and its summary."""
-    from analysis.summarise import summarise
-    from analysis.sweep import evidence
-    from analysis.sweep.capacity import chance_over
-    from analysis.window import frame_of_run
     from loadgen import simulate
+    from loadgen.analysis.summarise import summarise
+    from loadgen.analysis.sweep import evidence
+    from loadgen.analysis.sweep.capacity import chance_over
+    from loadgen.analysis.window import frame_of_run
 
     steps, loads = list[tuple["Line", "Summary"]](), iter(sweep.loads)
     while len(steps) < runs_most and (
@@ -439,7 +439,7 @@ def in_memory(
 
 
 def _back(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
-    from analysis.sweep import carried
+    from loadgen.analysis.sweep import carried
 
     return carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
 
@@ -448,12 +448,12 @@ def _judge(
     judged: Sequence[Objective], say: Callable[[str], None], over: str, folder: Path, load: float, overloaded: bool
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
-    from analysis.matrix.document import in_a_line
-    from analysis.sweep import watts
-    from analysis.sweep.capacity import chance_over
-    from analysis.sweep.document import UNITS
-    from analysis.sweep.document import chance as shown_chance
-    from analysis.window import load as loaded
+    from loadgen.analysis.matrix.document import in_a_line
+    from loadgen.analysis.sweep import watts
+    from loadgen.analysis.sweep.capacity import chance_over
+    from loadgen.analysis.sweep.document import UNITS
+    from loadgen.analysis.sweep.document import chance as shown_chance
+    from loadgen.analysis.window import load as loaded
 
     run, frame = loaded(folder)
     bounds = _bounds(judged)

@@ -14,7 +14,7 @@ from loadgen.cli.output import complain, write_text
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
-    from analysis.prediction import Predicted
+    from loadgen.analysis.prediction import Predicted
     from loadgen.plan import Plan
     from loadgen.runfile import Run
     from loadgen.simulate import Modelled
@@ -63,9 +63,9 @@ def fit(
     Take a burst and a light load: one shows what prompts and many sequences cost, the other what few do. Prompts should
     be new to the server: another --seed for each run. Exit codes: 0 written, 2 usage, or runs that cannot be used.
     """
+    from loadgen.servers.hardware import HardwareError
+    from loadgen.servers.simulated.engines import ENGINES, engine_of
     from loadgen.twin_fit import figures, fit, foretold, observed
-    from servers.hardware import HardwareError
-    from servers.simulated.engines import ENGINES, engine_of
 
     read = [_read(path) for path in runs]
     kind = str(read[0].header.server.get("name") or "")
@@ -133,10 +133,10 @@ def check(
 def predict(plan: Plan, modelled: Modelled, draws: int | None = None) -> list[Predicted]:
     """Figures of the plan on a twin, each with its 95 % interval; nothing is written. Empty for a load so long that it
     would take minutes. Raises as loadgen.simulate.run does."""
-    from analysis.compare.figures import RUN_VARIATION
-    from analysis.prediction import predicted
-    from analysis.repeats import figures_of
-    from analysis.summarise import summarise
+    from loadgen.analysis.compare.figures import RUN_VARIATION
+    from loadgen.analysis.prediction import predicted
+    from loadgen.analysis.repeats import figures_of
+    from loadgen.analysis.summarise import summarise
     from loadgen.prepare import schedule_of
     from loadgen.simulate import in_memory
 
@@ -154,8 +154,8 @@ def predict(plan: Plan, modelled: Modelled, draws: int | None = None) -> list[Pr
 
 def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     """The same, of the requests of a run."""
-    from analysis.compare.figures import RUN_VARIATION
-    from analysis.prediction import predicted
+    from loadgen.analysis.compare.figures import RUN_VARIATION
+    from loadgen.analysis.prediction import predicted
     from loadgen.twin_fit import foretold
 
     central, *others = (foretold(run, known, draw) for draw in (None, *range(len(known.draws))))
@@ -190,7 +190,7 @@ def _read(path: Path) -> Run:
 
 def _hardware(run: Run) -> dict[str, Any]:
     """What the run itself says of GPU and model, as names of the hardware tables; nothing where either is unknown."""
-    from analysis.summarise import summarise
+    from loadgen.analysis.summarise import summarise
 
     limit = summarise(run).limit
     if limit is None:
@@ -200,7 +200,7 @@ def _hardware(run: Run) -> dict[str, Any]:
 
 def _cached(run: Run) -> float:
     """The share of its prompt tokens that the server knew already, where the workload repeats none."""
-    from analysis.limits import CACHED
+    from loadgen.analysis.limits import CACHED
 
     seen = [line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values]
     if not seen or str(run.header.plan.get("workload") or "").startswith(CACHED):
@@ -219,8 +219,8 @@ def _plain(found: Twin) -> Any:
 
 def _said(found: Twin) -> str:
     """Its constants and its limits."""
-    from analysis.hardware import aligned
-    from analysis.report.format import duration, share
+    from loadgen.analysis.hardware import aligned
+    from loadgen.analysis.report.format import duration, share
 
     rows = [("", "", "95 %")]
     for name, each in found.constants.items():
@@ -239,8 +239,8 @@ def _said(found: Twin) -> str:
 
 def _beside(measured: Mapping[str, float | None], told: Mapping[str, Sequence[float | None]]) -> str:
     """Measured and predicted figures, and by how much the second is off."""
-    from analysis.hardware import aligned
-    from analysis.report.format import figure_title, significant, unit_of
+    from loadgen.analysis.hardware import aligned
+    from loadgen.analysis.report.format import figure_title, significant, unit_of
 
     rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95 %")]
     for name, (value, *ends) in told.items():

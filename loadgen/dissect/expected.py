@@ -1,4 +1,4 @@
-"""What servers.hardware makes of a technique, a model and the bounds of a device; without torch."""
+"""What loadgen.servers.hardware makes of a technique, a model and the bounds of a device; without torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from loadgen.dissect.found import DATA_SHEET, Bounds
 from loadgen.dissect.techniques import RANK, Technique
-from servers.hardware import Architecture, Gpu, Link, gpu, gpu_links
-from servers.hardware.torch_step import StepMemory, TorchStep, peak
-from servers.hardware.torch_time import StepSeconds, TorchMachine, step_s
-from servers.hardware.training import NF4_BYTES
+from loadgen.servers.hardware import Architecture, Gpu, Link, gpu, gpu_links
+from loadgen.servers.hardware.torch_step import StepMemory, TorchStep, peak
+from loadgen.servers.hardware.torch_time import StepSeconds, TorchMachine, step_s
+from loadgen.servers.hardware.training import NF4_BYTES
 
 if TYPE_CHECKING:
     from loadgen.dissect.training import TrainingAsked

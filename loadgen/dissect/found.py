@@ -1,5 +1,5 @@
 """What was measured, as `--json` prints it: raw seconds of every repeat; figures are made of them in
-`analysis.dissect`."""
+`loadgen.analysis.dissect`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TechniqueFound:
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """At the peak of one step, by kind: what the allocator says, not the operating system."""
     predicted_s: Mapping[str, float] = field(default_factory=dict)
-    """By servers.hardware from the bounds; so are communication and memory."""
+    """By loadgen.servers.hardware from the bounds; so are communication and memory."""
     predicted_communication_s: Mapping[str, float] = field(default_factory=dict)
     bounds: Bounds | None = None
     """Of each process while all are busy, probed just before: what the prediction is made of."""

@@ -22,9 +22,9 @@ from loadgen.dissect import DissectError, machine
 from loadgen.dissect.found import Bounds, InferenceFound, Operator, Phase, StepCase
 from loadgen.dissect.processes import shared
 from loadgen.dissect.watch import Clock, Seen, Watch
-from servers.hardware import model as shape_of
-from servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, Shared
-from servers.ladder.llama import Llama, build
+from loadgen.servers.hardware import model as shape_of
+from loadgen.servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, Shared
+from loadgen.servers.ladder.llama import Llama, build
 
 PROFILED = 5
 """Steps that torch.profiler sees, at most."""

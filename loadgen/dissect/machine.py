@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from loadgen.dissect import DissectError
 from loadgen.dissect.found import DATA_SHEET, Bounds, Transfer
-from servers.hardware import HardwareError, gpu
+from loadgen.servers.hardware import HardwareError, gpu
 
 Pick = Callable[[list[float]], float]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -16,7 +16,7 @@ from torch import distributed, multiprocessing
 
 from loadgen.dissect import DissectError
 from loadgen.errors import LoadgenError
-from servers.hardware import HardwareError
+from loadgen.servers.hardware import HardwareError
 
 _Found = TypeVar("_Found")
 

@@ -1,4 +1,4 @@
-"""One training step: its time by phase, its memory by kind, measured beside what servers.hardware predicts.
+"""One training step: its time by phase, its memory by kind, measured beside what loadgen.servers.hardware predicts.
 
 Existing libraries do the work: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer for ZeRO, peft for adapters, torchao
 and bitsandbytes for weights in 8 and 4 bits, SDPA for attention without scores, torch.utils.checkpoint. Memory is the
@@ -25,9 +25,9 @@ from loadgen.dissect.expected import expected_bytes, expected_s
 from loadgen.dissect.found import TechniqueFound, TrainingFound
 from loadgen.dissect.processes import shared
 from loadgen.dissect.techniques import RANK, Technique, cannot
-from servers.hardware import ModelShape
-from servers.hardware import model as shape_of
-from servers.ladder.llama import DecoderLayer, Llama, build
+from loadgen.servers.hardware import ModelShape
+from loadgen.servers.hardware import model as shape_of
+from loadgen.servers.ladder.llama import DecoderLayer, Llama, build
 
 SEED = 17
 ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -29,8 +29,8 @@ from loadgen.prepare import OnProgress
 from loadgen.record import Record, shifted
 from loadgen.runfile import Footer, Header, Telemetry, append, open_run
 from loadgen.server import Say
-from servers.errors import NOT_READABLE
-from servers.wire.sources import common
+from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.wire.sources import common
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000

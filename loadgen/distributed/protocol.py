@@ -43,9 +43,9 @@ import msgspec
 
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
-from servers.access import secret_in
-from servers.kinds.dialect import Dialect
-from workloads.request import Request
+from loadgen.servers.access import secret_in
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.workloads.request import Request
 
 PORT = 5557
 """Locust's own."""

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from servers.wire.poller import Timer
+from loadgen.servers.wire.poller import Timer
 
 if TYPE_CHECKING:
     import asyncio
@@ -68,7 +68,8 @@ class ClockPairs:
 
 
 class SystemClock:
-    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer (servers.wire.poller)."""
+    """Wake-ups at exact instants in the running event loop: absolute deadlines on one timer
+    (loadgen.servers.wire.poller)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = Timer(loop, self._run)

@@ -24,7 +24,7 @@ from loadgen.engine.sampler import Sampler
 from loadgen.engine.worker import WorkerTask, preload, work
 from loadgen.gather import Outcome, gather
 from loadgen.runfile import Footer, Header, open_run
-from servers.wire.sources import common
+from loadgen.servers.wire.sources import common
 
 START_LEAD_NS, LOOKED_AT_NS = 20_000_000, 5_000
 """From the order to start to the start: enough for every worker to have read it, to have looked at each of its

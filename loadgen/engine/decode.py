@@ -13,17 +13,17 @@ from typing import NamedTuple
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.health import Health
 from loadgen.record import NoneOrKind, Record, State, record_for
-from servers import marks
-from servers.access import hide
-from servers.errors import decompressed
-from servers.kinds.dialect import Answer, Dialect, whole_pieces
-from servers.kinds.refusals import error_text, is_rejection, one_line
-from servers.wire.agreement import checked
-from servers.wire.http1 import Framing, ProtocolError, joined
-from servers.wire.sse import is_event_stream, of_chunks, split
-from servers.wire.stamps import Instants, SocketStamps, StampSource
-from servers.wire.transport import Exchange
-from workloads.request import Request
+from loadgen.servers import marks
+from loadgen.servers.access import hide
+from loadgen.servers.errors import decompressed
+from loadgen.servers.kinds.dialect import Answer, Dialect, whole_pieces
+from loadgen.servers.kinds.refusals import error_text, is_rejection, one_line
+from loadgen.servers.wire.agreement import checked
+from loadgen.servers.wire.http1 import Framing, ProtocolError, joined
+from loadgen.servers.wire.sse import is_event_stream, of_chunks, split
+from loadgen.servers.wire.stamps import Instants, SocketStamps, StampSource
+from loadgen.servers.wire.transport import Exchange
+from loadgen.workloads.request import Request
 
 COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
 ERROR_LIMIT_BYTES = 1 << 20

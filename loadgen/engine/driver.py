@@ -2,7 +2,7 @@
 
     next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
     instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
-    readable ──> recvmsg, append, "ended?"                        (servers.wire.transport.Exchange)
+    readable ──> recvmsg, append, "ended?"                        (loadgen.servers.wire.transport.Exchange)
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
 Nothing shifts the plan of an open loop: a request without a free connection goes out late and is recorded late; past
@@ -32,16 +32,16 @@ from loadgen.engine.loops import Feed, Sessions, said
 from loadgen.engine.warmup import Held
 from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.runfile import RunWriter, Telemetry
+from loadgen.servers.access import no_connection
+from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.wire.aside import Aside
+from loadgen.servers.wire.connection import Connection
+from loadgen.servers.wire.pool import Pool
+from loadgen.servers.wire.stamps import RETRY_S, StampSource
+from loadgen.servers.wire.transport import Exchange
 from loadgen.token_counts import generated
-from servers.access import no_connection
-from servers.errors import LocalLimitError
-from servers.kinds.dialect import Dialect
-from servers.wire.aside import Aside
-from servers.wire.connection import Connection
-from servers.wire.pool import Pool
-from servers.wire.stamps import RETRY_S, StampSource
-from servers.wire.transport import Exchange
-from workloads.sessions import TRANSCRIPT_LIMIT
+from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""

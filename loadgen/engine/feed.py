@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from workloads.request import Request
-from workloads.sessions import Conversation
+from loadgen.workloads.request import Request
+from loadgen.workloads.sessions import Conversation
 
 if TYPE_CHECKING:
-    from servers.wire.transport import Exchange
+    from loadgen.servers.wire.transport import Exchange
 
 
 class Schedule(msgspec.Struct, frozen=True):

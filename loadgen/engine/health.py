@@ -11,13 +11,13 @@ from ctypes import Structure, c_int64
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from servers import marks
+from loadgen.servers import marks
 
 if TYPE_CHECKING:
     from loadgen.record import Record
-    from servers.marks import Mark
-    from servers.wire.stamps import StampSource, ToMonotonic
-    from servers.wire.transport import Exchange
+    from loadgen.servers.marks import Mark
+    from loadgen.servers.wire.stamps import StampSource, ToMonotonic
+    from loadgen.servers.wire.transport import Exchange
 
 BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]

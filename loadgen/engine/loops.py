@@ -8,13 +8,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from loadgen.engine.feed import OpenLoop, Slot
-from servers.kinds.dialect import Dialect
-from servers.wire.http1 import joined
-from servers.wire.sse import split
-from workloads.sessions import Conversation
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.wire.http1 import joined
+from loadgen.servers.wire.sse import split
+from loadgen.workloads.sessions import Conversation
 
 if TYPE_CHECKING:
-    from servers.wire.transport import Exchange
+    from loadgen.servers.wire.transport import Exchange
 
 
 class ClosedLoop:

@@ -31,7 +31,16 @@ import msgspec
 from loadgen.engine.health import Counts
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.runfile import RunWriter, Telemetry
-from servers.telemetry import Dcgm, GapError, HostMemory, NotMeasuredError, Nvml, ServerMetrics, Source, on_this_machine
+from loadgen.servers.telemetry import (
+    Dcgm,
+    GapError,
+    HostMemory,
+    NotMeasuredError,
+    Nvml,
+    ServerMetrics,
+    Source,
+    on_this_machine,
+)
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -348,7 +357,7 @@ class SamplerProcess:
 def main() -> None:
     """The other end of a SamplerProcess: answer each line in turn."""
     from loadgen.plan import Plan
-    from servers import calls  # noqa: F401 - not in the time of the run
+    from loadgen.servers import calls  # noqa: F401 - not in the time of the run
 
     sampler: Sampler | None = None
     answer: Mapping[str, Any] = {}

@@ -35,22 +35,22 @@ from loadgen.engine.interrupts import INTERRUPTS
 from loadgen.engine.loops import ClosedLoop, Feed, Sessions
 from loadgen.record import encoding_problem, shifted
 from loadgen.runfile import RunWriter
-from servers.access import Target
-from servers.kinds.dialect import Dialect
-from servers.wire.http1 import post
-from servers.wire.packets import may_see_packets
-from servers.wire.sources import load, open_source
-from workloads.prompts import Stretch
-from workloads.request import Request
-from workloads.sessions import Conversation
-from workloads.workload import Prompts
+from loadgen.servers.access import Target
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.wire.http1 import post
+from loadgen.servers.wire.packets import may_see_packets
+from loadgen.servers.wire.sources import load, open_source
+from loadgen.workloads.prompts import Stretch
+from loadgen.workloads.request import Request
+from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.workload import Prompts
 
 if TYPE_CHECKING:
     import asyncio
 
     from loadgen.engine.driver import Driver
     from loadgen.engine.warmup import Held
-    from servers.wire.stamps import Share, StampSource
+    from loadgen.servers.wire.stamps import Share, StampSource
 
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
@@ -69,7 +69,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     model: str
     headers: dict[str, str]
     stamps: str
-    """The source of arrival instants that is wanted, a key of servers.wire.sources.SOURCES."""
+    """The source of arrival instants that is wanted, a key of loadgen.servers.wire.sources.SOURCES."""
     part: Path
 
     def requests(self) -> Iterator[Request]:
@@ -175,12 +175,12 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
     from loadgen.engine.warmup import Held
-    from servers.wire.addresses import Connector
-    from servers.wire.aside import Aside
-    from servers.wire.poller import Poller
-    from servers.wire.pool import Pool
-    from servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
-    from servers.wire.transport import Exchange
+    from loadgen.servers.wire.addresses import Connector
+    from loadgen.servers.wire.aside import Aside
+    from loadgen.servers.wire.poller import Poller
+    from loadgen.servers.wire.pool import Pool
+    from loadgen.servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
+    from loadgen.servers.wire.transport import Exchange
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))

@@ -3,8 +3,9 @@
 Records go to the file as requests end and are flushed once a second, so what a killed process loses is a second. The
 file begins with its header and needs no gathering: `loadgen report` and `compare` read it while the run goes on.
 
-Figures are exact, by the definitions of analysis.metrics. Nothing is put into buckets: of each metric the newest
-samples are kept, up to a limit that is stated beside the figure as soon as it is reached; the run file keeps all.
+Figures are exact, by the definitions of loadgen.analysis.metrics. Nothing is put into buckets: of each metric the
+newest samples are kept, up to a limit that is stated beside the figure as soon as it is reached; the run file keeps
+all.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from gevent.lock import RLock
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
-from analysis.frame import frame_of
-from analysis.metrics import METRICS
-from analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen import host, prepare
+from loadgen.analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import records_of
 from loadgen.engine.health import ADDED, LOOKED_AT_BYTES, Health
@@ -40,22 +41,22 @@ from loadgen.plan import Plan
 from loadgen.record import ErrorKind, Record, encoding_problem, unsent
 from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.server import access_of, dialect_for, server_for
+from loadgen.servers.access import Target, no_connection, target_of
+from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.find import dialect_on, tokenizer_of
+from loadgen.servers.kinds.base import ServerFacts
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.kinds.refusals import one_line
+from loadgen.servers.marks import Mark
+from loadgen.servers.wire.addresses import Rotation, addresses_said, reachable
+from loadgen.servers.wire.stamps import RETRY_S, StampSource
+from loadgen.servers.wire.transport import Exchange
 from loadgen.token_counts import generated
-from servers.access import Target, no_connection, target_of
-from servers.errors import LocalLimitError
-from servers.find import dialect_on, tokenizer_of
-from servers.kinds.base import ServerFacts
-from servers.kinds.dialect import Dialect
-from servers.kinds.refusals import one_line
-from servers.marks import Mark
-from servers.wire.addresses import Rotation, addresses_said, reachable
-from servers.wire.stamps import RETRY_S, StampSource
-from servers.wire.transport import Exchange
-from workloads import workload
-from workloads.arrivals import INTERACTIVE
-from workloads.datasets import Dataset
-from workloads.request import Request
-from workloads.workload import Prompts
+from loadgen.workloads import workload
+from loadgen.workloads.arrivals import INTERACTIVE
+from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.request import Request
+from loadgen.workloads.workload import Prompts
 
 TEXTS = 2_000
 """Prompts built beforehand where the server takes text only; after them the first comes again."""
@@ -156,7 +157,7 @@ class LiveTarget(msgspec.Struct):
 
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
     """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`. Raises
-    servers.errors.ServerError."""
+    loadgen.servers.errors.ServerError."""
     access = access_of(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
@@ -192,7 +193,7 @@ class NewestSamples:
 
 
 def described(values: Floats) -> dict[str, float | int | None]:
-    """n, mean, exact percentiles, min and max, as analysis.stats gives them; None of no samples."""
+    """n, mean, exact percentiles, min and max, as loadgen.analysis.stats gives them; None of no samples."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"n": 0, "mean": None, **dict.fromkeys(SHARES), "min": None, "max": None}

@@ -42,15 +42,15 @@ from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan
 from loadgen.server import longest_of, named
+from loadgen.servers.errors import LimitError, ServerError
+from loadgen.servers.find import marked
+from loadgen.servers.simulated import SimulatedError
+from loadgen.servers.wire.packets import may_see_packets
+from loadgen.servers.wire.sources import open_source
+from loadgen.servers.wire.stamps import PLAIN, StampSource
 from loadgen.settings import fields_of, run_options
-from servers.errors import LimitError, ServerError
-from servers.find import marked
-from servers.simulated import SimulatedError
-from servers.wire.packets import may_see_packets
-from servers.wire.sources import open_source
-from servers.wire.stamps import PLAIN, StampSource
-from workloads import lengths, workload
-from workloads.syntax import WorkloadError
+from loadgen.workloads import lengths, workload
+from loadgen.workloads.syntax import WorkloadError
 
 TICK_S = 0.05
 TICKS_PER_SAMPLE = 20

@@ -12,7 +12,7 @@
 Runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`, where it adds its own options, page and Run.
 `loadgen ui` itself takes this file for a locustfile: its users ask the prompts of the start form.
 
-gevent supplies the waiting. Sending, reading and stamps are servers.wire.transport's:
+gevent supplies the waiting. Sending, reading and stamps are loadgen.servers.wire.transport's:
 
     greenlet of a user ── send ──> socket ──> waits for the Exchange's end
     hub of gevent      ── readable ──> Exchange: recvmsg, append, "ended?" ── ended ──> wakes the greenlet
@@ -39,16 +39,16 @@ from locust.exception import StopUser
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.record import Record
+from loadgen.servers.access import Address, Target
+from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, blamed
+from loadgen.servers.wire.connection import READ_BYTES, Connection
+from loadgen.servers.wire.http1 import post
+from loadgen.servers.wire.local_limits import explained_later
+from loadgen.servers.wire.poller import Poller
+from loadgen.servers.wire.stamps import StampSource
+from loadgen.servers.wire.transport import Exchange
 from loadgen.token_counts import generated
-from servers.access import Address, Target
-from servers.kinds.dialect import Dialect
-from servers.wire.addresses import ATTEMPT_S, Rotation, blamed
-from servers.wire.connection import READ_BYTES, Connection
-from servers.wire.http1 import post
-from servers.wire.local_limits import explained_later
-from servers.wire.poller import Poller
-from servers.wire.stamps import StampSource
-from servers.wire.transport import Exchange
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
 

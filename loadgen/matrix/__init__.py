@@ -45,11 +45,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, Line, footer_of, opened, read
 from loadgen.plan import A_KIND, AN_ENDPOINT, Plan
+from loadgen.servers.launch.spec import LOCAL, Host, How, read_hosts
 from loadgen.settings import from_catalog, read_plan
 from loadgen.sweep import ARRIVALS, SWEEP, Over, length_of, loads_of
 from loadgen.sweep import finished as sweep_finished
-from servers.launch.spec import LOCAL, Host, How, read_hosts
-from workloads.syntax import WorkloadError
+from loadgen.workloads.syntax import WorkloadError
 
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""

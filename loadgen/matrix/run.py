@@ -29,11 +29,11 @@ from loadgen.matrix import Cell, MatrixPlan, Repeat, Start, finished, run_settin
 from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import scan
-from servers.access import without_secrets
-from servers.launch import LaunchSpec, RunningServer, compose, launched, process
-from servers.launch.spec import Host
-from servers.simulated.engines import ENGINES
-from workloads import arrivals, lengths
+from loadgen.servers.access import without_secrets
+from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched, process
+from loadgen.servers.launch.spec import Host
+from loadgen.servers.simulated.engines import ENGINES
+from loadgen.workloads import arrivals, lengths
 
 if TYPE_CHECKING:
     from loadgen.cli.output import Output
@@ -409,7 +409,7 @@ def cards_of(start: Start) -> str:
 
 def _cards(start: Start) -> tuple[int, str]:
     """How many GPUs, and which; 0 where the plan does not say."""
-    from servers.hardware import HardwareError, cards
+    from loadgen.servers.hardware import HardwareError, cards
 
     try:
         number, name = cards(start.host.gpu) if start.host.gpu else (0, "")

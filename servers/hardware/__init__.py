@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from servers.errors import read_toml
+from loadgen.servers.errors import read_toml
 
 _Entry = TypeVar("_Entry")
 
@@ -188,7 +188,7 @@ def cards(text: str) -> tuple[int, str]:
 def model(name: str, file: Path | None = None) -> ModelShape:
     """As `listed_model`, or the path of a Hugging Face config.json or its folder."""
     if name.endswith(".json") or os.path.isfile(f"{name}/config.json"):  # noqa: PTH113 - False where Path raises
-        from servers.hardware.huggingface import shape_of
+        from loadgen.servers.hardware.huggingface import shape_of
 
         return shape_of(Path(name))
     return listed_model(name, file)

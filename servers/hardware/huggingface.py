@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import json
 
-from servers.errors import NOT_READABLE, read_settings
-from servers.hardware import HardwareError, ModelShape, shape
+from loadgen.servers.errors import NOT_READABLE, read_settings
+from loadgen.servers.hardware import HardwareError, ModelShape, shape
 
 
 def shape_of(path: Path) -> ModelShape:

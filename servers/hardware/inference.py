@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from servers.hardware import Format, Framework, Gpu, HardwareError, ModelShape, constant, number_format
-from servers.hardware.kernels import (
+from loadgen.servers.hardware import Format, Framework, Gpu, HardwareError, ModelShape, constant, number_format
+from loadgen.servers.hardware.kernels import (
     Seconds,
     all_reduce_s,
     decode_attention_s,
@@ -20,7 +20,7 @@ from servers.hardware.kernels import (
     rates,
     ring_s,
 )
-from servers.hardware.numeric import larger, number, where
+from loadgen.servers.hardware.numeric import larger, number, where
 
 ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
 """All-reduces per layer. How they meet its blocks, after Ladder Residual (arXiv 2501.06589): each waits for its own;

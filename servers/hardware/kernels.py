@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from servers.hardware import Architecture, Format, Gpu, Link, constant
-from servers.hardware.numeric import ceiling, doublings, larger, number, smaller
+from loadgen.servers.hardware import Architecture, Format, Gpu, Link, constant
+from loadgen.servers.hardware.numeric import ceiling, doublings, larger, number, smaller
 
 Seconds = Any
 """A number, or an array where an argument was one."""

@@ -1,5 +1,5 @@
 """What a GPU allows for a model and a load, and what a framework is expected to make of it: the document behind
-`loadgen limits`. How far a run is from the first, `analysis.limits` says.
+`loadgen limits`. How far a run is from the first, `loadgen.analysis.limits` says.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servers.hardware import HardwareError, ModelShape, changed, framework, gpu, model, number_format
-from servers.hardware.inference import ARCHITECTURES, Deployment, gemms, sending_s
-from servers.hardware.kernels import gemm_bytes, gemm_s
-from servers.hardware.load import Load, Times, bound, expected, limit, parts
+from loadgen.servers.hardware import HardwareError, ModelShape, changed, framework, gpu, model, number_format
+from loadgen.servers.hardware.inference import ARCHITECTURES, Deployment, gemms, sending_s
+from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
+from loadgen.servers.hardware.load import Load, Times, bound, expected, limit, parts
 
 MEMORY_FRACTION = 0.9
 """Of a GPU's memory, what weights and KV cache may fill."""

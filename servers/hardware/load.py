@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from servers.hardware import constant
-from servers.hardware.inference import Deployment, Step, physical_s, step
-from servers.hardware.numeric import ceiling, larger, smaller
+from loadgen.servers.hardware import constant
+from loadgen.servers.hardware.inference import Deployment, Step, physical_s, step
+from loadgen.servers.hardware.numeric import ceiling, larger, smaller
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What one training step of plain PyTorch holds in memory at its peak, counted tensor by tensor: nothing is fitted.
 
-`servers.hardware.training` counts as arXiv 2205.05198 does for Megatron, layers alone and in mixed precision. This
-counts a Llama as `servers.ladder.llama` has it: every number in the format of the run, embedding, output head and
-loss too, Adam with two moments, and what autograd keeps of each operator. ZeRO stages are those of FSDP2, which at
-stage 2 has its part of the weights and, until the backward pass, all of them.
+`loadgen.servers.hardware.training` counts as arXiv 2205.05198 does for Megatron, layers alone and in mixed precision.
+This counts a Llama as `loadgen.servers.ladder.llama` has it: every number in the format of the run, embedding, output
+head and loss too, Adam with two moments, and what autograd keeps of each operator. ZeRO stages are those of FSDP2,
+which at stage 2 has its part of the weights and, until the backward pass, all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from servers.hardware import ModelShape
+from loadgen.servers.hardware import ModelShape
 
 FP32_BYTES = 4.0
 MOMENTS = 2

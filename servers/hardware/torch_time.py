@@ -1,8 +1,10 @@
-"""How long the step of `servers.hardware.torch_step` takes: its GEMMs, every byte that operators between them read and
-write, the collectives of its processes, and memory that is touched for the first time. Counted; nothing is fitted.
+"""How long the step of `loadgen.servers.hardware.torch_step` takes: its GEMMs, every byte that operators between them
+read and write, the collectives of its processes, and memory that is touched for the first time. Counted; nothing is
+fitted.
 
-`servers.hardware.training` has a step of Megatron: fused kernels, 16-bit activations, collectives beside the backward
-pass. PyTorch as it stands starts one operator after the other, each of which reads its operands from memory again.
+`loadgen.servers.hardware.training` has a step of Megatron: fused kernels, 16-bit activations, collectives beside the
+backward pass. PyTorch as it stands starts one operator after the other, each of which reads its operands from memory
+again.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from servers.hardware import Format, Gpu, Link, constant
-from servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
-from servers.hardware.torch_step import FP32_BYTES, TorchStep
+from loadgen.servers.hardware import Format, Gpu, Link, constant
+from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
+from loadgen.servers.hardware.torch_step import FP32_BYTES, TorchStep
 
 MAPPED_BYTES = 32 * 2**20
 """From this size on, memory that is freed goes back to the system (M_MMAP_THRESHOLD's maximum: mallopt(3))."""

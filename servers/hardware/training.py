@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, gpu_links, number_format
-from servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
+from loadgen.servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, gpu_links, number_format
+from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
 
 Recomputation = Literal["none", "selective", "full"]
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMISER_BYTES = 2, 4, 12

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from servers.kinds.base import ServerKind
-from servers.kinds.lightllm import LIGHTLLM
-from servers.kinds.openai import OPENAI
-from servers.kinds.tgi import TGI
-from servers.kinds.vllm import VLLM
+from loadgen.servers.kinds.base import ServerKind
+from loadgen.servers.kinds.lightllm import LIGHTLLM
+from loadgen.servers.kinds.openai import OPENAI
+from loadgen.servers.kinds.tgi import TGI
+from loadgen.servers.kinds.vllm import VLLM
 
 KINDS: dict[str, ServerKind] = {kind.name: kind for kind in (VLLM, TGI, LIGHTLLM, OPENAI)}
 

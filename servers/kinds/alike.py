@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from servers.kinds.dialect import Answer
-from servers.kinds.events import decode_events
+from loadgen.servers.kinds.dialect import Answer
+from loadgen.servers.kinds.events import decode_events
 
 
 class Counted(Protocol):

@@ -1,7 +1,7 @@
 """What a server kind is: one `ServerKind`, with a `Dialect` for each of its endpoints.
 
-All of it is data and pure functions, without I/O: `servers.find`, `servers.launch` and `servers.telemetry` read the
-same entries.
+All of it is data and pure functions, without I/O: `loadgen.servers.find`, `loadgen.servers.launch` and
+`loadgen.servers.telemetry` read the same entries.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from servers.errors import UnauthorizedError
-from servers.kinds.dialect import Dialect, Route
+from loadgen.servers.errors import UnauthorizedError
+from loadgen.servers.kinds.dialect import Dialect, Route
 
 Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
 
@@ -30,8 +30,8 @@ class MetricNames(msgspec.Struct, frozen=True):
 
     prefix: str  # All its names begin so
     names: Mapping[str, tuple[str, ...]]
-    """Word of servers.telemetry to the names a server has had for it, newest first. `name{label=a|b}` takes only
-    samples with such a label."""
+    """Word of loadgen.servers.telemetry to the names a server has had for it, newest first. `name{label=a|b}` takes
+    only samples with such a label."""
     of: str = ""  # Whose names they are, if not the kind's own
     labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
     """A name whose labels tell something, and the words and figures that follow from them."""
@@ -49,7 +49,9 @@ class ProcessCommand(msgspec.Struct, frozen=True):
     program: tuple[str, ...] = ()  # A program that does the same, and its first arguments; taken where it is there
     parallel: tuple[str, ...] = ()  # More arguments where several GPUs share the model
     env: Mapping[str, str] = {}
-    ladder: str = ""  # Folder for its PYTHONPATH with which it serves ladders (servers.ladder); empty: it cannot
+    ladder: str = (
+        ""  # Folder for its PYTHONPATH with which it serves ladders (loadgen.servers.ladder); empty: it cannot
+    )
 
 
 class KnownFault(NamedTuple):
@@ -63,7 +65,7 @@ class KnownFault(NamedTuple):
 class ServerFacts(msgspec.Struct, frozen=True):
     """What a server says about itself."""
 
-    name: str  # A key of servers.kinds.KINDS
+    name: str  # A key of loadgen.servers.kinds.KINDS
     url: str  # Base of all its paths: no slash at the end, no `/v1`
     version: str = ""  # As the server states it. LightLLM states none: concluded from its routes. Empty when unknown.
     model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
@@ -79,7 +81,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
 
 class ServerKind(msgspec.Struct, frozen=True):
-    """All that a kind of server is. `servers.kinds.KINDS` holds them by name; nobody else keeps a table of servers."""
+    """All that a kind of server is. `loadgen.servers.kinds.KINDS` holds them by name; nobody else keeps a table of
+    servers."""
 
     name: str  # `--server NAME`; also its service in docker-compose.yml, and in capitals LOADGEN_NAME_URL
     title: str

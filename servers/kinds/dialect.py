@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from workloads.request import Request, merged
+from loadgen.workloads.request import Request, merged
 
 Told = TypeVar("Told")
 ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]

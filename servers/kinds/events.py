@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from servers.errors import NOT_READABLE
-from servers.kinds.dialect import Answer
-from servers.kinds.lenient import read
-from servers.kinds.refusals import error_in, error_inside, is_rejection, one_line
+from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.kinds.dialect import Answer
+from loadgen.servers.kinds.lenient import read
+from loadgen.servers.kinds.refusals import error_in, error_inside, is_rejection, one_line
 
 Event = TypeVar("Event")
 
@@ -22,7 +22,7 @@ GAVE_UP = ("error", "abort", "fail", "cancel", "timeout", "exception", "insuffic
 def decode_events(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], number: int = 0
 ) -> tuple[list[Event], str]:
-    """Decode one event per payload, up to the first that is unreadable (servers.kinds.lenient says which is).
+    """Decode one event per payload, up to the first that is unreadable (loadgen.servers.kinds.lenient says which is).
 
     The second value says what is wrong with that one ("" when none is). `[DONE]` becomes an event with nothing in it,
     so that event i stays payload i. The first event has this number."""

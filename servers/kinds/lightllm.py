@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds import base
-from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
-from servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
-from servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
-from servers.kinds.tgi import generate_body
-from workloads.request import Request
+from loadgen.servers.kinds import base
+from loadgen.servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
+from loadgen.servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.kinds.openai import Choice, always, decode, dialect, has_role, unless_marker
+from loadgen.servers.kinds.tgi import generate_body
+from loadgen.workloads.request import Request
 
 
 class LightllmToken(msgspec.Struct, gc=False):
@@ -175,10 +175,10 @@ LIGHTLLM = base.ServerKind(
             *("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache", "--tp", "{tensor_parallel}"),
         ),
     ),
-    simulated="servers.simulated.lightllm:PROTOCOL",
+    simulated="loadgen.servers.simulated.lightllm:PROTOCOL",
     simulated_versions={
-        "0.0.1": "servers.simulated.lightllm_0_0_1:PROTOCOL",
-        "0.0.1-tgi-api": "servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
+        "0.0.1": "loadgen.servers.simulated.lightllm_0_0_1:PROTOCOL",
+        "0.0.1-tgi-api": "loadgen.servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
     },
     # 0.9 in 1.0 and 1.1, 0.8 since.
     notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},

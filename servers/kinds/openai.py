@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds import base, pooling
-from servers.kinds.alike import condensed, expanded
-from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
-from servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
-from servers.kinds.lenient import end_marker
-from workloads.request import Request
+from loadgen.servers.kinds import base, pooling
+from loadgen.servers.kinds.alike import condensed, expanded
+from loadgen.servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
+from loadgen.servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.kinds.lenient import end_marker
+from loadgen.workloads.request import Request
 
 
 class Usage(msgspec.Struct, gc=False):

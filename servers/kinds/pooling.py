@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
-from servers.kinds.events import decode_events, note_error, settle
-from servers.kinds.refusals import one_line
-from workloads.request import Request
+from loadgen.servers.kinds.dialect import Answer, Dialect, Route, TokenCount, encoded
+from loadgen.servers.kinds.events import decode_events, note_error, settle
+from loadgen.servers.kinds.refusals import one_line
+from loadgen.workloads.request import Request
 
 PATHS = {"embeddings": "/v1/embeddings", "rerank": "/v1/rerank"}
 QUERY_WORDS = 8

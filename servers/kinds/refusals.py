@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from servers.errors import NOT_READABLE
-from servers.kinds.lenient import parse
+from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.kinds.lenient import parse
 
 LIMIT_CHARACTERS = 300
 ERROR_FIELDS = ("error", "errors", "exception", "error_message", "error_msg")

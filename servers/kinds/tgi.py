@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from servers.kinds import base
-from servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
-from servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
-from servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
-from workloads.request import Request, merged
+from loadgen.servers.kinds import base
+from loadgen.servers.kinds.dialect import Answer, Dialect, Route, TokenCount, VersionRule
+from loadgen.servers.kinds.events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.kinds.openai import INCLUDE_USAGE, always, decode, dialect, messages
+from loadgen.workloads.request import Request, merged
 
 
 class TgiToken(msgspec.Struct, gc=False):
@@ -167,6 +167,6 @@ TGI = base.ServerKind(
             "requests_failed": ("tgi_request_failure{err=validation|generation|incomplete|dropped|template}",),
         },
     ),
-    simulated="servers.simulated.tgi:PROTOCOL",
+    simulated="loadgen.servers.simulated.tgi:PROTOCOL",
     notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "ignores_eos": False},
 )

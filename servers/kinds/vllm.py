@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from servers.kinds import base, pooling
-from servers.kinds.dialect import Route, VersionRule
-from servers.kinds.openai import RUNNING_USAGE, dialect, messages, unless_marker
-from servers.ladder import LADDER, PLUGIN
-from workloads.request import Request
+from loadgen.servers.kinds import base, pooling
+from loadgen.servers.kinds.dialect import Route, VersionRule
+from loadgen.servers.kinds.openai import RUNNING_USAGE, dialect, messages, unless_marker
+from loadgen.servers.ladder import LADDER, PLUGIN
+from loadgen.workloads.request import Request
 
 
 def _exact(request: Request) -> dict[str, Any]:
@@ -129,7 +129,7 @@ VLLM = base.ServerKind(
             "the plugin is in the model's folder: VLLM_PYTHONPATH=/models/MODEL/plugin in the environment",
         ),
     ),
-    simulated="servers.simulated.vllm:PROTOCOL",
+    simulated="loadgen.servers.simulated.vllm:PROTOCOL",
     notes={
         "memory_option": "--gpu-memory-utilization",
         "memory_taken": "90 to 92 % by default",  # 0.90 up to 0.10.2, 0.92 since

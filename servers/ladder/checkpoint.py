@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import json
 
-from servers.errors import NOT_READABLE, LaunchError, read_settings
-from servers.ladder import LADDER, PLUGIN
+from loadgen.servers.errors import NOT_READABLE, LaunchError, read_settings
+from loadgen.servers.ladder import LADDER, PLUGIN
 
 STANDARD = "LlamaForCausalLM"
 _WEIGHTS = (".safetensors", ".bin")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from servers.hardware import HardwareError, ModelShape
+from loadgen.servers.hardware import HardwareError, ModelShape
 
 EPSILON, THETA = 1e-5, 10_000.0
 
@@ -215,7 +215,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "ladder": LadderLayer,
     "no-communication": SilentLayer,
 }
-"""How all-reduces meet the blocks, by the names of `servers.hardware.inference.ARCHITECTURES`."""
+"""How all-reduces meet the blocks, by the names of `loadgen.servers.hardware.inference.ARCHITECTURES`."""
 
 
 class Decoder(nn.Module):

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 
-from servers.errors import LaunchError
-from servers.find import probe
-from servers.launch import compose, process
-from servers.launch.spec import How, LaunchSpec, RunningServer, Say
+from loadgen.servers.errors import LaunchError
+from loadgen.servers.find import probe
+from loadgen.servers.launch import compose, process
+from loadgen.servers.launch.spec import How, LaunchSpec, RunningServer, Say
 
 __all__ = ["LAUNCHERS", "How", "LaunchSpec", "RunningServer", "Say", "launched"]
 
 
 def launched(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
     """The server of `spec`: up and ready on entry, down on exit. `say` gets lines of progress. Raises LaunchError when
-    it does not come up, and what `servers.find.probe` raises."""
+    it does not come up, and what `loadgen.servers.find.probe` raises."""
     return LAUNCHERS[spec.how](spec, say)
 
 
@@ -28,9 +28,9 @@ def launched(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer
 def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """A simulated server in a process of its own; options are fields of SimulatedConfig. Raises ConfigError for options
     that no simulated server can work with."""
-    from servers.simulated import ConfigError, StartError
-    from servers.simulated.config import SimulatedConfig
-    from servers.simulated.process import spawn_process
+    from loadgen.servers.simulated import ConfigError, StartError
+    from loadgen.servers.simulated.config import SimulatedConfig
+    from loadgen.servers.simulated.process import spawn_process
 
     known = {each.name for each in fields(SimulatedConfig)} - {"server", "model"}
     if unknown := sorted(spec.options.keys() - known):

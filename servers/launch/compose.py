@@ -20,13 +20,13 @@ from typing import IO, Any
 
 import msgspec
 
-from servers.access import without_secrets
-from servers.errors import NOT_READABLE, LaunchError
-from servers.find import probe
-from servers.kinds import KINDS
-from servers.launch import spec as common
-from servers.launch.process import log_file
-from servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, printed, tail
+from loadgen.servers.access import without_secrets
+from loadgen.servers.errors import NOT_READABLE, LaunchError
+from loadgen.servers.find import probe
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.launch import spec as common
+from loadgen.servers.launch.process import log_file
+from loadgen.servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, printed, tail
 
 CALL_TIMEOUT_S = 60.0  # For every call but those that may pull an image or stop a server
 PULL_TIMEOUT_S = 7200.0  # Images of these servers are 10 to 30 GB

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from servers.access import without_secrets
-from servers.errors import NOT_READABLE, LaunchError
-from servers.find import probe
-from servers.kinds import KINDS, any_of
-from servers.kinds.base import ProcessCommand
-from servers.ladder.checkpoint import is_ladder
-from servers.launch.spec import (
+from loadgen.servers.access import without_secrets
+from loadgen.servers.errors import NOT_READABLE, LaunchError
+from loadgen.servers.find import probe
+from loadgen.servers.kinds import KINDS, any_of
+from loadgen.servers.kinds.base import ProcessCommand
+from loadgen.servers.ladder.checkpoint import is_ladder
+from loadgen.servers.launch.spec import (
     READY_TIMEOUT_S,
     LaunchSpec,
     RunningServer,

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from servers.hardware import HardwareError
-from servers.hardware.inference import Deployment
-from servers.hardware.limits import deploy
-from servers.simulated.scheduler import UNLIMITED, Policy
-from servers.simulated.step_time import StepTime
+from loadgen.servers.hardware import HardwareError
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.simulated.scheduler import UNLIMITED, Policy
+from loadgen.servers.simulated.step_time import StepTime
 
 CURRENT = "current"
 

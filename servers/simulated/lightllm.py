@@ -7,9 +7,9 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from servers.simulated import protocol, tokenizer
-from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
-from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
+from loadgen.servers.simulated import protocol, tokenizer
+from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
 
 _CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).

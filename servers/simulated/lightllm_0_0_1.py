@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from servers.simulated import lightllm, protocol, tokenizer
-from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
-from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
+from loadgen.servers.simulated import lightllm, protocol, tokenizer
+from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
 
 _DEFAULT_TOKENS, _MOST_BEST_OF = 16, 8
 _LOGPROB = -1.5

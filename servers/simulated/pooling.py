@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from servers.simulated import protocol
-from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply
-from servers.simulated.state import ServerState
+from loadgen.servers.simulated import protocol
+from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply
+from loadgen.servers.simulated.state import ServerState
 
 PromptTokens = Callable[[ServerState, Mapping[str, Any], Any], int]
 """How many tokens a prompt of this body has. Raises ErrorReply for what the server refuses."""

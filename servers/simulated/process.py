@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from servers.simulated import StartError
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated import StartError
+from loadgen.servers.simulated.config import SimulatedConfig
 
 READY = "ready "  # first line of a child's standard output, followed by its URL
 CHILD = (  # Ours come first, whatever the working directory holds. Its standard input begins with the config.
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-    "from servers.simulated.server import child; child()"
+    "from loadgen.servers.simulated.server import child; child()"
 )
 
 _START_LIMIT_S, _STOP_LIMIT_S = 30, 5

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from servers.errors import NOT_READABLE
-from servers.simulated import tokenizer
+from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.simulated import tokenizer
 
 Headers = tuple[tuple[str, str], ...]
 Events = tuple[bytes, ...]  # server-sent events, each complete with its blank line

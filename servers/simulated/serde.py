@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from servers.errors import NOT_READABLE
+from loadgen.servers.errors import NOT_READABLE
 
 _NESTED = 127  # serde_json gives up at 128 levels
 _BLANKS = re.compile(rb"[ \n\t\r]*")

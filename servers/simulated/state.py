@@ -17,12 +17,20 @@ from typing import Any
 
 import msgspec
 
-from servers import marks
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.protocol import EVENTS_TYPE, JSON_TYPE, Completion, CompletionRequest, Encoding, Headers, Reply
-from servers.simulated.scheduler import Gauges
-from servers.simulated.stream import LogLine, Stream
-from servers.simulated.tokenizer import Vocabulary
+from loadgen.servers import marks
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.protocol import (
+    EVENTS_TYPE,
+    JSON_TYPE,
+    Completion,
+    CompletionRequest,
+    Encoding,
+    Headers,
+    Reply,
+)
+from loadgen.servers.simulated.scheduler import Gauges
+from loadgen.servers.simulated.stream import LogLine, Stream
+from loadgen.servers.simulated.tokenizer import Vocabulary
 
 _LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another
 _COLLECT_PAUSE_S = 1.0

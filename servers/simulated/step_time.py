@@ -1,4 +1,5 @@
-"""How long a step of an engine takes on its hardware: tables of servers.hardware.inference, made once, read per step.
+"""How long a step of an engine takes on its hardware: tables of loadgen.servers.hardware.inference, made once, read
+per step.
 
     step = max(kernels, launches) + fixed + sequences * per sequence
 
@@ -14,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from servers.hardware.inference import Deployment, step
-from servers.simulated.scheduler import Batch
+from loadgen.servers.hardware.inference import Deployment, step
+from loadgen.servers.simulated.scheduler import Batch
 
 FINE, COARSE, SEQUENCES, TOKENS = 1024, 32, 8192, 65_536
 """Each number of sequences, or tokens, in a step up to the first; from there every so many, up to the last two."""

@@ -24,11 +24,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from servers.simulated.protocol import Encoding
-from servers.simulated.scheduler import Job
-from servers.simulated.timing import TokenClock
-from servers.wire.poller import Timer
-from servers.wire.stamps import PLAIN
+from loadgen.servers.simulated.protocol import Encoding
+from loadgen.servers.simulated.scheduler import Job
+from loadgen.servers.simulated.timing import TokenClock
+from loadgen.servers.wire.poller import Timer
+from loadgen.servers.wire.stamps import PLAIN
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
 """How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
@@ -48,7 +48,7 @@ class LogLine(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0  # tokens that left
     fault: str = ""  # the fault this request was given; empty for none
-    stamps: str = PLAIN.name  # which source of stamps (servers.wire.sources) says when it came
+    stamps: str = PLAIN.name  # which source of stamps (loadgen.servers.wire.sources) says when it came
 
 
 class Stream:

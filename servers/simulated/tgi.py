@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from servers.simulated import protocol, tgi_answers, tgi_bodies, tgi_checks, tgi_tools, tokenizer
-from servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
-from servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
-from servers.simulated.tgi_answers import ChatWish, TextPrompt
-from servers.simulated.tgi_checks import MOST_BEST_OF, MOST_PROMPTS, MOST_STOPS, Refuse, flat_error
+from loadgen.servers.simulated import protocol, tgi_answers, tgi_bodies, tgi_checks, tgi_tools, tokenizer
+from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
+from loadgen.servers.simulated.tgi_answers import ChatWish, TextPrompt
+from loadgen.servers.simulated.tgi_checks import MOST_BEST_OF, MOST_PROMPTS, MOST_STOPS, Refuse, flat_error
 
 VERSION, SHA = "3.3.6-dev0", "dfb3fbe78e0d1d69251bd33065591c61bafdfaa8"  # what the tag v3.3.7 calls itself
 _SAMPLED: Mapping[str, Any] = {"do_sample": True}  # the parameters of a request that has none

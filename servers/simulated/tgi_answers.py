@@ -12,10 +12,18 @@ from typing import Any
 
 import msgspec
 
-from servers.simulated import grammar, protocol, tgi_checks, tgi_tools, tokenizer
-from servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Events, Headers, Reply
-from servers.simulated.state import ServerState
-from servers.simulated.tgi_checks import Refuse
+from loadgen.servers.simulated import grammar, protocol, tgi_checks, tgi_tools, tokenizer
+from loadgen.servers.simulated.protocol import (
+    Completion,
+    CompletionRequest,
+    Encoding,
+    ErrorReply,
+    Events,
+    Headers,
+    Reply,
+)
+from loadgen.servers.simulated.state import ServerState
+from loadgen.servers.simulated.tgi_checks import Refuse
 
 FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
 _OPENAI_REASONS = {"eos_token": "stop", "length": "length", "stop_sequence": "stop_sequence"}

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from servers.simulated import protocol, serde
-from servers.simulated.protocol import ErrorReply, Reply
-from servers.simulated.serde import (
+from loadgen.servers.simulated import protocol, serde
+from loadgen.servers.simulated.protocol import ErrorReply, Reply
+from loadgen.servers.simulated.serde import (
     Anything,
     BodyError,
     Flag,

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from servers.simulated import protocol
-from servers.simulated.protocol import ErrorReply, Headers, Reply
-from servers.simulated.state import ServerState
+from loadgen.servers.simulated import protocol
+from loadgen.servers.simulated.protocol import ErrorReply, Headers, Reply
+from loadgen.servers.simulated.state import ServerState
 
 PIECE_TOKENS = 1024
 """Since 3.0 a longer response is generated in pieces of this size (`DEFAULT_GENERATION_LENGTH`)."""

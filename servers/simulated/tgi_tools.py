@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servers.simulated import grammar
-from servers.simulated.protocol import ErrorReply
-from servers.simulated.tgi_checks import flat_error
+from loadgen.servers.simulated import grammar
+from loadgen.servers.simulated.protocol import ErrorReply
+from loadgen.servers.simulated.tgi_checks import flat_error
 
 _PROMPT = (
     "\nGiven the functions available, please respond with a JSON for a function call with its proper arguments that "

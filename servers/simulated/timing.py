@@ -11,7 +11,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 from random import Random
 
-from servers.simulated.scheduler import Batch, Gauges, Job, Policy, Scheduler
+from loadgen.servers.simulated.scheduler import Batch, Gauges, Job, Policy, Scheduler
 
 Emission = tuple[Job, int, int]  # (job, tokens, due_ns): so many tokens of this job are due at this instant
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from servers.simulated.scheduler import Job, Scheduler
-from servers.simulated.step_time import StepDurations
+from loadgen.servers.simulated.scheduler import Job, Scheduler
+from loadgen.servers.simulated.step_time import StepDurations
 
 FOR_EVER_NS = 1 << 62
 KEPT = 1 << 18

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks
-from servers.simulated.protocol import CompletionRequest, Encoding, Reply
-from servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
-from servers.simulated.vllm_answers import Prompt
-from servers.simulated.vllm_checks import bad, refused
-from servers.simulated.vllm_responses import responses
+from loadgen.servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks
+from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
+from loadgen.servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
+from loadgen.servers.simulated.vllm_answers import Prompt
+from loadgen.servers.simulated.vllm_checks import bad, refused
+from loadgen.servers.simulated.vllm_responses import responses
 
 VERSION = "0.32.0"
 # `max_tokens` of /v1/completions where nothing is asked (entrypoints/openai/completion/protocol.py).

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from servers.simulated import protocol, tokenizer, vllm_checks
-from servers.simulated.protocol import Completion, CompletionRequest, Encoding, Reply
-from servers.simulated.state import ServerState
+from loadgen.servers.simulated import protocol, tokenizer, vllm_checks
+from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, Reply
+from loadgen.servers.simulated.state import ServerState
 
 _VERSION = "vllm-0.32.0"  # in a fingerprint, before the word that marks a simulated server
 _LIKELY = -0.5  # the log probability of what is said; each place behind it is one less

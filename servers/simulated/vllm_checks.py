@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from servers.simulated import protocol, tokenizer
-from servers.simulated.protocol import ErrorReply
-from servers.simulated.state import ServerState
+from loadgen.servers.simulated import protocol, tokenizer
+from loadgen.servers.simulated.protocol import ErrorReply
+from loadgen.servers.simulated.state import ServerState
 
 MOST_LOGPROBS, _MOST_PROMPTS = 20, 1024
 # A text with more than so many characters per token of the context is refused unread (err_toolong_text).

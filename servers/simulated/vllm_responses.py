@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from servers.simulated import protocol, tokenizer, vllm_answers, vllm_checks
-from servers.simulated.protocol import CompletionRequest, Encoding, Reply
-from servers.simulated.state import ServerState
-from servers.simulated.vllm_checks import bad
+from loadgen.servers.simulated import protocol, tokenizer, vllm_answers, vllm_checks
+from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
+from loadgen.servers.simulated.state import ServerState
+from loadgen.servers.simulated.vllm_checks import bad
 
 _PLACE = {"output_index": 0, "content_index": 0}
 

@@ -20,11 +20,11 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from servers.access import Address, Target, address_text, no_connection
-from servers.errors import LocalLimitError
-from servers.wire.connection import Connection, connect
-from servers.wire.local_limits import explained
-from servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.access import Address, Target, address_text, no_connection
+from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.wire.connection import Connection, connect
+from loadgen.servers.wire.local_limits import explained
+from loadgen.servers.wire.stamps import PLAIN, StampSource
 
 FIRST_ANSWER_S, OTHER_ANSWERS_S = 3.0, 0.3
 """How long any address may take to accept a connection before the run, and how long the others may take after that."""
@@ -147,7 +147,7 @@ class Connector:
 
     def __call__(self) -> Connection | Awaitable[Connection]:
         """Open one connection: at once where that takes no time, else by the returned awaitable. Raises what
-        servers.wire.connection.connect raises."""
+        loadgen.servers.wire.connection.connect raises."""
         if len(self._target.addresses) == 1:
             return connect(self._target, self._timeout_s, self._stamps, self._room)
         return self._attempt(self._rotation.order(), [])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from operator import sub
 from time import monotonic_ns, sleep
 
-from servers.wire.stamps import RETRY_S, Instants, Response, StampSource, ToMonotonic
+from loadgen.servers.wire.stamps import RETRY_S, Instants, Response, StampSource, ToMonotonic
 
 LIMIT_NS = 100_000
 """Largest difference between two timestamps of one read that agree. Both are taken within about 2 us."""

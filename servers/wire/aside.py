@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from servers.wire.transport import Exchange
+    from loadgen.servers.wire.transport import Exchange
 
 BLOCK_BYTES = 32_768
 HELD_BYTES = 64 << 20

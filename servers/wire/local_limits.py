@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from servers.access import Address, address_text
-from servers.errors import LocalLimitError
+from loadgen.servers.access import Address, address_text
+from loadgen.servers.errors import LocalLimitError
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PORT_RANGE_DEFAULT = (32_768, 60_999)

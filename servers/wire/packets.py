@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from servers.wire.ports import Ports
+from loadgen.servers.wire.ports import Ports
 
 BLOCK_BYTES, BLOCKS, BLOCKS_OF_REQUESTS = 8_192, 4_096, 256
 """What is not read for long is kept as long as it fits 32 MiB, about 230,000 segments, and for 4 s of any load; of

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
 
-from servers.wire.connection import Connection
+from loadgen.servers.wire.connection import Connection
 
 CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
 ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped

@@ -1,6 +1,6 @@
 """The packet ring: the kernel stamps each TCP segment that a server sends us, whether or not anybody reads.
 
-segment ──> servers.wire.packets ──> its headers and its stamp, in memory shared with us ──> Ring.read
+segment ──> loadgen.servers.wire.packets ──> its headers and its stamp, in memory shared with us ──> Ring.read
     └─────> the socket's buffer, which is read whenever there is time
 
 offset of a segment = sequence number - that of the SYN-ACK - 1, modulo 2^32
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from servers.wire.packets import BLOCK_BYTES, drops, open_packets
-from servers.wire.ports import Ports
-from servers.wire.segments import Segments, segments
+from loadgen.servers.wire.packets import BLOCK_BYTES, drops, open_packets
+from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.segments import Segments, segments
 
 UNKNOWN = -1
 

@@ -1,4 +1,4 @@
-"""What a ring holds of each TCP segment (servers.wire.packets), as columns."""
+"""What a ring holds of each TCP segment (loadgen.servers.wire.packets), as columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servers.wire.packets import IPV6_BYTES, address_words
+from loadgen.servers.wire.packets import IPV6_BYTES, address_words
 
 Words = NDArray[np.uint32]
 

@@ -1,4 +1,4 @@
-"""The sources of arrival instants (servers.wire.stamps) by name, and the one that reads packet rings.
+"""The sources of arrival instants (loadgen.servers.wire.stamps) by name, and the one that reads packet rings.
 
     open_source(name)      before the first connection; the next best where the machine has none of that name
 
@@ -17,8 +17,8 @@ from operator import attrgetter
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from servers.wire.agreement import REJECTED_MIN, REJECTED_SHARE, agree, comes, differences
-from servers.wire.stamps import (
+from loadgen.servers.wire.agreement import REJECTED_MIN, REJECTED_SHARE, agree, comes, differences
+from loadgen.servers.wire.stamps import (
     PLAIN,
     Address,
     Instants,
@@ -30,12 +30,12 @@ from servers.wire.stamps import (
     ToMonotonic,
     kernel_stamps,
 )
-from servers.wire.sweeps import Ebb
+from loadgen.servers.wire.sweeps import Ebb
 
 if TYPE_CHECKING:
-    from servers.wire.ports import Ports
-    from servers.wire.ring import Flow, Flows, Ring
-    from servers.wire.segments import Segments
+    from loadgen.servers.wire.ports import Ports
+    from loadgen.servers.wire.ring import Flow, Flows, Ring
+    from loadgen.servers.wire.segments import Segments
 
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS, SORTED_EVERY_NS = 1_000_000, 1_000_000_000
@@ -45,9 +45,9 @@ _WATCHED, _BEGINS, _ENDS = map(attrgetter, ("watched", "begins", "watched.ends")
 
 
 class RingStamps(StampSource):
-    """The kernel's stamp of each packet, in memory that it shares with us (servers.wire.ring). Reads may be late, and
-    no token shares a stamp with another unless the server sent both in one packet. Each read is compared with the
-    socket's timestamp, which also replaces what the ring does not have and what it has wrong."""
+    """The kernel's stamp of each packet, in memory that it shares with us (loadgen.servers.wire.ring). Reads may be
+    late, and no token shares a stamp with another unless the server sent both in one packet. Each read is compared
+    with the socket's timestamp, which also replaces what the ring does not have and what it has wrong."""
 
     name = "ring"
     title = "kernel timestamps of each packet"
@@ -72,8 +72,8 @@ class RingStamps(StampSource):
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:
-        from servers.wire import ring
-        from servers.wire.ports import ports_of
+        from loadgen.servers.wire import ring
+        from loadgen.servers.wire.ports import ports_of
 
         rings: list[Ring] = []
         ports = ports_of(*share)
@@ -176,7 +176,7 @@ class RingStamps(StampSource):
     ) -> list[tuple[list[int], Instants]]:
         if self._given_up or any(received.watched is None for received, _ in several):
             return [self._of_one(*each, to_monotonic) for each in several]
-        from servers.wire.ring import arrivals
+        from loadgen.servers.wire.ring import arrivals
 
         wanted = [(received.watched, _wanted(received, ends)) for received, ends in several]
         found, given, at = arrivals(wanted), list[tuple[list[int], Instants]](), 0
@@ -246,7 +246,7 @@ SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps
 def load(name: str) -> None:
     """Import what opening this source takes: once, for all processes that are forked later."""
     if name in (AUTO, RingStamps.name):
-        from servers.wire import ring  # noqa: F401
+        from loadgen.servers.wire import ring  # noqa: F401
 
 
 def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> StampSource:

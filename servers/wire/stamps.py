@@ -1,6 +1,6 @@
 """Where arrival instants come from: a StampSource.
 
-    Source.open(servers)   before the first connection (servers.wire.sources knows them all)
+    Source.open(servers)   before the first connection (loadgen.servers.wire.sources knows them all)
     source.claim(sock)     each connection before it is opened, and
     source.watch(sock)     after that
     source.instants(...)   after the end of an exchange, for places in its bytes
@@ -37,8 +37,8 @@ Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least 
 
 
 class Received(Protocol):
-    """What a source sees of an exchange (servers.wire.transport.Exchange): after each read the bytes so far, its
-    instant, and the timespec of the kernel."""
+    """What a source sees of an exchange (loadgen.servers.wire.transport.Exchange): after each read the bytes so far,
+    its instant, and the timespec of the kernel."""
 
     sizes: array[int]
     user: array[int]
@@ -56,7 +56,7 @@ class Response(Received, Protocol):
     """The received response to a request that this process sent."""
 
     sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
-    cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (servers.wire.transport)
+    cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)
 
 
 class StampSource:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-from analysis.report.page import render
-from analysis.report.sections import full
-from analysis.summary import Summary
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.sections import full
+from loadgen.analysis.summary import Summary
 from loadgen.runfile import Telemetry
 from tests.chromium import chromium
 from tests.runs import burst, failed, header, healthy, loop, part_of, run_of

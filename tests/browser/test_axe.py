@@ -11,9 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from analysis import dissect, dissect_training
-from analysis.report import Document
-from analysis.report.page import render
+from loadgen.analysis import dissect, dissect_training
+from loadgen.analysis.report import Document
+from loadgen.analysis.report.page import render
 from loadgen.cli.report import report
 from tests.browser.conftest import NASTY
 from tests.command import in_process

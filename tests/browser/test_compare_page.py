@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace as with_changes
 from playwright.sync_api import Browser
 
-from analysis.compare import ComparedRun, Comparison, compare, figures_table, read
-from analysis.compare import page as document
-from analysis.compare.figures import parse_gates
-from analysis.objectives import parse_bounds
-from analysis.report.page import render
-from analysis.report.sections import reported
-from analysis.slo import goodput
+from loadgen.analysis.compare import ComparedRun, Comparison, compare, figures_table, read
+from loadgen.analysis.compare import page as document
+from loadgen.analysis.compare.figures import parse_gates
+from loadgen.analysis.objectives import parse_bounds
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.sections import reported
+from loadgen.analysis.slo import goodput
 from tests.browser.conftest import NASTY
 from tests.runs import burst, footer, header, healthy, write
 

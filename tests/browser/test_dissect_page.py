@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from analysis import dissect, dissect_training
-from analysis.report import Document
-from analysis.report.page import render
+from loadgen.analysis import dissect, dissect_training
+from loadgen.analysis.report import Document
+from loadgen.analysis.report.page import render
 from tests.dissected import inference_found, training_found
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
-from analysis.hardware import document
-from analysis.report.page import render
-from servers.hardware.limits import deploy, limits_of
-from servers.hardware.load import Load
+from loadgen.analysis.hardware import document
+from loadgen.analysis.report.page import render
+from loadgen.servers.hardware.limits import deploy, limits_of
+from loadgen.servers.hardware.load import Load
 
 
 def test_it_has_a_roofline_and_a_curve(browser: Browser, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from analysis.matrix import CellSweep, matrix
-from analysis.matrix.document import MatrixReport
-from analysis.report.format import significant
-from analysis.report.page import render
-from analysis.sweep import SweepResult
+from loadgen.analysis.matrix import CellSweep, matrix
+from loadgen.analysis.matrix.document import MatrixReport
+from loadgen.analysis.report.format import significant
+from loadgen.analysis.report.page import render
+from loadgen.analysis.sweep import SweepResult
 from tests.browser.conftest import NASTY
 from tests.command import ROOT
 from tests.matrices import fabricate

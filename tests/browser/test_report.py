@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.report import findings
-from analysis.report.format import UNKNOWN, significant
-from analysis.report.tables import STATISTICS
+from loadgen.analysis.report import findings
+from loadgen.analysis.report.format import UNKNOWN, significant
+from loadgen.analysis.report.tables import STATISTICS
 from tests.browser.conftest import NASTY, Opened
 
 PLACE = "[...document.querySelectorAll('*')].indexOf(document.activeElement)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.kinds import KINDS
-from servers.kinds.dialect import Answer, ChunkCounts, Dialect
-from servers.wire.sse import split
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.dialect import Answer, ChunkCounts, Dialect
+from loadgen.servers.wire.sse import split
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 USUALLY_COUNTED_BY: dict[tuple[str, str], ChunkCounts] = {

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 from urllib.parse import urlsplit
 
-from servers import marks
+from loadgen.servers import marks
 from tests.contract.recorded import TRANSCRIPTS
 
 NATIVE, STREAM = "/generate", "/generate_stream"

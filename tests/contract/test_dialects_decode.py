@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.wire.sse import split
+from loadgen.servers.wire.sse import split
 from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
 from tests.dialects import DIALECTS
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from servers.kinds import KINDS
+from loadgen.servers.kinds import KINDS
+from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
-from workloads.request import Request
 
 ASK = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16)
 STREAM = b'"stream":true,"stream_options":{"include_usage":true}}'

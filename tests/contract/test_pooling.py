@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from servers.kinds import pooling
+from loadgen.servers.kinds import pooling
+from loadgen.workloads.request import Request
 from tests.dialects import POOLING
-from workloads.request import Request
 
 TEXT = "the one and the other of them"
 ANSWER = b'{"object":"list","data":[{"index":0,"embedding":[0.5]}],"usage":{"prompt_tokens":7,"total_tokens":7}}'

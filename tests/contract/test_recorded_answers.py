@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from servers import marks
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers import marks
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
 from tests.contract.recorded_requests import LIGHTLLM, TGI, VLLM, Recorded, exchange, recording, shape_of
 from tests.simulated import running

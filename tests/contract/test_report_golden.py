@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report.page import render
-from analysis.report.sections import full
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.sections import full
 from loadgen.runfile import read
 from tests.runs import part_of
 

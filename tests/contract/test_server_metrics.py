@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from analysis.telemetry import CURVES
-from servers.simulated.config import SimulatedConfig
-from servers.telemetry import (
+from loadgen.analysis.telemetry import CURVES
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.telemetry import (
     COUNTERS,
     DCGM,
     GapError,

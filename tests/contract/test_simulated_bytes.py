@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from servers import marks
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers import marks
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import Running, running
 
 RECORDED = Path(__file__).parent / "transcripts/vllm-0.32.0"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 from tests.vllm_answers import ask, requests
 

@@ -13,7 +13,7 @@ from loadgen.dissect import DissectError, training
 from loadgen.dissect.found import Bounds
 from loadgen.dissect.inference import own_s
 from loadgen.dissect.techniques import parse
-from servers.ladder import group
+from loadgen.servers.ladder import group
 
 CLOCK_HZ = 1.4e9
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-from analysis.dissect import checks
+from loadgen.analysis.dissect import checks
 from loadgen.dissect.found import InferenceFound
-from servers.hardware import model
-from servers.ladder.llama import build
+from loadgen.servers.hardware import model
+from loadgen.servers.ladder.llama import build
 
 Dissect = Callable[..., dict[str, Any]]
 Models = Callable[..., Path]

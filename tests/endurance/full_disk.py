@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn_process
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn_process
 from tests.command import start
 from tests.endurance.kills import descendants, logged
 from tests.ui import environment

@@ -28,8 +28,8 @@ from random import Random
 import trustme
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
 from tests.command import start
 from tests.endurance import spoil
 

@@ -20,9 +20,9 @@ import msgspec
 
 from loadgen import runfile
 from loadgen.record import Record
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn_process
-from servers.simulated.stream import LogLine
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn_process
+from loadgen.servers.simulated.stream import LogLine
 from tests.command import start
 from tests.endurance.kills import children
 

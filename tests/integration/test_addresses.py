@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from loadgen.runfile import read
-from servers.access import Target, address_text, target_of
-from servers.wire.addresses import Connector, Rotation, reachable
-from servers.wire.connection import Connection
+from loadgen.servers.access import Target, address_text, target_of
+from loadgen.servers.wire.addresses import Connector, Rotation, reachable
+from loadgen.servers.wire.connection import Connection
 from tests.command import burst, summary_of
 from tests.namespaces import loadgen_inside, with_hosts
 from tests.plain_openai import PlainServer, Talk, plain_openai

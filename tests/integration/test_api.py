@@ -20,7 +20,7 @@ import loadgen
 from loadgen import Plan, compare, read, run, run_async, runfile, simulated
 from loadgen.errors import OutputError, PlanError
 from loadgen.runfile import RunFileError
-from servers.errors import UnreachableError, WrongServerError
+from loadgen.servers.errors import UnreachableError, WrongServerError
 from tests.command import ROOT, in_process
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"

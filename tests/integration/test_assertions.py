@@ -12,7 +12,7 @@ from typer import Exit
 
 from loadgen.cli.report import report
 from loadgen.errors import PlanError
-from servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from tests.command import FAST, burst, summary_of
 from tests.runs import complete, failed, footer, header, healthy, write
 from tests.simulated import Running, running

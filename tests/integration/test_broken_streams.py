@@ -26,8 +26,8 @@ from loadgen.errors import (
     EXIT_REQUESTS_FAILED,
     EXIT_USAGE,
 )
-from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, ROOT, events_sent, in_process
 
 N = 5

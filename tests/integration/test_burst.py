@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from loadgen import runfile
-from servers.kinds import KINDS
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, accounted, burst, summary_of
 from tests.simulated import running
 

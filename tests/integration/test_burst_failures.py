@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.simulated import running
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.accuracy import main
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, burst, loadgen, summary_of
 from tests.simulated import running
 

@@ -15,11 +15,11 @@ import pytest
 from loadgen import host
 from loadgen.record import Record
 from loadgen.runfile import read
-from servers.access import target_of
-from servers.calls import Caller
-from servers.errors import ClientLimitError, LocalLimitError, UnreachableError
-from servers.find import probe
-from servers.wire.connection import connect
+from loadgen.servers.access import target_of
+from loadgen.servers.calls import Caller
+from loadgen.servers.errors import ClientLimitError, LocalLimitError, UnreachableError
+from loadgen.servers.find import probe
+from loadgen.servers.wire.connection import connect
 from tests.command import burst, summary_of
 from tests.loopback import connected
 from tests.namespaces import loadgen_inside

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from servers.access import Access, bearer
-from servers.errors import UnauthorizedError, UncountableError
-from servers.find import probe, tokenizer_of
-from servers.kinds import KINDS
-from servers.kinds.base import ServerFacts
+from loadgen.servers.access import Access, bearer
+from loadgen.servers.errors import UnauthorizedError, UncountableError
+from loadgen.servers.find import probe, tokenizer_of
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.base import ServerFacts
+from loadgen.workloads.prompts import load_tokenizer
 from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import byte_level_with_bos, save
-from workloads.prompts import load_tokenizer
 
 TEMPLATE = "[user] {} [assistant]"
 """Its blanks make other tokens of the first word of a prompt than it has alone."""

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import accounted, events_sent, in_process, start, summary_of, wait_for
 from tests.simulated import running
 

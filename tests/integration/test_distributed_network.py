@@ -13,10 +13,10 @@ from statistics import median
 
 import pytest
 
-from analysis.client import read_log
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import CHILD
+from loadgen.analysis.client import read_log
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import CHILD
 from tests.command import ROOT, accounted, summary_of, wait_for
 from tests.network import MASTER, SERVER, Network, network
 

@@ -18,16 +18,16 @@ from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.record import Record
 from loadgen.runfile import RunWriter
-from servers.access import target_of
-from servers.wire.connection import connect
-from servers.wire.http1 import post
-from servers.wire.poller import Poller
-from servers.wire.pool import Pool
-from servers.wire.stamps import SocketStamps
-from servers.wire.transport import Exchange
+from loadgen.servers.access import target_of
+from loadgen.servers.wire.connection import connect
+from loadgen.servers.wire.http1 import post
+from loadgen.servers.wire.poller import Poller
+from loadgen.servers.wire.pool import Pool
+from loadgen.servers.wire.stamps import SocketStamps
+from loadgen.servers.wire.transport import Exchange
+from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
 from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
-from workloads.request import Request
 
 TGI = DIALECTS["tgi", "generate"]
 

@@ -14,8 +14,8 @@ import pytest
 
 from loadgen.cli.output import write_text
 from loadgen.errors import OutputError
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn, spawn_process
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn, spawn_process
 from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.endurance.full_disk import full_disks
 from tests.endurance.hostile import KEYS, ordeal

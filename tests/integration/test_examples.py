@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from analysis.export import TABLES
+from loadgen.analysis.export import TABLES
 from loadgen.cli.report import export
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.record import Record

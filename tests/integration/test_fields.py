@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, accounted, burst, summary_of
 from tests.simulated import running
 from tests.stub_server import VLLM, answering

@@ -13,7 +13,7 @@ import pytest
 
 from loadgen import runfile
 from loadgen.record import Record
-from servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from tests.command import FAST, in_process, summary_of
 from tests.command import burst as command
 from tests.simulated import running

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from analysis.telemetry import series
+from loadgen.analysis.telemetry import series
 from loadgen.runfile import read
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import ROOT, burst, start, summary_of, wait_for
 from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state
 from tests.simulated import running
@@ -20,7 +20,7 @@ from tests.simulated import running
 MIB = 1 << 20
 TELL = """
 import json, sys
-from servers.telemetry import GapError, Nvml
+from loadgen.servers.telemetry import GapError, Nvml
 told = []
 try:
     gpus = Nvml()

@@ -23,10 +23,10 @@ import msgspec
 import psutil
 import pytest
 
-from analysis.client import compare_with_log, read_log
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.analysis.client import compare_with_log, read_log
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
 from tests.command import events_sent, start, summary_of, wait_for
 
 pytestmark = pytest.mark.alone

@@ -16,10 +16,10 @@ from urllib.request import urlopen
 import pytest
 import trustme
 
-from analysis.client import compare_with_log, read_log
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.process import spawn
+from loadgen.analysis.client import compare_with_log, read_log
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, ROOT, in_process
 from tests.simulated import running
 from tests.ui import behind_tls, environment, headless

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT
 from tests.simulated import running
 from tests.stub_server import VLLM_0_2, answering

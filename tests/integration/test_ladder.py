@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from servers.errors import LaunchError
-from servers.launch import LaunchSpec, process
-from servers.launch.spec import LOCAL, why_ended
+from loadgen.servers.errors import LaunchError
+from loadgen.servers.launch import LaunchSpec, process
+from loadgen.servers.launch.spec import LOCAL, why_ended
 from tests.command import loadgen
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from servers.errors import LaunchError, UnreachableError, WrongServerError
-from servers.find import probe
-from servers.launch import How, LaunchSpec, launched
-from servers.launch.spec import LOCAL
-from servers.simulated import ConfigError
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.errors import LaunchError, UnreachableError, WrongServerError
+from loadgen.servers.find import probe
+from loadgen.servers.launch import How, LaunchSpec, launched
+from loadgen.servers.launch.spec import LOCAL
+from loadgen.servers.simulated import ConfigError
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
 

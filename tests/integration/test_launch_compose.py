@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from servers.errors import LaunchError
-from servers.launch import LaunchSpec, compose, launched
-from servers.launch.process import free_port
-from servers.launch.spec import Host
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.errors import LaunchError
+from loadgen.servers.launch import LaunchSpec, compose, launched
+from loadgen.servers.launch.process import free_port
+from loadgen.servers.launch.spec import Host
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import ROOT, loadgen
 from tests.simulated import running
 from tests.stand_in_docker import CONTAINER, DIGEST, Docker, ps

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from servers.errors import LaunchError
-from servers.find import probe
-from servers.launch import How, LaunchSpec, launched, process
-from servers.launch.spec import LOCAL, Host
+from loadgen.servers.errors import LaunchError
+from loadgen.servers.find import probe
+from loadgen.servers.launch import How, LaunchSpec, launched, process
+from loadgen.servers.launch.spec import LOCAL, Host
 from tests import command
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import CHILD
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import CHILD
 from tests.command import ROOT, accounted, summary_of
 from tests.delay import HELD_S
 from tests.network import MASTER, network

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, burst
 from tests.simulated import running
 from tests.stand_in_docker import DIGEST, Docker

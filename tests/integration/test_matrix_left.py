@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.matrix import MatrixPlan, journal
 from loadgen.matrix.run import matrix_of, take_down_left
-from servers.launch import process
+from loadgen.servers.launch import process
 
 
 def plan(launch: str) -> MatrixPlan:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from loadgen import Plan, read, run
 from loadgen.cli import app
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, burst, summary_of
 from tests.runs import burst as records_of_burst
 from tests.runs import footer, header, healthy, write

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, accounted, burst, in_process, summary_of
 from tests.simulated import running
 from tests.stub_server import OPENAI, answering

@@ -13,7 +13,7 @@ from threading import Lock, Thread
 import pytest
 
 from loadgen import api, runfile
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.busy_proxies import haproxy_queued, nginx_limited
 from tests.command import FAST, accounted, burst, in_process, loadgen, summary_of
 from tests.contract.recorded import TRANSCRIPTS

@@ -9,7 +9,7 @@ import pytest
 
 from loadgen import runfile
 from loadgen.cli.report import report
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, burst
 from tests.simulated import running
 

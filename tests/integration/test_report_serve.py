@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from analysis.report.page import HEADERS
+from loadgen.analysis.report.page import HEADERS
 from tests.command import Forked
 from tests.runs import burst, footer, header, healthy, write
 

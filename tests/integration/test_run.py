@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
+from loadgen.workloads import arrivals
+from loadgen.workloads.syntax import rate
 from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
 from tests.simulated import running
-from workloads import arrivals
-from workloads.syntax import rate
 
 run = partial(command, command="run")
 

@@ -13,7 +13,7 @@ import pytest
 from loadgen import runfile
 from loadgen.errors import EXIT_OK, EXIT_USAGE
 from loadgen.folders import FolderClaim
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, Forked, in_process
 from tests.simulated import running
 

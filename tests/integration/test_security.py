@@ -16,10 +16,10 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
-from analysis.report.page import server_of
 from loadgen import runfile
+from loadgen.analysis.report.page import server_of
 from loadgen.cli.run import drive
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, in_process, start, wait_for
 from tests.echo import echoing
 from tests.simulated import running

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
 from tests.simulated import running

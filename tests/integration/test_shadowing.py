@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, start
 from tests.simulated import running
 
@@ -68,7 +68,7 @@ def test_machines_find_our_own_packages(beside: Path) -> None:
 def test_a_module_that_came_first_is_named(beside: Path) -> None:
     """Python has one module of a name: who imported another before loadgen is told so."""
     (beside / "workloads.py").write_text("")
-    command = [sys.executable, "-c", "import workloads\nimport loadgen"]
+    command = [sys.executable, "-c", "import loadgen.workloads\nimport loadgen"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=beside, env=env, capture_output=True, text=True, timeout=100, check=False)
     assert "another module named workloads was imported before: import loadgen first" in done.stderr

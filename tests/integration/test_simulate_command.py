@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from loadgen import runfile
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.engines import engine_of
-from servers.simulated.scheduler import Job, Scheduler
-from servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.engines import engine_of
+from loadgen.servers.simulated.scheduler import Job, Scheduler
+from loadgen.servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
 from tests.command import ROOT, burst, loadgen, summary_of
 from tests.simulated import running
 

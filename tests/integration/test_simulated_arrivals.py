@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from benchmarks.comparison import judge
-from servers.simulated import arrivals
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn_process
-from servers.simulated.stream import LogLine
-from servers.wire.packets import may_see_packets
-from servers.wire.ports import Ports
-from servers.wire.ring import Ring
-from servers.wire.stamps import Received, StampSource
+from loadgen.servers.simulated import arrivals
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn_process
+from loadgen.servers.simulated.stream import LogLine
+from loadgen.servers.wire.packets import may_see_packets
+from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.ring import Ring
+from loadgen.servers.wire.stamps import Received, StampSource
 from tests.simulated import running
 
 BODY = json.dumps({"inputs": "spoken words", "parameters": {"max_new_tokens": 3}}).encode()

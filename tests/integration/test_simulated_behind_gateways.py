@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from loadgen import runfile
-from servers.find import probe
-from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.find import probe
+from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.busy_proxies import nginx_publishing
 from tests.command import burst, summary_of
 from tests.simulated import running

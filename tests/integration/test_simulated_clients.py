@@ -9,8 +9,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import Running, running
 
 with warnings.catch_warnings():

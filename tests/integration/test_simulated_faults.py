@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.stream import FAULTS, LogLine
+from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.stream import FAULTS, LogLine
 from tests.simulated import Running, running
 
 TOKENS = 8

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from servers.kinds import simulated_kinds
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

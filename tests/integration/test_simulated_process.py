@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from loadgen.cli import main
-from servers.simulated import StartError
-from servers.simulated.config import SimulatedConfig, parse_rule
-from servers.simulated.process import spawn
+from loadgen.servers.simulated import StartError
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
+from loadgen.servers.simulated.process import spawn
 from tests.simulated import running
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +58,8 @@ def test_a_child_dies_with_its_parent() -> None:
     """When the parent is killed, nobody tells the child; it notices that its standard input has ended."""
     script = (
         "import os, signal\n"
-        "from servers.simulated.config import SimulatedConfig\n"
-        "from servers.simulated.process import spawn\n"
+        "from loadgen.servers.simulated.config import SimulatedConfig\n"
+        "from loadgen.servers.simulated.process import spawn\n"
         "with spawn(SimulatedConfig(server='tgi')) as url:\n"
         "    print(url, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -17,14 +17,14 @@ import pytest
 
 from benchmarks.simulated import main as measure
 from loadgen import runfile
-from servers.kinds import simulated_kinds
-from servers.simulated import ConfigError
-from servers.simulated.config import SimulatedConfig
-from servers.wire.sse import split
+from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.simulated import ConfigError
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.wire.sse import split
+from loadgen.workloads.request import Request
 from tests.command import accounted, burst, summary_of
 from tests.dialects import DIALECTS
 from tests.simulated import Running, running
-from workloads.request import Request
 
 FAST: dict[str, float] = {"ttft_s": 0.004, "itl_s": 0.0005}
 GENERATE: dict[str, Any] = {"inputs": "a b c", "parameters": {"max_new_tokens": 6, "details": True}}

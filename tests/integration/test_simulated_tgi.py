@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import accounted, burst, summary_of
 from tests.simulated import running
 

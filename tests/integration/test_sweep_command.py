@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from analysis.summary import from_json
+from loadgen.analysis.summary import from_json
+from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.sweep import ended, read_lines
-from servers.simulated.config import SimulatedConfig
 from tests import command
 from tests.command import ROOT, Forked
 from tests.simulated import running

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from analysis.telemetry import series
 from loadgen import runfile
+from loadgen.analysis.telemetry import series
 from loadgen.held import SAMPLE
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.protocol import Reply
-from servers.simulated.server import protocol_of
-from servers.simulated.state import ServerState
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.protocol import Reply
+from loadgen.servers.simulated.server import protocol_of
+from loadgen.servers.simulated.state import ServerState
 from tests.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
 from tests.contract.recorded import response
 from tests.raw_server import page, serving

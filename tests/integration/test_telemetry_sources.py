@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers import telemetry
-from servers.access import Access, bearer
-from servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
+from loadgen.servers import telemetry
+from loadgen.servers.access import Access, bearer
+from loadgen.servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
 from tests.raw_server import CLOSE, DRIP, HANG, page, serving
 

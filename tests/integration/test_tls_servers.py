@@ -13,11 +13,11 @@ from typing import cast
 
 import pytest
 
-from analysis.client import read_log
+from loadgen.analysis.client import read_log
 from loadgen.runfile import Run, read
-from servers.simulated.config import SimulatedConfig
-from servers.simulated.process import spawn
-from servers.wire.connection import Connection
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.process import spawn
+from loadgen.servers.wire.connection import Connection
 from tests.command import burst, summary_of
 from tests.tls import certificate_files
 from tests.tls_servers import Completions, SentNs, haproxy, nginx, serving_uvicorn

@@ -14,13 +14,13 @@ import pytest
 import trustme
 import uvloop
 
-from servers.access import target_of
-from servers.wire.connection import Connection
-from servers.wire.http1 import Framing, joined, post
-from servers.wire.poller import Poller
-from servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
-from servers.wire.sweeps import Sweeps
-from servers.wire.transport import SMALL_BYTES, Exchange
+from loadgen.servers.access import target_of
+from loadgen.servers.wire.connection import Connection
+from loadgen.servers.wire.http1 import Framing, joined, post
+from loadgen.servers.wire.poller import Poller
+from loadgen.servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
+from loadgen.servers.wire.sweeps import Sweeps
+from loadgen.servers.wire.transport import SMALL_BYTES, Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, connected, playing
 
 REQUEST = post("/", "loopback", {}, b'{"x":1}')

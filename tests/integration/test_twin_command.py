@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import burst, in_process, summary_of
 from tests.simulated import running
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, Forked, in_process
 from tests.simulated import running
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from servers.kinds import KINDS, alike, openai
-from servers.kinds.dialect import Answer
+from loadgen.servers.kinds import KINDS, alike, openai
+from loadgen.servers.kinds.dialect import Answer
 
 DECODERS = {
     f"{kind}-{endpoint}": KINDS[kind].dialects[endpoint].decode

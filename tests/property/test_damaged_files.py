@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workloads import datasets
-from workloads.lengths import Empirical
-from workloads.processes import Trace
-from workloads.syntax import WorkloadError
+from loadgen.workloads import datasets
+from loadgen.workloads.lengths import Empirical
+from loadgen.workloads.processes import Trace
+from loadgen.workloads.syntax import WorkloadError
 
 DATA = Path(__file__).parent.parent / "data"
 SAMPLES = sorted(file.read_bytes() for file in DATA.glob("*/*") if file.is_file())

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.kinds.dialect import Answer
-from servers.kinds.refusals import error_text
-from servers.wire.sse import split
+from loadgen.servers.kinds.dialect import Answer
+from loadgen.servers.kinds.refusals import error_text
+from loadgen.servers.wire.sse import split
 from tests.contract.recorded import STREAMS, Stream
 from tests.dialects import DIALECTS
 

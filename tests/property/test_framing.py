@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.wire.http1 import Framing, ProtocolError, joined
+from loadgen.servers.wire.http1 import Framing, ProtocolError, joined
 
 PIECES = st.lists(
     st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n0\r\n\r\n", b"0\r\n\r\n", b"\r\n\r\n", 300 * b"a"])

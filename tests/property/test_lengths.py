@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from workloads.lengths import Empirical, parse
+from loadgen.workloads.lengths import Empirical, parse
 
 N = 100_000
 ERRORS = 5.0

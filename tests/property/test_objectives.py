@@ -13,11 +13,11 @@ from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 from scipy.stats import t as student
 
-from analysis import stats
-from analysis.frame import frame_of
-from analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
-from analysis.slo import judge
-from analysis.summary import BurstSkew, RequestCounts, Summary
+from loadgen.analysis import stats
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
+from loadgen.analysis.slo import judge
+from loadgen.analysis.summary import BurstSkew, RequestCounts, Summary
 from loadgen.record import Record
 from tests.command import ROOT
 from tests.runs import MILLISECOND_NS, complete, failed, typed

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.errors import ServerError, UncountableError
-from servers.find import ServerTokenizer
-from servers.kinds import KINDS
-from servers.kinds.dialect import Route
-from servers.telemetry import GapError, parse, values_of
+from loadgen.servers.errors import ServerError, UncountableError
+from loadgen.servers.find import ServerTokenizer
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.dialect import Route
+from loadgen.servers.telemetry import GapError, parse, values_of
 
 NAMES = (
     *("data", "id", "object", "owned_by", "version", "max_model_len", "root", "error", "detail", "model_id", "count"),

@@ -7,8 +7,8 @@ from itertools import accumulate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from servers.wire.http1 import Framing
-from servers.wire.sse import _split_exact, _split_usual, of_chunks, split
+from loadgen.servers.wire.http1 import Framing
+from loadgen.servers.wire.sse import _split_exact, _split_usual, of_chunks, split
 from tests.loopback import chunked
 
 FIELDS = (b"data:", b"data: ", b"data", b"data:  ", b":", b": ping", b"id: 7", b"event:x")

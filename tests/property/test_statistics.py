@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from analysis import stats
-from analysis.frame import frame_of
-from analysis.report.curves import course, distribution, drawn_ranks
+from loadgen.analysis import stats
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.report.curves import course, distribution, drawn_ranks
 from loadgen.record import Record
 from tests.runs import complete, failed, truncated
 

@@ -15,9 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadgen.record import Record
-from servers.kinds import alike
-from servers.wire import sse
-from servers.wire.sse import split
+from loadgen.servers.kinds import alike
+from loadgen.servers.wire import sse
+from loadgen.servers.wire.sse import split
 from tests.answers import DONE, Key, chunk, recorded, usage, whole
 from tests.dialects import DIALECTS
 from tests.loopback import chunked

@@ -8,12 +8,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.hardware.limits import deploy
-from servers.simulated.engines import ENGINES
-from servers.simulated.scheduler import Job, Policy, Scheduler
-from servers.simulated.step_time import StepTime
-from servers.simulated.timing import BatchingClock
-from servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
+from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.simulated.engines import ENGINES
+from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
+from loadgen.servers.simulated.step_time import StepTime
+from loadgen.servers.simulated.timing import BatchingClock
+from loadgen.servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
 
 STEP_TIME = StepTime(deploy("RTX4090", "llama-2-7b"))
 KV_TOKENS = 2000

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from analysis.frame import frame_of
-from analysis.metrics import METRICS
-from analysis.window import choose
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.window import choose
 from loadgen.record import Record
 from loadgen.runfile import load_facts
-from workloads.load import LoadFacts
+from loadgen.workloads.load import LoadFacts
 
 INSTANTS = st.integers(0, 10**10)
 REQUESTS = st.lists(

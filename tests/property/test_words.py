@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.workloads.prompts import COST_LIMIT, PromptError, WantedText, learn, text_prompts
 from tests.exact import alike_ids, alike_texts
-from workloads.prompts import COST_LIMIT, PromptError, WantedText, learn, text_prompts
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
 

@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen import runfile
 from loadgen.record import Record
-from servers.errors import LaunchError
-from servers.launch import LaunchSpec
-from servers.launch.process import Command, command_of, end, free_port, start_and_wait
-from servers.launch.spec import Host
+from loadgen.servers.errors import LaunchError
+from loadgen.servers.launch import LaunchSpec
+from loadgen.servers.launch.process import Command, command_of, end, free_port, start_and_wait
+from loadgen.servers.launch.spec import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / ".engine"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from servers.launch import process
+from loadgen.servers.launch import process
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / ".engine"

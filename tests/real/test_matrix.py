@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from loadgen import runfile
-from servers.launch import process
+from loadgen.servers.launch import process
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / ".engine"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.telemetry import series
 from loadgen import runfile
+from loadgen.analysis.telemetry import series
 
 if TYPE_CHECKING:
     from tests.real.conftest import Burst, Engine, Outcome

@@ -15,11 +15,11 @@ import httpx
 import msgspec
 import pytest
 
-from servers.kinds import KINDS
-from servers.wire import sse
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.wire import sse
+from loadgen.workloads.request import Request
 from tests.real.conftest import running_vllm
 from tests.real.test_vllm import counted
-from workloads.request import Request
 
 if TYPE_CHECKING:
     from tests.real.conftest import Burst, Engine

@@ -11,17 +11,17 @@ from typing import Self
 import pytest
 from typer.testing import CliRunner
 
-from analysis.window import load as loaded
+from loadgen.analysis.window import load as loaded
 from loadgen.cli import app
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.prepare import schedule_of
 from loadgen.runfile import Header, read
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.workloads import arrivals
+from loadgen.workloads.load import Arrivals, LoadFacts
+from loadgen.workloads.syntax import NS_PER_S, rate, show
 from tests.simulated import running
-from workloads import arrivals
-from workloads.load import Arrivals, LoadFacts
-from workloads.syntax import NS_PER_S, rate, show
 
 
 class Pairs(Arrivals, frozen=True):

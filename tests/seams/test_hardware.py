@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from servers import hardware
-from servers.hardware import HardwareError
-from servers.hardware.inference import step
-from servers.hardware.limits import deploy, limits_of
-from servers.hardware.load import Load
-from servers.simulated.config import SimulatedConfig
+from loadgen.servers import hardware
+from loadgen.servers.hardware import HardwareError
+from loadgen.servers.hardware.inference import step
+from loadgen.servers.hardware.limits import deploy, limits_of
+from loadgen.servers.hardware.load import Load
+from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import Forked, loadgen
 from tests.simulated import running
 

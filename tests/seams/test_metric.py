@@ -15,7 +15,7 @@ from tests.runs import burst, run_of
 
 PROGRAM = """
 import contextlib, io, json, sys
-from analysis.metrics import METRICS, Metric
+from loadgen.analysis.metrics import METRICS, Metric
 
 METRICS["ttfb_s"] = Metric(
     "ttfb_s", "TTFB", "Time to first byte", "t_byte - t_sent, made up.",

@@ -21,10 +21,10 @@ import msgspec
 import pytest
 
 from loadgen.errors import PlanError
-from servers.errors import EndpointError, LaunchError, LimitError, UnreachableError, WrongServerError
-from servers.find import check_limits, dialect_on, probe, resolve
-from servers.kinds import KINDS
-from servers.kinds.base import (
+from loadgen.servers.errors import EndpointError, LaunchError, LimitError, UnreachableError, WrongServerError
+from loadgen.servers.find import check_limits, dialect_on, probe, resolve
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.base import (
     Ask,
     KnownFault,
     MetricNames,
@@ -35,13 +35,13 @@ from servers.kinds.base import (
     as_dict,
     stated,
 )
-from servers.kinds.dialect import Answer, Dialect, Route
-from servers.kinds.events import decode_events, note_finish, settle
-from servers.kinds.lenient import end_marker
-from servers.launch import LaunchSpec, compose, process
-from servers.launch.spec import LOCAL, known_fault
-from servers.telemetry import parse, values_of
-from workloads.request import Request
+from loadgen.servers.kinds.dialect import Answer, Dialect, Route
+from loadgen.servers.kinds.events import decode_events, note_finish, settle
+from loadgen.servers.kinds.lenient import end_marker
+from loadgen.servers.launch import LaunchSpec, compose, process
+from loadgen.servers.launch.spec import LOCAL, known_fault
+from loadgen.servers.telemetry import parse, values_of
+from loadgen.workloads.request import Request
 
 ROOT = Path(__file__).parents[2]
 

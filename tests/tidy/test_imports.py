@@ -56,9 +56,9 @@ def test_the_coordinator_waits_for_no_event_loop(root: Path) -> None:
 def test_values_are_structs(root: Path) -> None:
     """Of what a run imports: a dataclass takes half a millisecond of its start, a Struct a twentieth of that."""
     program = (
-        "import analysis.report.sections, analysis.slo, loadgen.cli.output, loadgen.cli.run\n"
+        "import loadgen.analysis.report.sections, loadgen.analysis.slo, loadgen.cli.output, loadgen.cli.run\n"
         "import loadgen.engine.coordinator, loadgen.engine.driver, loadgen.prepare\n"
-        "import servers.find, servers.telemetry, sys\n"
+        "import loadgen.servers.find, loadgen.servers.telemetry, sys\n"
         "found = {each for one in [*sys.modules.values()] for each in vars(one).values() if isinstance(each, type)}\n"
         "ours = {each for each in found if each.__module__.partition('.')[0] in sys.argv[1:]}\n"
         "print(*(each.__name__ for each in ours if '__dataclass_fields__' in vars(each)))"
@@ -66,7 +66,9 @@ def test_values_are_structs(root: Path) -> None:
     assert _printed(root, program, "workloads", "servers", "loadgen", "analysis") == DATACLASSES
 
 
-@pytest.mark.parametrize("module", ["loadgen.record", "loadgen.runfile", "workloads.request", "servers.kinds.base"])
+@pytest.mark.parametrize(
+    "module", ["loadgen.record", "loadgen.runfile", "loadgen.workloads.request", "loadgen.servers.kinds.base"]
+)
 def test_the_shared_shapes_are_cheap(root: Path, module: str) -> None:
     """The shapes that every part shares load none of the heavy libraries."""
     assert not (HEAVY | CLIENTS) & _loaded(root, f"import {module}\n")

@@ -14,10 +14,10 @@ from loadgen.distributed.protocol import token_of
 from loadgen.errors import LoadgenError, PlanError
 from loadgen.plan import Plan
 from loadgen.server import access_of
-from servers.access import HIDDEN, bare, hide, keep_secret, redacted, secret_in, without_secrets
-from servers.errors import SecretError, ServerError
-from servers.find import base_url
-from servers.launch.spec import LOCAL, LaunchSpec, printed
+from loadgen.servers.access import HIDDEN, bare, hide, keep_secret, redacted, secret_in, without_secrets
+from loadgen.servers.errors import SecretError, ServerError
+from loadgen.servers.find import base_url
+from loadgen.servers.launch.spec import LOCAL, LaunchSpec, printed
 from tests.command import in_process
 
 KEY = 'sk-unit/42"&<x>-QrStUvWxYz'

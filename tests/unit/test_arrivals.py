@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from workloads.arrivals import Burst, due_instants, parse
-from workloads.load import Arrivals
-from workloads.processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
-from workloads.syntax import WorkloadError
+from loadgen.workloads.arrivals import Burst, due_instants, parse
+from loadgen.workloads.load import Arrivals
+from loadgen.workloads.processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
+from loadgen.workloads.syntax import WorkloadError
 
 S = 1_000_000_000
 

@@ -11,10 +11,10 @@ import pytest
 from loadgen.engine.driver import Recorder
 from loadgen.engine.health import Counts
 from loadgen.engine.warmup import Held
-from servers.wire import aside as limits
-from servers.wire.aside import BLOCK_BYTES, Aside, held
-from servers.wire.stamps import PLAIN
-from servers.wire.transport import Exchange
+from loadgen.servers.wire import aside as limits
+from loadgen.servers.wire.aside import BLOCK_BYTES, Aside, held
+from loadgen.servers.wire.stamps import PLAIN
+from loadgen.servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
 
 EVENT = b'data: {"choices":[{"text":" word"}]}\n\n'

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from analysis.report.format import asked, length
+from loadgen.analysis.report.format import asked, length
 from loadgen.plan import Plan
 from loadgen.runfile import load_facts
+from loadgen.workloads import arrivals as known_arrivals
+from loadgen.workloads import lengths as known_lengths
 from tests.runs import burst, run_of, summarise, typed
-from workloads import arrivals as known_arrivals
-from workloads import lengths as known_lengths
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from analysis import client as compared
-from analysis.summary import QuotedCalibration
 from loadgen import host
+from loadgen.analysis import client as compared
+from loadgen.analysis.summary import QuotedCalibration
 from loadgen.cli.calibrate import search
 from loadgen.engine import driver
 from loadgen.host import Calibration, Point, recall, remember

@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from analysis.frame import Floats
-from analysis.objectives import ObjectiveError, parse, parse_bounds
-from analysis.summarise import summarise
-from analysis.sweep.capacity import SHORT, Evidence, Search, autocorrelation_time, chance_of_share, chance_over, usable
-from analysis.window import frame_of_run
+from loadgen.analysis.frame import Floats
+from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
+from loadgen.analysis.summarise import summarise
+from loadgen.analysis.sweep.capacity import (
+    SHORT,
+    Evidence,
+    Search,
+    autocorrelation_time,
+    chance_of_share,
+    chance_over,
+    usable,
+)
+from loadgen.analysis.window import frame_of_run
 from tests.runs import burst, complete, failed, rejected, run_of
 
 SERVED_PER_S, BOUND_S, SHARE = 20.0, 1.0, 0.99

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.plan import Plan
 from loadgen.settings import CATALOG, catalog_names, from_catalog, read_plan
-from workloads.syntax import WorkloadError
+from loadgen.workloads.syntax import WorkloadError
 
 
 def test_the_experiment_of_the_paper_comes_first() -> None:

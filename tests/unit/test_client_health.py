@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from analysis.client import LIMITS
-from analysis.objectives import ObjectiveVerdict
-from analysis.report.findings import client_said, findings, verdict
-from analysis.stats import late_percentile_s
-from analysis.summary import Summary
+from loadgen.analysis.client import LIMITS
+from loadgen.analysis.objectives import ObjectiveVerdict
+from loadgen.analysis.report.findings import client_said, findings, verdict
+from loadgen.analysis.stats import late_percentile_s
+from loadgen.analysis.summary import Summary
 from loadgen.cli.output import exit_code
 from loadgen.engine.health import LATE_BOUNDS_NS, Health
 from loadgen.record import Record

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from analysis import stats
-from analysis.compare import FIGURES, compare, document, figures, noise, remark, unequal_work
-from analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
-from analysis.compare.noise import Samples, parts
-from analysis.objectives import ObjectiveError
-from analysis.report import markdown
-from analysis.report.terminal import render
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
+from loadgen.analysis import stats
+from loadgen.analysis.compare import FIGURES, compare, document, figures, noise, remark, unequal_work
+from loadgen.analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
+from loadgen.analysis.compare.noise import Samples, parts
+from loadgen.analysis.objectives import ObjectiveError
+from loadgen.analysis.report import markdown
+from loadgen.analysis.report.terminal import render
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.compare import sides
 from loadgen.errors import PlanError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import Comparison, compare, document, headline, read
-from analysis.compare.figures import parse_gates
-from analysis.report.terminal import render
+from loadgen.analysis.compare import Comparison, compare, document, headline, read
+from loadgen.analysis.compare.figures import parse_gates
+from loadgen.analysis.report.terminal import render
 from tests.compared import limited, run, scripted
 from tests.runs import burst, footer, header, healthy, write
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.compare import CHECKS
+from loadgen.analysis.compare import CHECKS
 from loadgen.runfile import Telemetry
 
 

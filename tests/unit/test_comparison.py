@@ -11,7 +11,7 @@ import pytest
 from benchmarks import peers
 from benchmarks.comparison import aiperf, evalscope, genai_bench, guidellm, judge, model, table, vllm_bench
 from benchmarks.comparison.client import Client, Load
-from servers.simulated import tokenizer as simulated
+from loadgen.servers.simulated import tokenizer as simulated
 
 MS = 1_000_000
 SUMMARY = {"late_ns": {"p99": 3 * MS}}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import analysis.frame
-from analysis.frame import frame_of
-from analysis.report import curves
-from analysis.report.charts import CHARTS
-from analysis.report.curves import (
+import loadgen.analysis.frame
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.report import curves
+from loadgen.analysis.report.charts import CHARTS
+from loadgen.analysis.report.curves import (
     BUCKET,
     PIECES,
     course,
@@ -26,7 +26,7 @@ from analysis.report.curves import (
     thinned,
     timeline,
 )
-from analysis.telemetry import Series
+from loadgen.analysis.telemetry import Series
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, loop, part_of, rejected, run_of, truncated
@@ -132,7 +132,7 @@ def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: py
     records = burst(700, 5)
     gaps = np.diff([record.chunk_ns for record in records], axis=1) / 1e9
     drawn = lifetime(frame_of(records))
-    monkeypatch.setattr(analysis.frame, "ENTRIES_PER_BLOCK", 64)
+    monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", 64)
     assert lifetime(frame_of(records)) == drawn
     assert drawn["token"] == [2, 3, 4, 5]
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
@@ -147,7 +147,7 @@ def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: py
 @pytest.mark.parametrize("entries", [7, 64, 1 << 20])
 def test_of_equal_gaps_the_last_are_named(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
     """However the chunks are walked through: a stall of all answers at once is as long in each of them."""
-    monkeypatch.setattr(analysis.frame, "ENTRIES_PER_BLOCK", entries)
+    monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", entries)
     stalled = [complete(number, [10 * MS, 11 * MS, 41 * MS, 42 * MS], end_ns=42 * MS) for number in range(50)]
     longer = complete(50, [10 * MS, 50 * MS], end_ns=50 * MS)
     found = lifetime(frame_of([*stalled[:5], longer, *stalled[5:]]))["longest"]

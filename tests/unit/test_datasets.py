@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads import datasets
-from workloads.datasets import Sample
-from workloads.syntax import WorkloadError
+from loadgen.workloads import datasets
+from loadgen.workloads.datasets import Sample
+from loadgen.workloads.syntax import WorkloadError
 
 SAMPLES = Path(__file__).parent.parent / "data/datasets"
 RIVERS = (

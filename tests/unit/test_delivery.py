@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis import stats as of_instants
-from analysis.stats import gamma_cdf, kolmogorov_smirnov
-from analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
+from loadgen.analysis import stats as of_instants
+from loadgen.analysis.stats import gamma_cdf, kolmogorov_smirnov
+from loadgen.analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
 from loadgen.runfile import load_facts
-from workloads.arrivals import parse
-from workloads.processes import Concurrency
+from loadgen.workloads.arrivals import parse
+from loadgen.workloads.processes import Concurrency
 
 S = 1_000_000_000
 US = 1_000

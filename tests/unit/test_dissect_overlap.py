@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import dissect
+from loadgen.analysis import dissect
 from tests.dissected import inference_found, operator
 
 STEPS = {"standard": [0.21, 0.20], "ladder": [0.13, 0.105], "no-communication": [0.10, 0.11]}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec import json
 
-from analysis import dissect, dissect_training
-from analysis.report.page import render
+from loadgen.analysis import dissect, dissect_training
+from loadgen.analysis.report.page import render
 from tests.dissected import inference_found, training_found
 
 

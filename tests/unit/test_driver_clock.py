@@ -16,10 +16,10 @@ from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.health import Counts
 from loadgen.engine.loops import ClosedLoop
 from loadgen.engine.warmup import Held
-from servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.wire.stamps import PLAIN, StampSource
+from loadgen.workloads import arrivals
+from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
-from workloads import arrivals
-from workloads.request import Request
 
 START_NS = 5_000_000_000
 FOREVER_NS = 10**15

@@ -15,8 +15,8 @@ from loadgen.engine.feed import OpenLoop
 from loadgen.engine.health import Counts
 from loadgen.engine.loops import ClosedLoop
 from loadgen.engine.warmup import Held
-from servers.errors import LocalLimitError
-from servers.wire.stamps import PLAIN
+from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.wire.stamps import PLAIN
 from tests.dialects import DIALECTS
 from tests.unit.test_driver_clock import START_NS, FakeClock, FakeConnection, FakeExchange, FakeNet, slots
 

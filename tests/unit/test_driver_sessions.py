@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from loadgen.engine.feed import OpenLoop, Slot
 from loadgen.engine.loops import ClosedLoop, Sessions
+from loadgen.workloads.sessions import Conversation, Turn
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
-from workloads.sessions import Conversation, Turn
 
 ANSWER_NS = 200_000_000
 THINK_NS = 50_000_000

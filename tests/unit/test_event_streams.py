@@ -1,5 +1,5 @@
-"""The rules of servers.wire.sse and servers.kinds.lenient, one example each: what is an event of a stream, and what is
-accepted in its JSON. `tests/property/test_streams.py` combines them."""
+"""The rules of loadgen.servers.wire.sse and loadgen.servers.kinds.lenient, one example each: what is an event of a
+stream, and what is accepted in its JSON. `tests/property/test_streams.py` combines them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from servers.kinds.lenient import DONE, end_marker
-from servers.wire.sse import is_event_stream, split
+from loadgen.servers.kinds.lenient import DONE, end_marker
+from loadgen.servers.wire.sse import is_event_stream, split
 from tests.answers import DONE as END
 from tests.answers import Key, recorded, whole
 from tests.dialects import DIALECTS

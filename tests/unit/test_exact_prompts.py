@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from workloads import lengths, workload
-from workloads.processes import Trace
-from workloads.prompts import COMMON_WORDS, PromptError
-from workloads.request import Request
-from workloads.syntax import WorkloadError
-from workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
-from workloads.workload import WorkloadSpec, prompts_for
+from loadgen.workloads import lengths, workload
+from loadgen.workloads.processes import Trace
+from loadgen.workloads.prompts import COMMON_WORDS, PromptError
+from loadgen.workloads.request import Request
+from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
+from loadgen.workloads.workload import WorkloadSpec, prompts_for
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from analysis.objectives import ObjectiveVerdict
-from analysis.report import findings, tables
-from analysis.report.format import started
-from analysis.summary import Summary
+from loadgen.analysis.objectives import ObjectiveVerdict
+from loadgen.analysis.report import findings, tables
+from loadgen.analysis.report.format import started
+from loadgen.analysis.summary import Summary
 from loadgen.runfile import read
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import (

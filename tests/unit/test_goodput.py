@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.frame import frame_of
-from analysis.metrics import METRICS
-from analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
-from analysis.slo import curve, goodput, needs
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
+from loadgen.analysis.slo import curve, goodput, needs
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS, complete, failed, rejected
 

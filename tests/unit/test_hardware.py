@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servers.hardware import HardwareError, gpu, model, number_format, tables
-from servers.hardware.limits import deploy
+from loadgen.servers.hardware import HardwareError, gpu, model, number_format, tables
+from loadgen.servers.hardware.limits import deploy
 
 
 @pytest.mark.parametrize("name", [row["model"] for row in tables()["models"]])

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servers.hardware import HardwareError, constant, framework, gpu, gpu_links, model, number_format, tables
-from servers.hardware.inference import Deployment, exposed_s, gemms, physical_s, step
-from servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
-from servers.hardware.limits import deploy, limits_of
-from servers.hardware.load import Load, expected, limit
-from servers.hardware.training import NF4_BYTES, Training, adapter_parameters, iteration, memory
+from loadgen.servers.hardware import HardwareError, constant, framework, gpu, gpu_links, model, number_format, tables
+from loadgen.servers.hardware.inference import Deployment, exposed_s, gemms, physical_s, step
+from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
+from loadgen.servers.hardware.limits import deploy, limits_of
+from loadgen.servers.hardware.load import Load, expected, limit
+from loadgen.servers.hardware.training import NF4_BYTES, Training, adapter_parameters, iteration, memory
 
 
 def test_a_large_gemm_runs_at_the_share_of_the_peak_that_was_measured() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from servers.errors import HostsError, LaunchError
-from servers.launch.compose import compose_file
-from servers.launch.spec import LOCAL, Host, read_hosts
+from loadgen.servers.errors import HostsError, LaunchError
+from loadgen.servers.launch.compose import compose_file
+from loadgen.servers.launch.spec import LOCAL, Host, read_hosts
 
 WHOLE = """
 [gpu-a]

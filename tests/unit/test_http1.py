@@ -5,8 +5,8 @@ import zlib
 
 import pytest
 
-from servers.errors import decompressed
-from servers.wire.http1 import Framing, ProtocolError, joined, post
+from loadgen.servers.errors import decompressed
+from loadgen.servers.wire.http1 import Framing, ProtocolError, joined, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

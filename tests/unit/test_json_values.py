@@ -13,9 +13,9 @@ import pytest
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.settings import read_plan
-from workloads import datasets
-from workloads.json_values import INT_MAX, INT_MIN, check_text, check_value
-from workloads.syntax import WorkloadError, opened
+from loadgen.workloads import datasets
+from loadgen.workloads.json_values import INT_MAX, INT_MIN, check_text, check_value
+from loadgen.workloads.syntax import WorkloadError, opened
 
 HALF = '"\\ud83d"'
 

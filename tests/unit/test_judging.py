@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objectives import ObjectiveVerdict, parse
-from analysis.slo import judge
-from analysis.window import frame_of_run
+from loadgen.analysis.objectives import ObjectiveVerdict, parse
+from loadgen.analysis.slo import judge
+from loadgen.analysis.window import frame_of_run
 from loadgen.record import Record
 from tests.runs import (
     MILLISECOND_NS,

@@ -8,10 +8,10 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from analysis.objectives import parse
-from analysis.slo import judge, junit
-from analysis.summary import Summary
-from analysis.window import frame_of_run
+from loadgen.analysis.objectives import parse
+from loadgen.analysis.slo import judge, junit
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.window import frame_of_run
 from tests.runs import burst, failed, run_of, summarise, typed
 
 SUITE = {"id", "name", "package", "hostname", "timestamp", "time", "tests", "failures", "errors"}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from analysis.compare import compare
-from analysis.limits import HardwareLimit
-from analysis.report.findings import limit
-from analysis.report.page import render
-from analysis.report.sections import full
-from analysis.summarise import summarise
+from loadgen.analysis.compare import compare
+from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.report.findings import limit
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.sections import full
+from loadgen.analysis.summarise import summarise
 from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
 from loadgen.errors import PlanError
@@ -23,9 +23,9 @@ from loadgen.matrix import starts
 from loadgen.plan import Plan
 from loadgen.record import Record
 from loadgen.runfile import Run, Telemetry, read
-from servers.hardware import HardwareError, cards, model
-from servers.hardware.inference import physical_s
-from servers.hardware.limits import deploy
+from loadgen.servers.hardware import HardwareError, cards, model
+from loadgen.servers.hardware.inference import physical_s
+from loadgen.servers.hardware.limits import deploy
 from tests.compared import run as compared
 from tests.matrices import fabricate, plan
 from tests.runs import complete, footer, header, part_of, text_of, write

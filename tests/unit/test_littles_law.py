@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.frame import frame_of
-from analysis.littles_law import check
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.littles_law import check
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, failed, header, run_of, said, summarise
@@ -111,7 +111,7 @@ def test_a_window_of_a_few_answers_raises_no_alarm() -> None:
 def _of_window(records: Sequence[Record], from_ms: float, to_ms: float) -> Any:
     from msgspec.structs import replace
 
-    from analysis.frame import Window
+    from loadgen.analysis.frame import Window
 
     law = check(replace(frame_of(records), window=Window(from_ms * MS, to_ms * MS, "set", "set by the plan")))
     assert law is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.frame import frame_of
-from analysis.metrics import METRICS
-from analysis.stats import describe
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.stats import describe
 from loadgen.interactive import live_run
 from loadgen.interactive.live_run import LiveFigures, NewestSamples, described
 from loadgen.record import Record

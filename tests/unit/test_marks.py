@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from analysis.report import format as said
 from loadgen import runfile
+from loadgen.analysis.report import format as said
 from loadgen.cli import twin
 from loadgen.errors import PlanError
 from loadgen.runfile import Telemetry
 from loadgen.server import simulated_name
-from servers import marks
-from servers.kinds.base import ServerFacts
-from servers.marks import Mark
+from loadgen.servers import marks
+from loadgen.servers.kinds.base import ServerFacts
+from loadgen.servers.marks import Mark
 from tests.answers import Key, recorded, whole
 from tests.runs import complete, footer, header, healthy, summarise, typed, write
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis.matrix import CellMemory, MatrixSummary, _differences, cell_memory
-from analysis.matrix.document import MatrixReport
-from analysis.report.terminal import render
-from analysis.summary import Memory
+from loadgen.analysis.matrix import CellMemory, MatrixSummary, _differences, cell_memory
+from loadgen.analysis.matrix.document import MatrixReport
+from loadgen.analysis.report.terminal import render
+from loadgen.analysis.summary import Memory
 from tests.matrices import fabricate
 
 

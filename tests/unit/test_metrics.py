@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.frame import frame_of
-from analysis.metrics import METRICS
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.metrics import METRICS
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, truncated

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objectives import HINT, ObjectiveError, parse
+from loadgen.analysis.objectives import HINT, ObjectiveError, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,5 +115,5 @@ def test_percentiles_are_shares(statistic: str, share: float | None) -> None:
 
 def test_reading_them_costs_no_heavy_import() -> None:
     """They are read before a burst starts, which must not wait for numpy."""
-    program = "import sys, analysis.objectives; sys.exit('numpy' in sys.modules)"
+    program = "import sys, loadgen.analysis.objectives; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=60).returncode == 0

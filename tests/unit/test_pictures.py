@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from servers.kinds import KINDS
-from workloads import datasets
-from workloads.lengths import Fixed
-from workloads.pictures import Picture
-from workloads.prompts import id_prompts
-from workloads.request import Request
-from workloads.syntax import WorkloadError
-from workloads.workload import Prompts, Synthetic, WorkloadSpec
+from loadgen.servers.kinds import KINDS
+from loadgen.workloads import datasets
+from loadgen.workloads.lengths import Fixed
+from loadgen.workloads.pictures import Picture
+from loadgen.workloads.prompts import id_prompts
+from loadgen.workloads.request import Request
+from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.workload import Prompts, Synthetic, WorkloadSpec
 
 
 def chunks(png: bytes) -> dict[bytes, bytes]:

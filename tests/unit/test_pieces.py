@@ -8,10 +8,10 @@ import pytest
 
 from loadgen.plan import Plan
 from loadgen.server import piece_advice
-from servers.find import fitting_output
-from servers.kinds import KINDS
-from servers.kinds.base import ServerFacts
-from servers.kinds.dialect import whole_pieces
+from loadgen.servers.find import fitting_output
+from loadgen.servers.kinds import KINDS
+from loadgen.servers.kinds.base import ServerFacts
+from loadgen.servers.kinds.dialect import whole_pieces
 from tests.answers import ending, token
 from tests.dialects import DIALECTS
 

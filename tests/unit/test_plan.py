@@ -7,12 +7,12 @@ import pytest
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.server import access_of
+from loadgen.servers import hardware
+from loadgen.servers.access import without_secrets
+from loadgen.servers.errors import HostsError
+from loadgen.servers.hardware import HardwareError
+from loadgen.servers.launch.spec import read_hosts
 from loadgen.settings import command_of, lengths_said, read_plan
-from servers import hardware
-from servers.access import without_secrets
-from servers.errors import HostsError
-from servers.hardware import HardwareError
-from servers.launch.spec import read_hosts
 
 
 def test_values_are_stored_in_their_canonical_form() -> None:

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from servers.wire import pool
-from servers.wire.pool import CONNECTS_AT_ONCE, Pool
+from loadgen.servers.wire import pool
+from loadgen.servers.wire.pool import CONNECTS_AT_ONCE, Pool
 
 
 @pytest.mark.parametrize(("step_s", "drawn"), [(0.0, [3, 1]), (0.001, [2, 1]), (1.0, [0, 0])])

@@ -10,8 +10,8 @@ from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
 from loadgen.prepare import schedule_of
 from loadgen.server import longest_of
-from workloads.lengths import Fixed, parse
-from workloads.workload import Prompts, SharedPrefix, Synthetic, WorkloadSpec
+from loadgen.workloads.lengths import Fixed, parse
+from loadgen.workloads.workload import Prompts, SharedPrefix, Synthetic, WorkloadSpec
 
 
 @pytest.mark.parametrize(

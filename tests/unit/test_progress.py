@@ -13,9 +13,9 @@ from loadgen.engine.decode import first_token
 from loadgen.engine.health import Counts, FirstTokens
 from loadgen.plan import Plan
 from loadgen.record import Record
-from servers.wire.poller import Poller
-from servers.wire.stamps import PLAIN
-from servers.wire.transport import Exchange
+from loadgen.servers.wire.poller import Poller
+from loadgen.servers.wire.stamps import PLAIN
+from loadgen.servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
 
 

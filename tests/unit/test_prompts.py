@@ -13,13 +13,13 @@ from random import Random
 
 import pytest
 
+from loadgen.workloads import workload
+from loadgen.workloads.draws import picker
+from loadgen.workloads.lengths import Fixed, Uniform
+from loadgen.workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
+from loadgen.workloads.workload import WorkloadSpec, prompts_for
 from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
-from workloads import workload
-from workloads.draws import picker
-from workloads.lengths import Fixed, Uniform
-from workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
-from workloads.workload import WorkloadSpec, prompts_for
 
 IMPOSSIBLE = {
     ("byte_level_with_bos", 1): "shortest prompt of text counts 2 tokens",
@@ -178,7 +178,7 @@ def test_stretches_are_cut_where_the_prompt_ends() -> None:
 def test_same_seed_same_bytes() -> None:
     """A seed fixes every prompt, in any process, whatever its hash seed; another seed changes all of them."""
     code = (
-        "from tests.exact import alike_ids, alike_texts; from workloads.prompts import COMMON_WORDS as W\n"
+        "from tests.exact import alike_ids, alike_texts; from loadgen.workloads.prompts import COMMON_WORDS as W\n"
         "count = lambda texts: [len(text.split()) for text in texts]\n"
         "print(alike_ids(range(9), 40, 20, 7), alike_texts(count, W, 40, 20, 7))"
     )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import stats
-from analysis.frame import Floats
+from loadgen.analysis import stats
+from loadgen.analysis.frame import Floats
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, header, run_of, summarise, text_of

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 from scipy import stats as reference
 
-from analysis.repeats import between, document, over_runs, state
-from analysis.report.terminal import render
-from analysis.summarise import summarise
-from analysis.summary import Summary
+from loadgen.analysis.repeats import between, document, over_runs, state
+from loadgen.analysis.report.terminal import render
+from loadgen.analysis.summarise import summarise
+from loadgen.analysis.summary import Summary
 from loadgen.cli.output import runs_in
 from loadgen.plan import Plan
 from tests.runs import burst, run_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from analysis.report import Disclosure, Document, Paragraph, Section, Table, tables
-from analysis.report.sections import full, names
+from loadgen.analysis.report import Disclosure, Document, Paragraph, Section, Table, tables
+from loadgen.analysis.report.sections import full, names
 from loadgen.runfile import Telemetry
 from tests.runs import burst, healthy, part_of, run_of, summarise, typed
 

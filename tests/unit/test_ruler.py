@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.workloads.prompts import COMMON_WORDS, PromptError
+from loadgen.workloads.ruler import Counter, approximate
+from loadgen.workloads.workload import Prompts, prompts_for
 from tests.unit.test_exact_prompts import Counts, order
-from workloads.prompts import COMMON_WORDS, PromptError
-from workloads.ruler import Counter, approximate
-from workloads.workload import Prompts, prompts_for
 
 DATA = Path(__file__).parent.parent / "data/datasets"
 

@@ -16,7 +16,7 @@ from loadgen.engine.health import Counts
 from loadgen.engine.sampler import PART, Bursts, Sampler, bursts_of
 from loadgen.errors import OutputError
 from loadgen.runfile import Telemetry
-from servers.telemetry import GapError, NotMeasuredError
+from loadgen.servers.telemetry import GapError, NotMeasuredError
 
 S = 1_000_000_000
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from workloads import arrivals, lengths, workload
-from workloads.processes import Trace
-from workloads.prompts import COMMON_WORDS
-from workloads.request import Request
-from workloads.sessions import Conversation
-from workloads.workload import WorkloadSpec, prompts_for
+from loadgen.workloads import arrivals, lengths, workload
+from loadgen.workloads.processes import Trace
+from loadgen.workloads.prompts import COMMON_WORDS
+from loadgen.workloads.request import Request
+from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.workload import WorkloadSpec, prompts_for
 
 DATA = Path(__file__).parent.parent / "data"
 SEED = 7

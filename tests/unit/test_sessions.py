@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.workloads import lengths
+from loadgen.workloads.prompts import Stretch
+from loadgen.workloads.request import Request
+from loadgen.workloads.sessions import Conversation, Turn
+from loadgen.workloads.workload import MultiTurn, Prompts, WorkloadSpec
 from tests.dialects import DIALECTS
-from workloads import lengths
-from workloads.prompts import Stretch
-from workloads.request import Request
-from workloads.sessions import Conversation, Turn
-from workloads.workload import MultiTurn, Prompts, WorkloadSpec
 
 DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
@@ -87,7 +87,7 @@ def test_a_conversation_is_a_value(chat: bool) -> None:
 
 def test_a_conversation_that_outgrows_its_limit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that answers without end does not fill the memory: the session is over instead."""
-    monkeypatch.setattr("workloads.sessions.TRANSCRIPT_LIMIT", 10)
+    monkeypatch.setattr("loadgen.workloads.sessions.TRANSCRIPT_LIMIT", 10)
     assert Conversation(0, TURNS, 0).after("x") is not None
     assert Conversation(0, TURNS, 0).after("x" * 20) is None
 

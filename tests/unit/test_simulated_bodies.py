@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from servers.simulated import tgi_bodies
-from servers.simulated.grammar import GrammarError, json_text, regex_text
-from servers.simulated.protocol import ErrorReply
-from servers.simulated.tgi_tools import call_id, call_pieces, call_text, called
+from loadgen.servers.simulated import tgi_bodies
+from loadgen.servers.simulated.grammar import GrammarError, json_text, regex_text
+from loadgen.servers.simulated.protocol import ErrorReply
+from loadgen.servers.simulated.tgi_tools import call_id, call_pieces, call_text, called
 
 CHAT = "/v1/chat/completions"
 SYNTAX = "Failed to parse the request body as JSON: "

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from servers.simulated import tokenizer
-from servers.simulated.tokenizer import write_model
+from loadgen.servers.simulated import tokenizer
+from loadgen.servers.simulated.tokenizer import write_model
 
 
 @pytest.fixture(scope="module")

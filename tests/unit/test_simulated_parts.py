@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer import BadParameter
 
 from loadgen.cli.options import seconds
-from servers.simulated import ConfigError, tokenizer
-from servers.simulated.config import FaultRule, SimulatedConfig, fault_of, parse_fault, parse_rule
-from servers.simulated.state import Histogram, exposition
-from servers.simulated.stream import FAULTS, LATE_NS, Lateness
-from servers.wire.poller import Timer
+from loadgen.servers.simulated import ConfigError, tokenizer
+from loadgen.servers.simulated.config import FaultRule, SimulatedConfig, fault_of, parse_fault, parse_rule
+from loadgen.servers.simulated.state import Histogram, exposition
+from loadgen.servers.simulated.stream import FAULTS, LATE_NS, Lateness
+from loadgen.servers.wire.poller import Timer
 
 
 @given(st.text())

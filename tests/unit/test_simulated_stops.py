@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from servers.simulated.protocol import Completion
-from servers.simulated.vllm_answers import _held_back
+from loadgen.servers.simulated.protocol import Completion
+from loadgen.servers.simulated.vllm_answers import _held_back
 
 SAID = Completion(False, 4, 4, [300, 301, 302, 303], [b" the", b" cat", b" sat", b" down"], "length")
 

@@ -14,7 +14,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.decode import records_of
 from loadgen.engine.health import Health
 from loadgen.record import Record
-from servers.wire.agreement import (
+from loadgen.servers.wire.agreement import (
     DISAGREEING_SHARE,
     LIMIT_NS,
     REJECTED_MIN,
@@ -24,14 +24,14 @@ from servers.wire.agreement import (
     differences,
     in_order,
 )
-from servers.wire.ring import UNKNOWN, Flow
-from servers.wire.sources import RingStamps
-from servers.wire.stamps import PLAIN, SocketStamps, StampSource
-from servers.wire.transport import Exchange
+from loadgen.servers.wire.ring import UNKNOWN, Flow
+from loadgen.servers.wire.sources import RingStamps
+from loadgen.servers.wire.stamps import PLAIN, SocketStamps, StampSource
+from loadgen.servers.wire.transport import Exchange
+from loadgen.workloads.request import Request
 from tests.answers import chunk, usage
 from tests.dialects import DIALECTS
 from tests.loopback import chunked
-from workloads.request import Request
 
 MS = 1_000_000
 KEY = ("vllm", "completions")

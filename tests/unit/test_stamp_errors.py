@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from analysis import frame as frames
-from analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
-from analysis.frame import frame_of
+from loadgen.analysis import frame as frames
+from loadgen.analysis.client import STEPS_PER_OCTAVE, StampError, error_bars
+from loadgen.analysis.frame import frame_of
 from loadgen.record import Record
 from loadgen.runfile import stamp_facts
 from tests.runs import MILLISECOND_NS as MS

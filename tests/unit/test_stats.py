@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from analysis import stats
-from analysis.objectives import AdjustedDistribution
+from loadgen.analysis import stats
+from loadgen.analysis.objectives import AdjustedDistribution
 
 
 @pytest.mark.parametrize(("name", "needed"), [("p50", 11), ("p90", 64), ("p95", 130), ("p99", 662), ("p99_9", 6636)])

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from servers.hardware.inference import step
-from servers.hardware.limits import deploy
-from servers.simulated.scheduler import Batch
-from servers.simulated.step_time import StepTime
+from loadgen.servers.hardware.inference import step
+from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.simulated.scheduler import Batch
+from loadgen.servers.simulated.step_time import StepTime
 
 DEPLOYMENT = deploy("H100", "llama-3.1-8b", tensor=2)
 STEP_TIME = StepTime(DEPLOYMENT)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.summary import as_dict
+from loadgen.analysis.summary import as_dict
 from tests.runs import typed
 
 TESTS = Path(__file__).parents[1]

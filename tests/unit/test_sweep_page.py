@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from analysis.report.page import render
-from analysis.report.terminal import render as printed
-from analysis.sweep import SweepResult, pareto, rate_of
-from analysis.sweep.document import brief, frontier
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.terminal import render as printed
+from loadgen.analysis.sweep import SweepResult, pareto, rate_of
+from loadgen.analysis.sweep.document import brief, frontier
 
 RECORDED = Path(__file__).parents[2] / "docs/results/vllm-cpu-sweep/sweep.json"
 

@@ -11,9 +11,9 @@ from time import monotonic
 import pytest
 import uvloop
 
-from servers.wire import poller, sweeps
-from servers.wire.poller import Poller
-from servers.wire.sweeps import Sweeps
+from loadgen.servers.wire import poller, sweeps
+from loadgen.servers.wire.poller import Poller
+from loadgen.servers.wire.sweeps import Sweeps
 
 
 class Reader:

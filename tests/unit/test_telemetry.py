@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis.report.findings import memory as memory_said
-from analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
-from analysis.telemetry import counters, memory, series
-from analysis.window import frame_of_run
+from loadgen.analysis.report.findings import memory as memory_said
+from loadgen.analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
+from loadgen.analysis.telemetry import counters, memory, series
+from loadgen.analysis.window import frame_of_run
 from loadgen.record import Record
 from loadgen.runfile import RunFileError
 from tests.runs import complete, failed, loop, rejected, run_of, said, summarise, text_of, typed

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.objectives import parse
-from analysis.report import markdown
-from analysis.report.format import UNKNOWN, duration, significant
-from analysis.report.sections import brief
-from analysis.slo import judge
-from analysis.summary import Summary
-from analysis.window import frame_of_run
+from loadgen.analysis.objectives import parse
+from loadgen.analysis.report import markdown
+from loadgen.analysis.report.format import UNKNOWN, duration, significant
+from loadgen.analysis.report.sections import brief
+from loadgen.analysis.slo import judge
+from loadgen.analysis.summary import Summary
+from loadgen.analysis.window import frame_of_run
 from tests.runs import burst, failed, header, healthy, loop, run_of, summarise, text_of, typed
 
 

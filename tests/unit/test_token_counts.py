@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.frame import frame_of
-from analysis.metrics import METRICS
-from analysis.report import findings
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.report import findings
 from loadgen.record import Record
 from loadgen.token_counts import Basis, generated, streamed
 from tests.answers import DONE, Key, recorded

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.workloads.prompts import PromptError, load_tokenizer, tokenizer_file
 from tests.tiny_tokenizers import save
-from workloads.prompts import PromptError, load_tokenizer, tokenizer_file
 
 
 def test_words_are_single_tokens(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_not_a_tokenizer(tmp_path: Path, content: bytes | None, reason: str) -> 
 
 def test_import_is_cheap() -> None:
     """Reading the module does not load the tokenizers library: most commands never need it."""
-    code = "import sys, workloads.prompts; assert 'tokenizers' not in sys.modules"
+    code = "import sys, loadgen.workloads.prompts; assert 'tokenizers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

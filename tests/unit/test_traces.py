@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from workloads.arrivals import parse
-from workloads.processes import Trace
-from workloads.syntax import WorkloadError
-from workloads.traces import TABLES, Entry
+from loadgen.workloads.arrivals import parse
+from loadgen.workloads.processes import Trace
+from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.traces import TABLES, Entry
 
 SAMPLES = Path(__file__).parent.parent / "data/traces"
 MS = 1_000_000

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from analysis.report import tables
-from analysis.report.page import render
-from analysis.report.sections import full
-from analysis.report.tables import TURNS_BRIEF
+from loadgen.analysis.report import tables
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.sections import full
+from loadgen.analysis.report.tables import TURNS_BRIEF
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, header, part_of, run_of, said, summarise, text_of, typed

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis.frame import frame_of
-from analysis.objectives import parse_bounds
-from analysis.report import tables
-from analysis.report.findings import goodput as goodput_sentences
-from analysis.slo import goodput
-from analysis.summary import Summary
+from loadgen.analysis.frame import frame_of
+from loadgen.analysis.objectives import parse_bounds
+from loadgen.analysis.report import tables
+from loadgen.analysis.report.findings import goodput as goodput_sentences
+from loadgen.analysis.slo import goodput
+from loadgen.analysis.summary import Summary
 from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, run_of, summarise, text_of, typed

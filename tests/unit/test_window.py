@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.frame import Window, frame_of
-from analysis.objectives import parse_bounds
-from analysis.report.findings import findings, verdict
-from analysis.slo import goodput
-from analysis.window import choose, frame_of_run, in_flight
+from loadgen.analysis.frame import Window, frame_of
+from loadgen.analysis.objectives import parse_bounds
+from loadgen.analysis.report.findings import findings, verdict
+from loadgen.analysis.slo import goodput
+from loadgen.analysis.window import choose, frame_of_run, in_flight
 from loadgen.record import Record
 from loadgen.runfile import load_facts
 from tests.runs import MILLISECOND_NS as MS

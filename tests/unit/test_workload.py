@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from workloads import lengths
-from workloads.processes import Trace
-from workloads.prompts import Prompt, Stretch
-from workloads.request import Request
-from workloads.syntax import WorkloadError
-from workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
-from workloads.workload import (
+from loadgen.workloads import lengths
+from loadgen.workloads.processes import Trace
+from loadgen.workloads.prompts import Prompt, Stretch
+from loadgen.workloads.request import Request
+from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
+from loadgen.workloads.workload import (
     Dataset,
     MultiTurn,
     Prompts,

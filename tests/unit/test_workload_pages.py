@@ -11,7 +11,7 @@ import pytest
 
 from loadgen.plan import Plan
 from loadgen.settings import catalog_names, from_catalog
-from workloads import arrivals, lengths, workload
+from loadgen.workloads import arrivals, lengths, workload
 
 PAGES = Path(__file__).parent.parent.parent / "docs/reference"
 FIRST_CODE = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)

@@ -1,5 +1,5 @@
-"""What a checkpoint makes of a prompt by the plain Llama of `servers.ladder`, in fp32: the logarithm of the probability
-of each token but the first.
+"""What a checkpoint makes of a prompt by the plain Llama of `loadgen.servers.ladder`, in fp32: the logarithm of the
+probability of each token but the first.
 
     PYTHONPATH=. .engine/vllm/bin/python tests/real/engine/logprobs.py .engine/model ladder 5,17,3
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from servers.hardware.huggingface import shape_of
-from servers.ladder.llama import build
+from loadgen.servers.hardware.huggingface import shape_of
+from loadgen.servers.ladder.llama import build
 
 
 def main(folder: Path, architecture: str, ids: list[int]) -> list[float]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from loadgen.analysis import stats
 from loadgen.analysis.objectives import LATENCIES, Objective
-from loadgen.analysis.window import frame_of_run
-from loadgen.runfile import Run
+from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.steady_window import frame_of_run
 
 
 def unfit(objectives: Sequence[Objective]) -> list[str]:

@@ -8,14 +8,14 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from loadgen.analysis.format import count, duration, share, significant
 from loadgen.analysis.hardware import aligned, roof, roofline_chart
-from loadgen.analysis.report.format import count, duration, share, significant
 from loadgen.analysis.stats import mean_and_deviation, student_quantile
 from loadgen.servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
-    from loadgen.dissect.found import Bounds, InferenceFound, Operator, StepCase
+    from loadgen.dissect.results import Bounds, InferenceFound, Operator, StepCase
 
 Rows = list[tuple[str, ...]]
 ORDER = (

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from loadgen.analysis.dissect import links, with_margin, wrapped
+from loadgen.analysis.format import count, duration, share, significant, size
 from loadgen.analysis.hardware import aligned
-from loadgen.analysis.report.format import count, duration, share, significant, size
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
-    from loadgen.dissect.found import TechniqueFound, TrainingFound
+    from loadgen.dissect.results import TechniqueFound, TrainingFound
 
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
 MEMORY_HEADS = ("technique", "weights", "gradients", "optimiser", "activations", "peak", "predicted", "off")

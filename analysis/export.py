@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec.structs import asdict, replace
 
+from loadgen.analysis.build_summary import server_info
 from loadgen.analysis.frame import Gathering, Window, frame_of
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.summarise import server_info
-from loadgen.analysis.window import windowed
-from loadgen.record import Record
-from loadgen.runfile import Run, Telemetry, scan
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Run, Telemetry, scan
+from loadgen.analysis.steady_window import windowed
 
 Row = tuple[Any, ...]
 Write = Callable[[Sequence[Row]], object]

@@ -3,8 +3,8 @@
 Records become columns in blocks as they come: of 64 chunks, a Record is 5 kB of Python objects and 0.5 kB of columns.
 Chunks of all requests lie end to end in two arrays; `offsets[i]:offsets[i + 1]` are those of request i. Instants are
 float64 nanoseconds from the run's start: exact to 2**53 ns, which is 104 days, and NaN where something never happened.
-Those of chunks are kept as steps of four bytes (loadgen.analysis.chunks), so whatever walks over chunks does it in
-`blocks`.
+Those of chunks are kept as steps of four bytes (loadgen.analysis.chunk_columns), so whatever walks over chunks does it
+in `blocks`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.analysis.chunks import ChunkInstants, GrowingArray, GrowingTokens, steps_of
-from loadgen.record import Record, State
-from loadgen.token_counts import BASES, Basis, streamed
+from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, GrowingTokens, steps_of
+from loadgen.analysis.run.record import Record, State
+from loadgen.analysis.run.token_counts import BASES, Basis, streamed
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -106,7 +106,7 @@ class Frame(msgspec.Struct, frozen=True):
     last_ns: Floats
     """Last chunk; of a complete request that asked for no token, the end of its answer."""
     first_tokens: Floats
-    """Streamed tokens of the first chunk, by the rule of loadgen.token_counts, as all that follows."""
+    """Streamed tokens of the first chunk, by the rule of loadgen.analysis.run.token_counts, as all that follows."""
     arrived_tokens: Floats
     """The sum over chunks, each of which counts as one token at least."""
     streamed_tokens: Floats
@@ -117,7 +117,7 @@ class Frame(msgspec.Struct, frozen=True):
     recorded_tokens: Floats
     """The sum over the chunks' own counts, also where the server's total contradicts it."""
     basis: Integers
-    """How the streamed tokens are known: an index into loadgen.token_counts.BASES."""
+    """How the streamed tokens are known: an index into loadgen.analysis.run.token_counts.BASES."""
     prompt_asked: Floats
     """NaN where it could not be known beforehand."""
     prompt_reported: Floats

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
     from loadgen.servers.hardware.inference import Deployment
-    from loadgen.servers.hardware.limits import Figures, Limits
+    from loadgen.servers.hardware.roofline import Figures, Limits
 
 ROOFLINE = """FLOP/s that one GPU allows by how many FLOPs are made of each byte that is read. Left of the edge memory
 is the limit, right of it computing; dots are the GEMMs of one layer and the output head."""
@@ -21,7 +21,7 @@ MEANING = """`limit`: every FLOP, byte and message at the rate of the data sheet
 
 def rows(found: Limits) -> list[tuple[str, str, str]]:
     """Name, limit, expected."""
-    from loadgen.analysis.report.format import duration, significant
+    from loadgen.analysis.format import duration, significant
 
     def both(figure: str, shown: Any) -> tuple[str, str]:
         return shown(getattr(found.limit, figure)), shown(getattr(found.expected, figure))
@@ -40,7 +40,7 @@ def rows(found: Limits) -> list[tuple[str, str, str]]:
 
 def gemm_rows(found: Limits) -> list[tuple[str, ...]]:
     """Of each GEMM: phase, name, shape, FLOPs per byte, what binds, limit and expected."""
-    from loadgen.analysis.report.format import duration, significant
+    from loadgen.analysis.format import duration, significant
 
     return [
         (
@@ -150,16 +150,16 @@ def document(found: Limits, deployment: Deployment) -> Document:
 
 
 def _card(label: str, expected: Figures, limit: Figures) -> Any:
+    from loadgen.analysis.format import duration
     from loadgen.analysis.report import Card
-    from loadgen.analysis.report.format import duration
 
     value, unit = duration(expected.tpot_s).split(" ")
     return Card(f"{label} expected", value, unit, f"limit {duration(limit.tpot_s)}, bound by {limit.bound}")
 
 
 def _rate(found: Limits) -> Any:
+    from loadgen.analysis.format import significant
     from loadgen.analysis.report import Card
-    from loadgen.analysis.report.format import significant
 
     rate, most = found.expected.output_tokens_per_s, found.limit.output_tokens_per_s
     return Card(

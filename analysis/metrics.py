@@ -3,7 +3,7 @@ this table: summary, objectives, goodput, export, comparison, live page and docu
 
 Notation of the definitions: t_due, t_sent; t_1..t_k, the arrivals of the k chunks that hold at least one generated
 token; c_j, the tokens in chunk j; m, the streamed tokens, which is the sum of c_j; n, the tokens generated, which are
-more where a server hides some (loadgen.token_counts); t_end, the arrival of the server's end marker.
+more where a server hides some (loadgen.analysis.run.token_counts); t_end, the arrival of the server's end marker.
 
 To add one: an entry below, and nothing else. No numpy here, so that objectives are read without it.
 """

@@ -14,22 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.report import (
-    Block,
-    ChartRef,
-    Code,
-    Document,
-    Finding,
-    Findings,
-    Kind,
-    Paragraph,
-    Section,
-    Switch,
-    TableCell,
-    findings,
-)
-from loadgen.analysis.report.format import (
+from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
     UNKNOWN,
     asked,
@@ -45,6 +30,21 @@ from loadgen.analysis.report.format import (
     times_speed,
     unit_of,
     who,
+)
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.report import (
+    Block,
+    ChartRef,
+    Code,
+    Document,
+    Finding,
+    Findings,
+    Kind,
+    Paragraph,
+    Section,
+    Switch,
+    TableCell,
+    findings,
 )
 from loadgen.analysis.report.tables import Cells, numbers, objectives, overview, statistic, table
 from loadgen.analysis.stats import (

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis import stats
+from loadgen.analysis.format import UNKNOWN, count, scale_of, significant, simulated, who
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.objectives import (
     GOOD,
@@ -39,7 +40,6 @@ from loadgen.analysis.objectives import (
     ObjectiveVerdict,
 )
 from loadgen.analysis.report.findings import client_said, endings, findings, measured
-from loadgen.analysis.report.format import UNKNOWN, count, scale_of, significant, simulated, who
 from loadgen.analysis.summary import Summary
 
 POINTS_MAX = 300

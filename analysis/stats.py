@@ -24,11 +24,11 @@ from functools import cache
 
 import numpy as np
 
-from loadgen.analysis.chunks import Ranked
+from loadgen.analysis.chunk_columns import Ranked
 from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution
 from loadgen.analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
-from loadgen.workloads.load import LoadFacts
+from loadgen.workloads.arrival_facts import LoadFacts
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 WITH_INTERVAL = ("p50", "p90", "p95", "p99")

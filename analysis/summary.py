@@ -1,6 +1,6 @@
 """The summary of a run: all that is known about it in figures. These Structs are summary.json, its JSON Schema
-(docs/reference/summary.schema.json), its reference page and the Python API at once; `loadgen.analysis.summarise` fills
-them in. Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined,
+(docs/reference/summary.schema.json), its reference page and the Python API at once; `loadgen.analysis.build_summary`
+fills them in. Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined,
 never zero.
 """
 
@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.analysis.prediction import Predicted
-from loadgen.runfile import StampFacts
-from loadgen.workloads.load import LoadFacts
+from loadgen.analysis.run.runfile import StampFacts
+from loadgen.workloads.arrival_facts import LoadFacts
 
 FORMAT = 1
 """Of summary.json: rises when a key goes or changes its meaning, not when one is added."""

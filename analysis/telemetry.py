@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis.frame import Booleans, Frame, total
+from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import rounded
 from loadgen.analysis.summary import (
     CounterCheck,
@@ -28,7 +29,6 @@ from loadgen.analysis.summary import (
     MemoryReserved,
     ProcessMemory,
 )
-from loadgen.runfile import Run
 
 Source = Literal["server", "gpu", "host"]
 BEFORE = ("idle", "start")

@@ -32,8 +32,7 @@ import numpy as np
 
 from benchmarks.comparison.machine import pinned
 from benchmarks.tls_server import make_certificate, serving
-from loadgen import runfile
-from loadgen.analysis.client import (
+from loadgen.analysis.client_health import (
     StampComparison,
     compare_with_log,
     read_log,
@@ -41,9 +40,10 @@ from loadgen.analysis.client import (
     stamps_notes,
     stamps_row,
 )
+from loadgen.analysis.run import runfile
 from loadgen.cli.calibrate import TTFT_S, drive
 from loadgen.cli.options import seconds
-from loadgen.host import Point
+from loadgen.machine import Point
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 

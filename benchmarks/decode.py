@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 from loadgen.servers.wire.sse import split
 
 VLLM = (

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.comparison import machine
 from benchmarks.comparison.install import run
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 
 SOURCE = Path(__file__).with_suffix(".c")
 

@@ -25,7 +25,7 @@ from benchmarks.comparison import baseline, drive, judge, machine, model, ours, 
 from benchmarks.comparison.client import Client
 from benchmarks.comparison.install import ensure
 from benchmarks.peers import BEGIN, ENVIRONMENTS, PEAK, RATE, SKEW, WALL
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 
 RATIO, LATE = "of C's rate", "server late p99, ms"
 TTFT_P99, TPOT_P99 = "TTFT error p99, ms", "TPOT error p99, ms"

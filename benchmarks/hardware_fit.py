@@ -20,7 +20,8 @@ from scipy.optimize import minimize
 
 from benchmarks import hardware_model as bench
 from loadgen.servers import hardware
-from loadgen.servers.hardware import Framework, inference, limits
+from loadgen.servers.hardware import Framework, inference
+from loadgen.servers.hardware import roofline as limits
 
 Points = list[bench.Point]
 FITTED = {

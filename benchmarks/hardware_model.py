@@ -25,8 +25,8 @@ import numpy as np
 from loadgen.servers.hardware import framework, gpu, gpu_links, model, number_format
 from loadgen.servers.hardware.inference import Deployment, step
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
-from loadgen.servers.hardware.limits import deploy
-from loadgen.servers.hardware.load import Load, expected
+from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.throughput_model import Load, expected
 from loadgen.servers.hardware.training import Training, iteration, memory
 
 DATA = [Path(__file__).parent / "data"]

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.record import Record
-from loadgen.runfile import Footer, Header, Telemetry
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Footer, Header, Telemetry
 
 RATE_PER_S = 200
 BLOCK = 1000

@@ -8,7 +8,7 @@ python -m benchmarks.same_server --scenes repeats     groups of five runs each
 What a method was tuned on cannot judge it: FRESH are other cards, models, limits and kinds of chance, with other seeds,
 that had no part in it. But the last two of them are why single runs have a floor under their errors.
 
-Each run is a real batching engine (loadgen.servers.simulated.timing) driven through a burst, or Poisson arrivals,
+Each run is a real batching engine (loadgen.servers.simulated.token_clock) driven through a burst, or Poisson arrivals,
 under a fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a
 stall now and then, so that requests depend on each other as they do on a server: they queue behind each other and
 share steps.
@@ -27,15 +27,15 @@ from pathlib import Path
 
 import numpy as np
 
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare import FIGURES, ComparedRun, Comparison, compare
-from loadgen.analysis.summarise import summarise
-from loadgen.analysis.window import frame_of_run
-from loadgen.record import Record
-from loadgen.runfile import Footer, Header, Run, Telemetry
-from loadgen.servers.simulated.engines import engine_of
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Footer, Header, Run, Telemetry
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.servers.simulated.scheduler import Batch, Job
+from loadgen.servers.simulated.scheduler_presets import engine_of
 from loadgen.servers.simulated.step_time import StepTime
-from loadgen.servers.simulated.timing import BatchingClock
+from loadgen.servers.simulated.token_clock import BatchingClock
 
 PROMPT, OUTPUT = 512, 64
 

@@ -22,11 +22,11 @@ from itertools import combinations
 from pathlib import Path
 from random import Random
 
-from loadgen.servers.hardware.limits import deploy
-from loadgen.servers.simulated.engines import Engine, engine_of
+from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
+from loadgen.servers.simulated.scheduler_presets import Engine, engine_of
 from loadgen.servers.simulated.step_time import StepTime
-from loadgen.servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
 
 DATA = Path(__file__).parent / "data"
 KV_TOKENS = 68_700

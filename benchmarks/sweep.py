@@ -23,16 +23,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadgen import simulate
 from loadgen.analysis.frame import Floats
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import LATENCIES, Objective, parse
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.sweep import evidence
-from loadgen.analysis.sweep.capacity import Search
-from loadgen.analysis.window import frame_of_run
+from loadgen.analysis.sweep.capacity_search import Search
 from loadgen.cli.sweep import FACTOR, in_memory
 from loadgen.plan import Plan
-from loadgen.sweep import Sweep
+from loadgen.studies import simulate
+from loadgen.studies.sweep import Sweep
 
 RUNS_MOST, CONFIDENCE, START = 8, 0.95, 1.0
 TRUTHS, TRUTH_S = 24, 1200.0

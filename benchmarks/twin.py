@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.schedulers import Compared, rows
-from loadgen.servers.simulated.engines import engine_of
-from loadgen.twin_fit import Floats, Observed, Problem, StepLimits
+from loadgen.servers.simulated.scheduler_presets import engine_of
+from loadgen.studies.twin_fitting import Floats, Observed, Problem, StepLimits
 
 RUNNING_LIMIT, STEP_TOKENS = 128, 2048
 """Of the server of the trace, as its options were."""

@@ -80,7 +80,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
     from loadgen.analysis.summary import Summary
 
     files = [f"analysis/{name}.py" for name in ("summary", "limits", "prediction", "objectives")]
-    files += ["loadgen/runfile.py", "workloads/load.py"]
+    files += ["analysis/run/runfile.py", "workloads/arrival_facts.py"]
     modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
     found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     for node in found.values():
@@ -91,7 +91,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
 def metrics() -> str:
     """The page of every metric and of the client's limits, from their registries."""
-    from loadgen.analysis.client import LIMITS, text
+    from loadgen.analysis.client_health import LIMITS, text
     from loadgen.analysis.metrics import METRICS
     from loadgen.analysis.stats import PERCENTILES, samples_needed
 
@@ -110,7 +110,7 @@ def metrics() -> str:
 
 def dialects() -> str:
     """The page of every server's endpoints, from their kinds."""
-    from loadgen.servers.kinds import KINDS
+    from loadgen.servers.backends import KINDS
 
     yes = {True: "yes", False: "no"}
     rows = [

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from loadgen.runfile import read
+from loadgen.analysis.run.runfile import read
 
 run = read(Path(sys.argv[1]))
 complete = [record for record in run.records if record.state == "complete" and record.sent_ns is not None]

@@ -32,10 +32,10 @@ from loadgen.errors import LoadgenError, PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import Comparison
-    from loadgen.analysis.report.sections import ReportedRun
+    from loadgen.analysis.report.run_document import ReportedRun
+    from loadgen.engine.prepare import OnProgress
+    from loadgen.engine.resolve_server import Say
     from loadgen.plan import Plan
-    from loadgen.prepare import OnProgress
-    from loadgen.server import Say
 
 
 class Result:
@@ -59,7 +59,7 @@ class Result:
         """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
         KeyError for a name that is not in `figures`."""
         from loadgen.analysis.report.charts import figure
-        from loadgen.analysis.report.sections import chart_runs
+        from loadgen.analysis.report.run_document import chart_runs
 
         name = name if name in self.figures else f"{name}_s"  # of a latency, as `summary.latency` takes it
         if name not in self.figures:
@@ -72,7 +72,7 @@ class Result:
 
     def text(self) -> str:
         """What the command prints of a run, in 80 columns."""
-        from loadgen.analysis.report.sections import brief
+        from loadgen.analysis.report.run_document import brief
         from loadgen.analysis.report.terminal import render
 
         return render(brief(self.summary))
@@ -83,8 +83,8 @@ class Result:
         `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
         import numpy as np
 
-        from loadgen import runfile
         from loadgen.analysis.export import REQUESTS, request_rows
+        from loadgen.analysis.run import runfile
 
         rows = list(request_rows(runfile.read(self.path).records))
         values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
@@ -213,9 +213,9 @@ class _Measurement:
         goodput: Sequence[str],
     ) -> None:
         from loadgen.cli.output import expressions
+        from loadgen.engine.resolve_server import named
         from loadgen.folders import chosen
-        from loadgen.server import named
-        from loadgen.settings import command_of
+        from loadgen.plan_fields import command_of
 
         plan = named(plan)
         if plan.repeats > 1:
@@ -291,7 +291,7 @@ class _Measurement:
         if kind == "progress":
             self._began = True
             if self._progress:
-                from loadgen.engine.health import Counts
+                from loadgen.engine.client_health import Counts
 
                 phase, counts = said
                 self._progress(phase, Counts.from_buffer_copy(counts))
@@ -306,7 +306,7 @@ class _Measurement:
 
 def _measure(pipe: Connection) -> None:
     """What the measuring process does: one run, told over the pipe as it goes on."""
-    from loadgen import prepare
+    from loadgen.engine import prepare
     from loadgen.plan import Plan
 
     def tell(kind: str, *said: Any) -> None:

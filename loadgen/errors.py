@@ -1,9 +1,9 @@
 """What can go wrong before or beside the requests, and the exit codes.
 
-All of these exit with 2, as do loadgen.workloads.prompts.PromptError and loadgen.runfile.RunFileError; errors about the
-server under test (loadgen.servers.errors) exit with 3, but with 2 where the plan asks for more than its limits, or for
-an endpoint that is known to mislead in its version, or where the hosts file is wrong. A failed request never raises: it
-becomes a Record with a kind (loadgen.record.ERROR_KINDS).
+All of these exit with 2, as do loadgen.workloads.prompts.PromptError and loadgen.analysis.run.runfile.RunFileError;
+errors about the server under test (loadgen.servers.errors) exit with 3, but with 2 where the plan asks for more than
+its limits, or for an endpoint that is known to mislead in its version, or where the hosts file is wrong. A failed
+request never raises: it becomes a Record with a kind (loadgen.analysis.run.record.ERROR_KINDS).
 """
 
 from __future__ import annotations

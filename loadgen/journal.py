@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from loadgen.analysis.run.runfile import Footer
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_WAIT_S, FolderClaim
-from loadgen.runfile import Footer
-from loadgen.servers.access import hide
+from loadgen.servers.auth import hide
 from loadgen.servers.errors import NOT_READABLE
 
 FORMAT = 1

@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import msgspec
 
 from loadgen.errors import PlanError
-from loadgen.servers.access import certificates, header_lines, redacted, server_url
-from loadgen.servers.kinds import KINDS, any_of
-from loadgen.servers.wire.sources import AUTO, SOURCES
-from loadgen.settings import (
+from loadgen.plan_fields import (
     NOTHING_SENT,
     OBJECT,
     POSITIVE,
@@ -33,9 +30,12 @@ from loadgen.settings import (
     sizes,
     within,
 )
+from loadgen.servers.auth import certificates, header_lines, redacted, server_url
+from loadgen.servers.backends import KINDS, any_of
+from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.datasets import user_fields
-from loadgen.workloads.ruler import Counter
+from loadgen.workloads.token_counter import Counter
 
 
 def _outputs(settings: Mapping[str, Any]) -> int | str:
@@ -74,7 +74,7 @@ SELDOM = must(
 class Plan:
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
-    # Empty until loadgen.server.named has asked.
+    # Empty until loadgen.engine.resolve_server.named has asked.
     server: Annotated[
         str,
         A_KIND,

@@ -35,15 +35,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from loadgen.servers.access import OPEN, Access
+from loadgen.servers.auth import OPEN, Access
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.base import MetricNames
 from loadgen.servers.errors import NOT_READABLE, ServerError
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.base import MetricNames
 
 if TYPE_CHECKING:
     import ssl
 
-    from loadgen.servers.calls import Caller
+    from loadgen.servers.json_client import Caller
 
 EXTRA = "pip install 'llm-loadgen[telemetry]'"  # What to do where a library is missing
 PAGE_LIMIT_BYTES = 16 << 20
@@ -376,7 +376,7 @@ def _library(module: str, package: str) -> Any:
 
 def _page_caller(url: str, access: Access) -> Caller:
     """What `_fetch` asks. The parser is loaded too (0.1 s, once), before anything is timed."""
-    from loadgen.servers.calls import Caller
+    from loadgen.servers.json_client import Caller
 
     _library("prometheus_client.parser", "prometheus-client")
     return Caller(url, access)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from loadgen.analysis.run.record import Record
+from loadgen.engine.client_health import Health
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import records_of
-from loadgen.engine.health import Health
-from loadgen.record import Record
-from loadgen.servers.kinds.dialect import Dialect
+from loadgen.engine.record_builder import records_of
+from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.connection import READ_BYTES
 from loadgen.servers.wire.http1 import ProtocolError
 from loadgen.servers.wire.transport import Exchange, WireError

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.request import urlopen
 
-from loadgen import api, runfile
+from loadgen import api
+from loadgen.analysis.run import runfile
 from loadgen.cli import main
 from loadgen.servers.simulated.server import child
 
@@ -34,22 +35,22 @@ FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 LATE = (
     *(
         "loadgen.engine.coordinator",
-        "loadgen.engine.sampler",
+        "loadgen.engine.telemetry_sampler",
         "loadgen.cli.output",
         "loadgen.cli.run",
-        "loadgen.prepare",
+        "loadgen.engine.prepare",
     ),
     *("loadgen.cli.sweep", "loadgen.cli.capacity"),
     *(
-        "loadgen.servers.calls",
+        "loadgen.servers.json_client",
         "loadgen.servers.telemetry",
-        "loadgen.servers.wire.ring",
-        "loadgen.servers.simulated.engines",
+        "loadgen.servers.wire.packet_ring",
+        "loadgen.servers.simulated.scheduler_presets",
     ),
     *(
         "loadgen.analysis.report.page",
         "loadgen.analysis.report.terminal",
-        "loadgen.analysis.summarise",
+        "loadgen.analysis.build_summary",
         "numpy",
         "jinja2",
         "scipy.special",

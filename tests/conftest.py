@@ -50,7 +50,7 @@ def root() -> Path:
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server's URL or a proxy set for daily work must not change what a test talks to, nor a terminal without a
     cursor or another test's secret what is shown."""
-    monkeypatch.setattr("loadgen.servers.access._known", set())
+    monkeypatch.setattr("loadgen.servers.auth._known", set())
     for name in list(os.environ):
         if name.startswith("LOADGEN_") or name.lower() in {"http_proxy", "https_proxy", "all_proxy", "term"}:
             monkeypatch.delenv(name)

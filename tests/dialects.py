@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 
 EVERY = {(kind.name, endpoint): dialect for kind in KINDS.values() for endpoint, dialect in kind.dialects.items()}
 DIALECTS = {key: dialect for key, dialect in EVERY.items() if dialect.streams}

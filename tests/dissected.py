@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadgen.dissect.found import (
+from loadgen.dissect.results import (
     Bounds,
     Direction,
     InferenceFound,

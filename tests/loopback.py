@@ -10,9 +10,9 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.servers.access import Target
+from loadgen.servers.auth import Target
 from loadgen.servers.wire.connection import Connection, connect
-from loadgen.servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, StampSource
 
 RESET = "reset"
 """Close with RST instead of FIN."""

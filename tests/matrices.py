@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
-from loadgen.matrix import MatrixPlan, Repeat, journal, starts
+from loadgen.studies.matrix import MatrixPlan, Repeat, journal, starts
 from tests.runs import burst, footer, header, healthy, write
 
 PACE = {"vllm": 1.0, "tgi": 1.1, "lightllm": 0.9}

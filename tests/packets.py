@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen.servers.wire.packets import BLOCK_BYTES
-from loadgen.servers.wire.segments import Segments, segments
+from loadgen.servers.wire.packet_headers import Segments, segments
+from loadgen.servers.wire.packet_socket import BLOCK_BYTES
 
 SERVER = ("10.1.2.3", 8000)
 SERVER_6 = ("2001:db8::7", 8000)

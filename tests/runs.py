@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.analysis import summarise as summarising
+from loadgen.analysis import build_summary as summarising
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.report.findings import findings
-from loadgen.analysis.report.sections import ReportedRun, brief, reported
+from loadgen.analysis.report.run_document import ReportedRun, brief, reported
 from loadgen.analysis.report.terminal import render
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Footer, Header, Run, Telemetry, read
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import Summary, as_dict
-from loadgen.analysis.window import frame_of_run
-from loadgen.record import Record
-from loadgen.runfile import Footer, Header, Run, Telemetry, read
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 
 MILLISECOND_NS = 1_000_000
 VERSION_NOTES: dict[str, dict[str, Any]] = {"tgi": {"prompt_piece_tokens": 1024}}

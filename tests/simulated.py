@@ -16,7 +16,7 @@ import uvloop
 
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.server import serve
-from loadgen.servers.simulated.stream import LogLine
+from loadgen.servers.simulated.stream_sender import LogLine
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loadgen.record import Record
-from loadgen.runfile import Run, Telemetry
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Run, Telemetry
 from tests.runs import footer, header, healthy, write
 from tests.runs import read as read_run
 

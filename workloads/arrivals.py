@@ -14,10 +14,10 @@ from typing import Self
 
 import msgspec
 
-from loadgen.workloads import syntax
-from loadgen.workloads.load import Arrivals, LoadFacts
-from loadgen.workloads.processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads import spec_syntax as syntax
+from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
+from loadgen.workloads.arrival_processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
+from loadgen.workloads.spec_syntax import WorkloadError
 
 BURST_LIMIT = 1_000_000
 INTERACTIVE = "interactive"

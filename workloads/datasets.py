@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import msgspec
 
+from loadgen.workloads.images import url_of
 from loadgen.workloads.json_values import check_file_text, check_text, check_value
 from loadgen.workloads.lengths import UNNAMED
-from loadgen.workloads.pictures import url_of
 from loadgen.workloads.request import Request
-from loadgen.workloads.syntax import TOKENS_LIMIT, WorkloadError, opened, path_and_options
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, opened, path_and_options
 
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts

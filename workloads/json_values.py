@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1
 """The integers that the JSON encoder and common servers can hold."""

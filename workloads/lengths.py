@@ -20,8 +20,9 @@ from typing import Protocol
 
 import msgspec
 
-from loadgen.workloads import draws, syntax
-from loadgen.workloads.syntax import TOKENS_LIMIT, WorkloadError
+from loadgen.workloads import random_streams as draws
+from loadgen.workloads import spec_syntax as syntax
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError
 
 VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
 UNNAMED = 128

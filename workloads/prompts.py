@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from loadgen.workloads.draws import picker
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.random_streams import picker
+from loadgen.workloads.spec_syntax import WorkloadError
 
 if TYPE_CHECKING:
     import tokenizers

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.workloads.pictures import Picture
+from loadgen.workloads.images import Picture
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from loadgen.workloads import datasets
 from loadgen.workloads.request import Request
-from loadgen.workloads.syntax import duration_ns, options, path_and_options, show_duration, whole
+from loadgen.workloads.spec_syntax import duration_ns, options, path_and_options, show_duration, whole
 
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts

@@ -34,7 +34,7 @@ import msgspec
 
 from loadgen.workloads.datasets import LINE_HINT, lines, placed
 from loadgen.workloads.json_values import check_file_text
-from loadgen.workloads.syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
+from loadgen.workloads.spec_syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
 
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""

@@ -1,7 +1,7 @@
 """The Workload: arrivals' counterpart, what is asked. A seeded iterable of Requests, made one at a time.
 
 A trace brings its own lengths: see `Trace.requests`. Lengths are made exact by whoever counts for the server
-(`loadgen.workloads.ruler`)."""
+(`loadgen.workloads.token_counter`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.workloads import sessions
+from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.images import Picture
 from loadgen.workloads.lengths import Fixed, Lengths
-from loadgen.workloads.pictures import Picture
-from loadgen.workloads.processes import Trace
 from loadgen.workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
@@ -32,9 +32,9 @@ from loadgen.workloads.prompts import (
     text_prompts,
 )
 from loadgen.workloads.request import Request, merged
-from loadgen.workloads.ruler import ANOTHER_MODEL, APPROXIMATE, Counter, ruler_of
 from loadgen.workloads.sessions import Conversation, MultiTurn
-from loadgen.workloads.syntax import TOKENS_LIMIT, WorkloadError, options, whole
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, options, whole
+from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, Counter, ruler_of
 
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
@@ -122,7 +122,7 @@ class Prompts(msgspec.Struct, frozen=True):
     count: Callable[[str], int]  # tokens of a text as the server counts them
     how: str = ""  # how the lengths of prompts were made exact, or what is assumed of them
     chat: bool = False  # the Requests of sessions hold messages
-    exact: bool = True  # as in loadgen.workloads.ruler.Ruler, and so is the next
+    exact: bool = True  # as in loadgen.workloads.token_counter.Ruler, and so is the next
     any_text: bool = True
 
     @property

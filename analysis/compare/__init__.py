@@ -24,6 +24,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.analysis import report as doc
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare.figures import (
     LOGARITHM_MOST,
     MARGIN,
@@ -36,18 +37,17 @@ from loadgen.analysis.compare.figures import (
     of_groups,
     of_single_runs,
 )
-from loadgen.analysis.compare.noise import RUNS_DIFFER, ComparedRun, name_of
+from loadgen.analysis.compare.run_variance import RUNS_DIFFER, ComparedRun, name_of
+from loadgen.analysis.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
 from loadgen.analysis.repeats import state
 from loadgen.analysis.report import tables, terminal
 from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
 from loadgen.analysis.report.findings import limit
-from loadgen.analysis.report.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
-from loadgen.analysis.report.sections import DEFINITIONS, ReportedRun
+from loadgen.analysis.report.run_document import DEFINITIONS, ReportedRun
 from loadgen.analysis.report.tables import LEVELS as GATE_LEVELS
 from loadgen.analysis.report.tables import Cells, table
-from loadgen.analysis.summarise import summarise
+from loadgen.analysis.steady_window import load
 from loadgen.analysis.summary import Summary
-from loadgen.analysis.window import load
 
 __all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page", "read"]
 FIGURES = (

@@ -1,9 +1,9 @@
 """Each figure of A against that of B, from its difference and error to one of four verdicts, and `--fail-if`.
 
 One run against one run: from raw samples, with the sources of chance that a run shows
-(loadgen.analysis.compare.noise). Groups of repeats: one figure per run, so that requests need not be independent. In
-both an interval is never wider than what makes whole runs differ may plausibly do (RUN_VARIATION), so that what lies
-beyond that is called. Table and `--fail-if` judge by the same interval.
+(loadgen.analysis.compare.run_variance). Groups of repeats: one figure per run, so that requests need not be
+independent. In both an interval is never wider than what makes whole runs differ may plausibly do (RUN_VARIATION), so
+that what lies beyond that is called. Table and `--fail-if` judge by the same interval.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from loadgen.analysis import stats
-from loadgen.analysis.compare import noise
-from loadgen.analysis.compare.noise import ComparedRun, samples_of
+from loadgen.analysis.compare import run_variance as noise
+from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
+from loadgen.analysis.format import count, significant, unit_of
 from loadgen.analysis.metrics import Metric, by_key
 from loadgen.analysis.objectives import LATENCIES, RATES, read_each
 from loadgen.analysis.repeats import completed
-from loadgen.analysis.report.format import count, significant, unit_of
 from loadgen.analysis.stats import student_cdf, student_quantile
 from loadgen.analysis.summary import Summary
 

@@ -19,7 +19,7 @@ from msgspec.structs import astuple
 from loadgen.analysis.compare import LENGTHS_ALIKE
 from loadgen.analysis.compare.figures import RUN_VARIATION, of_values
 from loadgen.analysis.frame import Floats, Frame
-from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.repeats import OverRuns, figures_of, over_runs
 from loadgen.analysis.stats import percentile

@@ -13,6 +13,18 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis import report as doc
+from loadgen.analysis.format import (
+    UNKNOWN,
+    count,
+    duration,
+    figure_title,
+    scale_of,
+    share,
+    significant,
+    size,
+    times_speed,
+    unit_of,
+)
 from loadgen.analysis.frame import Floats
 from loadgen.analysis.matrix import (
     COMPARED,
@@ -28,20 +40,8 @@ from loadgen.analysis.matrix import (
 from loadgen.analysis.matrix.sweeps import sweep_findings, sweep_rows
 from loadgen.analysis.metrics import METRICS, by_key
 from loadgen.analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
+from loadgen.analysis.report.chart_data import distribution
 from loadgen.analysis.report.charts import DASHES, PALETTE
-from loadgen.analysis.report.curves import distribution
-from loadgen.analysis.report.format import (
-    UNKNOWN,
-    count,
-    duration,
-    figure_title,
-    scale_of,
-    share,
-    significant,
-    size,
-    times_speed,
-    unit_of,
-)
 from loadgen.analysis.report.tables import Cells, numbers, table
 from loadgen.analysis.summary import Summary
 

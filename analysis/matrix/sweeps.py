@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from loadgen.analysis.format import UNKNOWN, count, significant, times_speed
 from loadgen.analysis.matrix import CellName, CellSweep
 from loadgen.analysis.report import Finding, Kind, TableCell
-from loadgen.analysis.report.format import UNKNOWN, count, significant, times_speed
 from loadgen.analysis.report.tables import Cells, numbers
 from loadgen.analysis.sweep import best, rate_of
 from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, per_s

@@ -22,11 +22,12 @@ from typing import Any
 
 import msgspec
 
+from loadgen.analysis.format import count, duration, scale_of, significant
 from loadgen.analysis.frame import Frame
-from loadgen.analysis.gaps import samples_of
+from loadgen.analysis.itl_distribution import samples_of
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.report import RunLook, Shape, Zoom, curves
-from loadgen.analysis.report.format import count, duration, scale_of, significant
+from loadgen.analysis.report import RunLook, Shape, Zoom
+from loadgen.analysis.report import chart_data as curves
 from loadgen.analysis.stats import PERCENTILES, samples_needed
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series

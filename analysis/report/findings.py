@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from loadgen.analysis.client import RING_OFF
-from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.client_health import RING_OFF
+from loadgen.analysis.format import count, duration, share, significant, size, times_speed
+from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
 from loadgen.analysis.report import Finding, Level
-from loadgen.analysis.report.format import count, duration, share, significant, size, times_speed
 from loadgen.analysis.summary import (
     ClientHealth,
     LengthDifference,

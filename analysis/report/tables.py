@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from loadgen.analysis.client import LIMITS
-from loadgen.analysis.client import text as limit_text
-from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.objectives import AdjustedDistribution, Distribution
-from loadgen.analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
-from loadgen.analysis.report.format import (
+from loadgen.analysis.client_health import LIMITS
+from loadgen.analysis.client_health import text as limit_text
+from loadgen.analysis.format import (
     UNKNOWN,
     count,
     duration,
@@ -22,6 +19,9 @@ from loadgen.analysis.report.format import (
     size,
     unit_of,
 )
+from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.objectives import AdjustedDistribution, Distribution
+from loadgen.analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from loadgen.analysis.summary import Summary
 

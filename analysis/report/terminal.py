@@ -10,8 +10,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from loadgen.analysis.format import plain
 from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph, Table, TableCell
-from loadgen.analysis.report.format import plain
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
 LINE_MAX = 400

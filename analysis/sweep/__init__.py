@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from loadgen.analysis.format import knows_speed, simulated, speed_of, who
 from loadgen.analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
-from loadgen.analysis.report.format import knows_speed, simulated, speed_of, who
+from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import CONFIDENCE
 from loadgen.analysis.summary import Summary
-from loadgen.analysis.sweep.capacity import Capacity, Evidence, State
+from loadgen.analysis.sweep.capacity_search import Capacity, Evidence, State
 from loadgen.analysis.telemetry import number, samples
-from loadgen.runfile import Run
 
 FORMAT = 1
 CARRIED_SHARE = 0.9

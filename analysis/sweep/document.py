@@ -8,6 +8,7 @@ from itertools import cycle
 from typing import Any
 
 from loadgen.analysis import report as doc
+from loadgen.analysis.format import UNKNOWN, count, duration, share, significant, times_speed
 from loadgen.analysis.report import (
     Block,
     Card,
@@ -22,7 +23,6 @@ from loadgen.analysis.report import (
     TableCell,
 )
 from loadgen.analysis.report.charts import DASHES, PALETTE
-from loadgen.analysis.report.format import UNKNOWN, count, duration, share, significant, times_speed
 from loadgen.analysis.report.tables import Cells, numbers, table
 from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
 

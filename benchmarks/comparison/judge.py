@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadgen.servers.wire.sources import common
+from loadgen.servers.wire.timestamp_sources import common
 
 _NS_PER_MS = 1e6
 

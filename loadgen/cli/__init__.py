@@ -264,8 +264,8 @@ def _found(name: str) -> Any:
 
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
+    from loadgen.analysis.run.runfile import RunFileError
     from loadgen.errors import LoadgenError
-    from loadgen.runfile import RunFileError
     from loadgen.servers.errors import (
         ClientLimitError,
         EndpointError,
@@ -277,7 +277,7 @@ def _exit_code(error: Exception) -> int | None:
         VersionError,
     )
     from loadgen.servers.simulated import SimulatedError
-    from loadgen.workloads.syntax import WorkloadError
+    from loadgen.workloads.spec_syntax import WorkloadError
 
     ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
     if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):

@@ -23,11 +23,11 @@ from typer import Option
 
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
-from loadgen.host import Calibration, Point, allow_open_files, facts, remember
-from loadgen.servers.kinds import any_of, simulated_kinds
+from loadgen.machine import Calibration, Point, allow_open_files, facts, remember
+from loadgen.servers.backends import any_of, simulated_kinds
 
 if TYPE_CHECKING:
-    from loadgen.analysis.client import StampComparison
+    from loadgen.analysis.client_health import StampComparison
 
 SEARCH_S = 45.0
 """No burst begins later than this, so that the whole command ends after about a minute."""
@@ -62,7 +62,7 @@ def calibrate(
     together (or further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is
     found is remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
     """
-    from loadgen.analysis.client import exact_up_to, stamps_heading
+    from loadgen.analysis.client_health import exact_up_to, stamps_heading
 
     def say(line: str) -> None:
         if not as_json:
@@ -149,8 +149,8 @@ def drive(point: Point, folder: Path) -> tuple[Path, Path]:
 
 def _measure(folder: Path, say: Callable[[str], None], point: Point) -> StampComparison:
     """One burst, said as it ends."""
-    from loadgen.analysis.client import compare_with_log, read_log, stamps_notes, stamps_row
-    from loadgen.runfile import read
+    from loadgen.analysis.client_health import compare_with_log, read_log, stamps_notes, stamps_row
+    from loadgen.analysis.run.runfile import read
 
     run, log = drive(point, Path(mkdtemp(dir=folder)))
     try:

@@ -15,7 +15,7 @@ from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
-    from loadgen.capacity import CapacityOption
+    from loadgen.studies.capacity import CapacityOption
 
 HEADS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
 GPUS = ("L40S", "A100", "H100", "H200", "B200")
@@ -50,12 +50,12 @@ def drive(
     quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
 ) -> None:
     """Simulate each candidate at several rates, and print what each takes."""
-    from loadgen import capacity
     from loadgen.analysis.capacity import figures_of, met, unfit
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
-    from loadgen.simulate import Modelled
+    from loadgen.studies import capacity
+    from loadgen.studies.simulate import Modelled
 
     try:
         objectives = parse(objective or (), "--objective")
@@ -97,8 +97,8 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
     """A table, the cheapest first, and why others cannot."""
+    from loadgen.analysis.format import significant
     from loadgen.analysis.hardware import aligned
-    from loadgen.analysis.report.format import significant
 
     several = len({each.format for each in options}) > 1
     rows = []
@@ -131,7 +131,7 @@ def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> 
 
 
 def _told(figure: float | None) -> str:
-    from loadgen.analysis.report.format import duration
+    from loadgen.analysis.format import duration
 
     return "unknown" if figure is None else duration(figure)
 
@@ -169,6 +169,6 @@ def plan_capacity(
     By the hardware model and the server's scheduler, in virtual time; nothing is sent. The cheapest first. Exit codes:
     0 answered, 2 usage.
     """
-    from loadgen.settings import read_plan
+    from loadgen.plan_fields import read_plan
 
     drive(({} if plan is None else read_plan(plan)) | settings, **shared)

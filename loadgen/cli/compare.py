@@ -84,7 +84,7 @@ def compare(
     if html is not None:
         from loadgen.analysis.compare import page
         from loadgen.analysis.report.page import render
-        from loadgen.analysis.report.sections import reported
+        from loadgen.analysis.report.run_document import reported
 
         a, b = ([reported(each.run, each.frame, each.summary) for each in group] for group in groups)
         links = [report_link(each.run.path.parent, html) for each in (*a, *b)]

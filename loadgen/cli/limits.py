@@ -117,8 +117,8 @@ def _told() -> Iterator[None]:
 
 def _serving(asked: AskedLimits) -> Any:
     from loadgen.servers.hardware import gpu_links
-    from loadgen.servers.hardware.limits import deploy, limits_of
-    from loadgen.servers.hardware.load import Load
+    from loadgen.servers.hardware.roofline import deploy, limits_of
+    from loadgen.servers.hardware.throughput_model import Load
 
     made = deploy(
         *(

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun
     from loadgen.analysis.matrix import CellRunData, CellSweep, MatrixSummary
     from loadgen.analysis.objectives import Objective
-    from loadgen.matrix import MatrixPlan, Repeat, SweptBy
-    from loadgen.matrix.run import Matrix
     from loadgen.plan import Plan
-    from loadgen.sweep import Measure, Over
+    from loadgen.studies.matrix import MatrixPlan, Repeat, SweptBy
+    from loadgen.studies.matrix.run import Matrix
+    from loadgen.studies.sweep import Measure, Over
 
 SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
 
@@ -60,9 +60,9 @@ def matrix(
         if dry_run or resume or out:
             raise PlanError(f"{plan} is a folder: its report is made again", "To measure, name the plan file.")
         raise Exit(write_report(plan, output))
-    from loadgen.matrix import read_lines, read_matrix_plan
-    from loadgen.matrix.run import dry_run as dry_run_text
-    from loadgen.matrix.run import matrix_of
+    from loadgen.studies.matrix import read_lines, read_matrix_plan
+    from loadgen.studies.matrix.run import dry_run as dry_run_text
+    from loadgen.studies.matrix.run import matrix_of
 
     asked = read_matrix_plan(plan)
     _check_sweeps(asked)
@@ -87,9 +87,9 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     """
     import msgspec
 
+    from loadgen.analysis.format import plain
     from loadgen.analysis.matrix.document import MatrixReport
     from loadgen.analysis.report import page, terminal
-    from loadgen.analysis.report.format import plain
 
     found, measured = _read(folder)
     _write_frontiers(folder, found)
@@ -128,8 +128,8 @@ def exit_code(found: MatrixSummary) -> int:
 
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     """Run what is left; whether it was interrupted."""
-    from loadgen.matrix import journal
-    from loadgen.matrix.run import heading, in_words, left_s, run
+    from loadgen.studies.matrix import journal
+    from loadgen.studies.matrix.run import heading, in_words, left_s, run
 
     def after_run(folder: Path) -> str:
         from loadgen.analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
@@ -169,7 +169,7 @@ def _grown(swept: SweptBy) -> tuple[list[Objective], tuple[float, ...], Over]:
 
 def _check_sweeps(plan: MatrixPlan) -> None:
     """What they ask for, before anything is started. Raises PlanError."""
-    from loadgen.matrix import swept_by
+    from loadgen.studies.matrix import swept_by
 
     for name in (str(each["name"]) for each in plan.workloads):
         if (swept := swept_by(plan, name)) is not None:
@@ -198,7 +198,7 @@ def _sweep_name(found: MatrixSummary, cell: CellSweep) -> str:
 def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
     """A run, whose summary and page are written beside it; where they are there already, only `anew`."""
     from loadgen.analysis.compare import read
-    from loadgen.analysis.report.sections import reported
+    from loadgen.analysis.report.run_document import reported
 
     found = read(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
@@ -213,8 +213,8 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     from pydantic import ValidationError
 
     from loadgen.analysis.matrix import CellName, cell_run, matrix
-    from loadgen.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
-    from loadgen.servers.kinds import KINDS
+    from loadgen.servers.backends import KINDS
+    from loadgen.studies.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
 
     lines = read_lines(folder)
     begun = next((line for line in lines if line["type"] == "plan"), None)
@@ -261,7 +261,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
 def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
     """What its files say by now."""
     from loadgen.analysis.matrix import CellSweep
-    from loadgen.matrix import finished
+    from loadgen.studies.matrix import finished
 
     begun = is_sweep(folder / repeat.folder)
     result = read_sweep(folder / repeat.folder) if begun else None

@@ -14,7 +14,7 @@ from typer import BadParameter, Option
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
-    from loadgen.settings import PlanField
+    from loadgen.plan_fields import PlanField
 
 LOAD, OUTPUT, ADVANCED = ({"rich_help_panel": heading} for heading in ("Load", "Output", "Advanced"))
 """Under which heading of `--help` an option stands that is no field of the Plan."""
@@ -69,7 +69,7 @@ def plan_parameters(
     """An option for each field of the Plan but those `without`; `also` are its other names. `interactive` takes only
     what `loadgen ui` has."""
     from loadgen.plan import Plan
-    from loadgen.settings import fields_of, option_name, run_options
+    from loadgen.plan_fields import fields_of, option_name, run_options
 
     for name, option in run_options(Plan).items():
         if name in without or (interactive and not option.interactive):

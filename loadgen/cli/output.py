@@ -21,22 +21,22 @@ from msgspec import to_builtins
 from typer import Option
 
 from loadgen import errors
+from loadgen.analysis.run.runfile import RunFileError
 from loadgen.cli.options import ADVANCED, OUTPUT
 from loadgen.cli.streams import coloured, results_are_kept
 from loadgen.errors import OutputError, PlanError
-from loadgen.runfile import RunFileError
 
 if TYPE_CHECKING:
     from loadgen.analysis.frame import Frame
     from loadgen.analysis.objectives import Objective
     from loadgen.analysis.repeats import BetweenRuns, IndexedRun
     from loadgen.analysis.report import Document
-    from loadgen.analysis.report.sections import ReportedRun
+    from loadgen.analysis.report.run_document import ReportedRun
+    from loadgen.analysis.run.runfile import Header, Run
     from loadgen.analysis.summary import Summary
-    from loadgen.engine.health import Counts
+    from loadgen.engine.client_health import Counts
+    from loadgen.engine.prepare import OnProgress
     from loadgen.plan import Plan
-    from loadgen.prepare import OnProgress
-    from loadgen.runfile import Header, Run
 
 ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
@@ -239,7 +239,7 @@ class Output:
             print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
         elif not self.quiet:
             from loadgen.analysis import repeats
-            from loadgen.analysis.report.sections import brief
+            from loadgen.analysis.report.run_document import brief
 
             for group in groups:
                 own = [part.summary for part in group.parts]
@@ -372,10 +372,10 @@ def summarised(
 
     Of its Records only the summary is kept and, if the run is to be `drawn`, the curves. `known` is the content of its
     file, where the caller has read it."""
-    from loadgen.analysis.report.sections import ReportedRun, reported
+    from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.report.run_document import ReportedRun, reported
     from loadgen.analysis.slo import goodput, judge
-    from loadgen.analysis.summarise import summarise
-    from loadgen.analysis.window import load
+    from loadgen.analysis.steady_window import load
 
     run, frame = known or load(path)
     summary = summarise(run, frame)
@@ -398,7 +398,7 @@ def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
     from loadgen.analysis.repeats import section
     from loadgen.analysis.report.page import render
-    from loadgen.analysis.report.sections import full
+    from loadgen.analysis.report.run_document import full
 
     extras = []
     for place, group in enumerate(repeats, 1):
@@ -492,7 +492,7 @@ class _ProgressLine:
         return ended / self._requests, f"{self._requests - ended:,} left"
 
     def _figures(self, counts: Counts) -> list[str]:
-        from loadgen.analysis.report.format import duration
+        from loadgen.analysis.format import duration
 
         (began_s, before), (ended_s, after) = self._tokens[0], self._tokens[-1]
         rate = max(0.0, (after - before) / max(ended_s - began_s, 1e-9))

@@ -101,8 +101,8 @@ def report(
 
 def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
     """Write the page of a folder of runs, and print the list of them as asked."""
+    from loadgen.analysis.format import count
     from loadgen.analysis.repeats import index, listed
-    from loadgen.analysis.report.format import count
     from loadgen.analysis.report.page import render
     from loadgen.analysis.summary import as_dict
 

@@ -16,8 +16,8 @@ from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit,
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
+    from loadgen.analysis.run.runfile import Footer
     from loadgen.plan import Plan
-    from loadgen.runfile import Footer
 
 BIND = (
     "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
@@ -52,9 +52,10 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
-    from loadgen import folders, prepare
+    from loadgen import folders
+    from loadgen.engine import prepare
+    from loadgen.engine.resolve_server import named
     from loadgen.plan import Plan
-    from loadgen.server import named
 
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
     asked = Plan(**settings)
@@ -108,7 +109,7 @@ def run(
     usage, 3 server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert
     is inconclusive, 130 interrupted.
     """
-    from loadgen.settings import from_catalog, read_plan
+    from loadgen.plan_fields import from_catalog, read_plan
 
     named = {} if catalog is None else from_catalog(catalog)
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
@@ -143,7 +144,7 @@ def _run_repeats(run_plan: Callable[..., Footer], asked: Plan, folder: Path, out
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
-    from loadgen.servers.access import without_secrets
+    from loadgen.servers.auth import without_secrets
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
     with output.progress(asked) as show:

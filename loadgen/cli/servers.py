@@ -17,10 +17,10 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from loadgen.cli import PLAIN
 from loadgen.cli.options import SettingsCommand, seconds, timed
 from loadgen.errors import EXIT_SERVER, PlanError
-from loadgen.servers.access import Access, bearer, secret_in
+from loadgen.servers.auth import Access, bearer, secret_in
+from loadgen.servers.backends import KINDS, any_of, launchable
+from loadgen.servers.discovery import check_limits, probe
 from loadgen.servers.errors import LaunchError, ServerError
-from loadgen.servers.find import check_limits, probe
-from loadgen.servers.kinds import KINDS, any_of, launchable
 from loadgen.servers.launch import compose, process
 from loadgen.servers.launch.process import LeftServer, log_file
 from loadgen.servers.launch.spec import LOCAL, LaunchSpec, read_hosts
@@ -272,7 +272,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve until the end, and say how it went."""
-    from loadgen.servers.access import secret_in
+    from loadgen.servers.auth import secret_in
     from loadgen.servers.simulated import StartError
     from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
     from loadgen.servers.simulated.server import run

@@ -13,7 +13,7 @@ from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit,
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
-    from loadgen.simulate import Modelled
+    from loadgen.studies.simulate import Modelled
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
@@ -69,10 +69,11 @@ def drive(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
-    from loadgen import folders, simulate
+    from loadgen import folders
     from loadgen.plan import Plan
-    from loadgen.servers.access import without_secrets
-    from loadgen.twin import read
+    from loadgen.servers.auth import without_secrets
+    from loadgen.studies import simulate
+    from loadgen.studies.twin import read
 
     known = read(twin) if twin else None
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
@@ -95,10 +96,10 @@ def drive(
 
 def _simulate(plan: Plan, modelled: Modelled, folder: Path, command: list[str], output: Output, *, drawn: bool) -> None:
     """Simulate one plan into a folder, and keep its figures for the report."""
-    from loadgen import simulate
     from loadgen.analysis.frame import Gathering
-    from loadgen.analysis.window import windowed
+    from loadgen.analysis.steady_window import windowed
     from loadgen.cli.twin import predict
+    from loadgen.studies import simulate
 
     gathering = Gathering()
     prediction = predict(plan, modelled) if modelled.twin else ()
@@ -118,7 +119,7 @@ def simulate(
     Exit codes: 0 all complete, 1 some failed, were refused or dropped and no --assert speaks of it, 2 usage, 4 an
     --assert failed, 6 an --assert is inconclusive.
     """
-    from loadgen.settings import from_catalog, read_plan
+    from loadgen.plan_fields import from_catalog, read_plan
 
     named = {} if catalog is None else from_catalog(catalog)
     drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)

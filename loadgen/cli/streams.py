@@ -87,8 +87,8 @@ class Screen:
         self.own = own
 
     def write(self, text: str) -> int:
-        from loadgen.analysis.report.format import plain
-        from loadgen.servers.access import hide
+        from loadgen.analysis.format import plain
+        from loadgen.servers.auth import hide
 
         return self.own.write(hide(plain(text, "\n\t"), whole=True))
 

@@ -31,15 +31,15 @@ from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
+    from loadgen.analysis.run.runfile import Footer
     from loadgen.analysis.summary import Summary
     from loadgen.analysis.sweep import SweepResult
-    from loadgen.analysis.sweep.capacity import Search
+    from loadgen.analysis.sweep.capacity_search import Search
+    from loadgen.engine.prepare import OnProgress
     from loadgen.journal import Line
     from loadgen.plan import Plan
-    from loadgen.prepare import OnProgress
-    from loadgen.runfile import Footer
-    from loadgen.simulate import Modelled
-    from loadgen.sweep import Measure, Sweep, Why
+    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.sweep import Measure, Sweep, Why
 
 OBJECTIVE = (
     "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete, rejected ones "
@@ -146,7 +146,7 @@ def sweep(
     codes: 0 known as exactly as asked, 2 usage, 3 server not reachable or not the one named, 4 the objectives do not
     hold at the lowest load, 5 the client was the limit, 6 known less exactly, 130 interrupted.
     """
-    from loadgen.settings import from_catalog, read_plan
+    from loadgen.plan_fields import from_catalog, read_plan
 
     named = {} if catalog is None else from_catalog(catalog)
     given = named | ({} if plan is None else read_plan(plan)) | settings
@@ -164,7 +164,7 @@ def exit_code(found: SweepResult) -> int:
 
 def is_sweep(path: Path) -> bool:
     """Whether a folder holds a sweep."""
-    from loadgen.sweep import SWEEP
+    from loadgen.studies.sweep import SWEEP
 
     return (path / SWEEP.file).is_file()
 
@@ -219,7 +219,7 @@ def read_sweep(folder: Path) -> SweepResult:
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.analysis.summary import from_json
     from loadgen.analysis.sweep import Measured, evidence, result
-    from loadgen.sweep import ended, read_lines, step_folder
+    from loadgen.studies.sweep import ended, read_lines, step_folder
 
     lines = read_lines(folder)
     begun = next((line for line in lines if line["type"] == "plan"), None)
@@ -250,8 +250,8 @@ def asked(
 ) -> tuple[list[Objective], tuple[float, ...], Literal["rate", "concurrency"]]:
     """Objectives, fixed loads, and what grows. Raises PlanError."""
     from loadgen.analysis.objectives import ObjectiveError, parse
-    from loadgen.analysis.sweep.capacity import usable
-    from loadgen.sweep import loads_of
+    from loadgen.analysis.sweep.capacity_search import usable
+    from loadgen.studies.sweep import loads_of
 
     if rates and concurrency:
         raise PlanError("--rates and --concurrency are two sweeps", "Name one of them.")
@@ -272,8 +272,8 @@ def asked(
 
 def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> Modelled | None:
     """What a sweep in virtual time is of, or what predicts; `more` as in Modelled. Raises PlanError."""
-    from loadgen.simulate import Modelled
-    from loadgen.twin import read
+    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.twin import read
 
     if virtual == "twin" and twin is None:
         raise PlanError("--virtual twin without --twin", "Name its file: --twin twin.json; or a GPU: --virtual H100")
@@ -288,7 +288,7 @@ def _check_speed(plan: Plan, real_time: Mapping[str, bool]) -> None:
 
     Every other figure of the sweep would be of the server's speed, and no page may hold figures of two speeds.
     """
-    from loadgen.server import clock_speed
+    from loadgen.engine.resolve_server import clock_speed
 
     given = [option for option, is_given in real_time.items() if is_given]
     if given and (speed := clock_speed(plan)) != 1:
@@ -300,9 +300,9 @@ def _check_speed(plan: Plan, real_time: Mapping[str, bool]) -> None:
 
 def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
     """The plan of all steps, whose mistakes are found before the first. Raises PlanError."""
+    from loadgen.engine.resolve_server import named
     from loadgen.plan import Plan
-    from loadgen.server import named
-    from loadgen.sweep import ARRIVALS, length_of
+    from loadgen.studies.sweep import ARRIVALS, length_of
 
     return named(Plan(**settings | length_of(settings) | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)}))
 
@@ -315,7 +315,7 @@ def swept_plan(
     judged: Sequence[Objective],
     made: Modelled | None,
 ) -> Sweep:
-    from loadgen.sweep import Sweep
+    from loadgen.studies.sweep import Sweep
 
     texts = [each.text for each in judged]
     twin = made.twin.draws if made and made.twin else None  # as long as its numbers are the same
@@ -326,8 +326,9 @@ def swept_plan(
 
 def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
     """What makes the run of a step: on a model, or on a server."""
-    from loadgen import prepare, simulate
-    from loadgen.servers.access import without_secrets
+    from loadgen.engine import prepare
+    from loadgen.servers.auth import without_secrets
+    from loadgen.studies import simulate
 
     command = without_secrets(["loadgen", *sys.argv[1:]])
 
@@ -344,7 +345,7 @@ def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
 
 
 def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Search:
-    from loadgen.analysis.sweep.capacity import Search
+    from loadgen.analysis.sweep.capacity_search import Search
 
     known: dict[str, Any] = {name: settled[name] for name in ("confidence", "precision") if name in settled}
     if guided and (foreseen := settled.get("foreseen")):
@@ -374,7 +375,7 @@ def measure(
 ) -> Why:
     """Run what is left of a sweep; why it ended. `most` runs and seconds."""
     from loadgen.analysis.sweep import evidence
-    from loadgen.sweep import journal, run
+    from loadgen.studies.sweep import journal, run
 
     search = _search(sweep.over, settled, guided=True)
     objectives = tuple(each.text for each in judged)
@@ -419,11 +420,11 @@ def in_memory(
     sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, search: Search, start: float, runs_most: int
 ) -> list[tuple[Line, Summary]]:
     """A sweep in virtual time that is not written: of each step its line and its summary."""
-    from loadgen import simulate
-    from loadgen.analysis.summarise import summarise
+    from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.steady_window import frame_of_run
     from loadgen.analysis.sweep import evidence
-    from loadgen.analysis.sweep.capacity import chance_over
-    from loadgen.analysis.window import frame_of_run
+    from loadgen.analysis.sweep.capacity_search import chance_over
+    from loadgen.studies import simulate
 
     steps, loads = list[tuple["Line", "Summary"]](), iter(sweep.loads)
     while len(steps) < runs_most and (
@@ -449,11 +450,11 @@ def _judge(
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
     from loadgen.analysis.matrix.document import in_a_line
+    from loadgen.analysis.steady_window import load as loaded
     from loadgen.analysis.sweep import watts
-    from loadgen.analysis.sweep.capacity import chance_over
+    from loadgen.analysis.sweep.capacity_search import chance_over
     from loadgen.analysis.sweep.document import UNITS
     from loadgen.analysis.sweep.document import chance as shown_chance
-    from loadgen.analysis.window import load as loaded
 
     run, frame = loaded(folder)
     bounds = _bounds(judged)

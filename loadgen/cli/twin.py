@@ -15,11 +15,11 @@ from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.prediction import Predicted
+    from loadgen.analysis.run.runfile import Run
     from loadgen.plan import Plan
-    from loadgen.runfile import Run
-    from loadgen.simulate import Modelled
-    from loadgen.twin import Twin
-    from loadgen.twin_fit import Observed
+    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.twin import Twin
+    from loadgen.studies.twin_fitting import Observed
 
 DRAWS_LEAST, DRAWS_MOST, REQUESTS_DRAWN = 4, 24, 40_000
 """Runs that an interval is made from: fewer of long ones."""
@@ -64,8 +64,8 @@ def fit(
     be new to the server: another --seed for each run. Exit codes: 0 written, 2 usage, or runs that cannot be used.
     """
     from loadgen.servers.hardware import HardwareError
-    from loadgen.servers.simulated.engines import ENGINES, engine_of
-    from loadgen.twin_fit import figures, fit, foretold, observed
+    from loadgen.servers.simulated.scheduler_presets import ENGINES, engine_of
+    from loadgen.studies.twin_fitting import figures, fit, foretold, observed
 
     read = [_read(path) for path in runs]
     kind = str(read[0].header.server.get("name") or "")
@@ -111,8 +111,8 @@ def check(
 
     Exit codes: 0 printed, 2 usage, or runs that cannot be used.
     """
-    from loadgen.twin import read
-    from loadgen.twin_fit import figures, observed
+    from loadgen.studies.twin import read
+    from loadgen.studies.twin_fitting import figures, observed
 
     known = read(file)
     told = {}
@@ -132,13 +132,13 @@ def check(
 
 def predict(plan: Plan, modelled: Modelled, draws: int | None = None) -> list[Predicted]:
     """Figures of the plan on a twin, each with its 95 % interval; nothing is written. Empty for a load so long that it
-    would take minutes. Raises as loadgen.simulate.run does."""
+    would take minutes. Raises as loadgen.studies.simulate.run does."""
+    from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.prediction import predicted
     from loadgen.analysis.repeats import figures_of
-    from loadgen.analysis.summarise import summarise
-    from loadgen.prepare import schedule_of
-    from loadgen.simulate import in_memory
+    from loadgen.engine.prepare import schedule_of
+    from loadgen.studies.simulate import in_memory
 
     if modelled.twin is None:
         raise PlanError("an interval is that of a twin", "Name one with --twin.")
@@ -156,7 +156,7 @@ def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     """The same, of the requests of a run."""
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.prediction import predicted
-    from loadgen.twin_fit import foretold
+    from loadgen.studies.twin_fitting import foretold
 
     central, *others = (foretold(run, known, draw) for draw in (None, *range(len(known.draws))))
     return predicted(central, others, known.residual, RUN_VARIATION)
@@ -171,7 +171,7 @@ def _read(path: Path) -> Run:
     A twin's constants are seconds, bytes and FLOPs of hardware. Times of a clock that runs five times faster would give
     five times the memory bandwidth, and a twin that predicts nothing that exists.
     """
-    from loadgen import runfile
+    from loadgen.analysis.run import runfile
 
     run = runfile.read(path)
     if run.header.server.get("virtual"):
@@ -190,7 +190,7 @@ def _read(path: Path) -> Run:
 
 def _hardware(run: Run) -> dict[str, Any]:
     """What the run itself says of GPU and model, as names of the hardware tables; nothing where either is unknown."""
-    from loadgen.analysis.summarise import summarise
+    from loadgen.analysis.build_summary import summarise
 
     limit = summarise(run).limit
     if limit is None:
@@ -200,7 +200,7 @@ def _hardware(run: Run) -> dict[str, Any]:
 
 def _cached(run: Run) -> float:
     """The share of its prompt tokens that the server knew already, where the workload repeats none."""
-    from loadgen.analysis.limits import CACHED
+    from loadgen.analysis.hardware_limit import CACHED
 
     seen = [line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values]
     if not seen or str(run.header.plan.get("workload") or "").startswith(CACHED):
@@ -219,8 +219,8 @@ def _plain(found: Twin) -> Any:
 
 def _said(found: Twin) -> str:
     """Its constants and its limits."""
+    from loadgen.analysis.format import duration, share
     from loadgen.analysis.hardware import aligned
-    from loadgen.analysis.report.format import duration, share
 
     rows = [("", "", "95 %")]
     for name, each in found.constants.items():
@@ -239,8 +239,8 @@ def _said(found: Twin) -> str:
 
 def _beside(measured: Mapping[str, float | None], told: Mapping[str, Sequence[float | None]]) -> str:
     """Measured and predicted figures, and by how much the second is off."""
+    from loadgen.analysis.format import figure_title, significant, unit_of
     from loadgen.analysis.hardware import aligned
-    from loadgen.analysis.report.format import figure_title, significant, unit_of
 
     rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95 %")]
     for name, (value, *ends) in told.items():

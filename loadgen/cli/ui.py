@@ -99,7 +99,7 @@ def _drive(arguments: list[str], *, quiet: bool) -> LocustSession:
             f"loadgen ui needs Locust, which is not installed ({error})", "pip install 'llm-loadgen[ui]'"
         ) from None
     from loadgen.interactive.session import SESSION
-    from loadgen.servers.access import without_secrets
+    from loadgen.servers.auth import without_secrets
 
     if quiet:
         logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level

@@ -18,10 +18,11 @@ from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from loadgen.dissect import DissectError, machine
-from loadgen.dissect.found import Bounds, InferenceFound, Operator, Phase, StepCase
+from loadgen.dissect import DissectError
+from loadgen.dissect import device_probe as machine
+from loadgen.dissect.op_profiler import Clock, Seen, Watch
 from loadgen.dissect.processes import shared
-from loadgen.dissect.watch import Clock, Seen, Watch
+from loadgen.dissect.results import Bounds, InferenceFound, Operator, Phase, StepCase
 from loadgen.servers.hardware import model as shape_of
 from loadgen.servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, Shared
 from loadgen.servers.ladder.llama import Llama, build

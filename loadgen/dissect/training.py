@@ -20,10 +20,11 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from loadgen.dissect import DissectError, check_installed, machine
-from loadgen.dissect.expected import expected_bytes, expected_s
-from loadgen.dissect.found import TechniqueFound, TrainingFound
+from loadgen.dissect import DissectError, check_installed
+from loadgen.dissect import device_probe as machine
+from loadgen.dissect.predictions import expected_bytes, expected_s
 from loadgen.dissect.processes import shared
+from loadgen.dissect.results import TechniqueFound, TrainingFound
 from loadgen.dissect.techniques import RANK, Technique, cannot
 from loadgen.servers.hardware import ModelShape
 from loadgen.servers.hardware import model as shape_of

@@ -15,22 +15,24 @@ from typing import Any
 
 import msgspec
 
-from loadgen import folders, host, prepare
+from loadgen import folders
+from loadgen import machine as host
+from loadgen.analysis.run.record import Record, shifted
+from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append, open_run
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
+from loadgen.engine import prepare
+from loadgen.engine.client_health import Counts
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.health import Counts
-from loadgen.engine.interrupts import Interrupts
-from loadgen.engine.sampler import Sampler, sampler_of
+from loadgen.engine.merge_parts import Outcome, gather
+from loadgen.engine.prepare import OnProgress
+from loadgen.engine.resolve_server import Say
+from loadgen.engine.signals import Interrupts
+from loadgen.engine.telemetry_sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
-from loadgen.gather import Outcome, gather
 from loadgen.plan import Plan
-from loadgen.prepare import OnProgress
-from loadgen.record import Record, shifted
-from loadgen.runfile import Footer, Header, Telemetry, append, open_run
-from loadgen.server import Say
 from loadgen.servers.errors import NOT_READABLE
-from loadgen.servers.wire.sources import common
+from loadgen.servers.wire.timestamp_sources import common
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000

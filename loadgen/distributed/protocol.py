@@ -43,8 +43,8 @@ import msgspec
 
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
-from loadgen.servers.access import secret_in
-from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.auth import secret_in
+from loadgen.servers.backends.dialect import Dialect
 from loadgen.workloads.request import Request
 
 PORT = 5557
@@ -104,7 +104,7 @@ class Unable(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """At the order to start and then twice a second: the sums of loadgen.engine.health.Counts, in its order."""
+    """At the order to start and then twice a second: the sums of loadgen.engine.client_health.Counts, in its order."""
 
     counts: list[int]
     due: list[int]

@@ -11,19 +11,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar, cast
 
-from loadgen import host, prepare
+from loadgen import machine as host
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, fingerprint, token_of
-from loadgen.engine import coordinator
+from loadgen.engine import coordinator, prepare
+from loadgen.engine.client_health import COUNTED, total
 from loadgen.engine.coordinator import Worker
-from loadgen.engine.health import COUNTED, total
-from loadgen.engine.interrupts import Interrupts
+from loadgen.engine.merge_parts import Outcome
+from loadgen.engine.resolve_server import Say
+from loadgen.engine.signals import Interrupts
 from loadgen.engine.worker import WorkerTask
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_OK
 from loadgen.folders import check_room, new_folder
-from loadgen.gather import Outcome
 from loadgen.plan import Plan
-from loadgen.server import Say
 
 LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.analysis.run.runfile import Footer, Header, open_run
+from loadgen.engine.client_health import Counts, total
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.health import Counts, total
-from loadgen.engine.interrupts import Interrupts
-from loadgen.engine.sampler import Sampler
+from loadgen.engine.merge_parts import Outcome, gather
+from loadgen.engine.signals import Interrupts
+from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask, preload, work
-from loadgen.gather import Outcome, gather
-from loadgen.runfile import Footer, Header, open_run
-from loadgen.servers.wire.sources import common
+from loadgen.servers.wire.timestamp_sources import common
 
 START_LEAD_NS, LOOKED_AT_NS = 20_000_000, 5_000
 """From the order to start to the start: enough for every worker to have read it, to have looked at each of its

@@ -23,24 +23,24 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
+from loadgen.analysis.run.record import ErrorKind, NoneOrKind, Record, unsent
+from loadgen.analysis.run.runfile import RunWriter, Telemetry
+from loadgen.analysis.run.token_counts import generated
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
+from loadgen.engine.client_health import Counts, FirstTokens, Health
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.decode import first_token, records_of
-from loadgen.engine.feed import Slot
-from loadgen.engine.health import Counts, FirstTokens, Health
-from loadgen.engine.loops import Feed, Sessions, said
-from loadgen.engine.warmup import Held
-from loadgen.record import ErrorKind, NoneOrKind, Record, unsent
-from loadgen.runfile import RunWriter, Telemetry
-from loadgen.servers.access import no_connection
+from loadgen.engine.closed_loop import Feed, Sessions, said
+from loadgen.engine.record_buffer import Held
+from loadgen.engine.record_builder import first_token, records_of
+from loadgen.engine.request_queue import Slot
+from loadgen.servers.auth import no_connection
+from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.errors import LocalLimitError
-from loadgen.servers.kinds.dialect import Dialect
-from loadgen.servers.wire.aside import Aside
 from loadgen.servers.wire.connection import Connection
+from loadgen.servers.wire.disk_spill import Aside
 from loadgen.servers.wire.pool import Pool
-from loadgen.servers.wire.stamps import RETRY_S, StampSource
+from loadgen.servers.wire.timestamps import RETRY_S, StampSource
 from loadgen.servers.wire.transport import Exchange
-from loadgen.token_counts import generated
 from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05

@@ -29,17 +29,17 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
-from loadgen.engine.feed import OpenLoop, Schedule, Slot
-from loadgen.engine.health import Counts
-from loadgen.engine.interrupts import INTERRUPTS
-from loadgen.engine.loops import ClosedLoop, Feed, Sessions
-from loadgen.record import encoding_problem, shifted
-from loadgen.runfile import RunWriter
-from loadgen.servers.access import Target
-from loadgen.servers.kinds.dialect import Dialect
+from loadgen.analysis.run.record import encoding_problem, shifted
+from loadgen.analysis.run.runfile import RunWriter
+from loadgen.engine.client_health import Counts
+from loadgen.engine.closed_loop import ClosedLoop, Feed, Sessions
+from loadgen.engine.request_queue import OpenLoop, Schedule, Slot
+from loadgen.engine.signals import INTERRUPTS
+from loadgen.servers.auth import Target
+from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.http1 import post
-from loadgen.servers.wire.packets import may_see_packets
-from loadgen.servers.wire.sources import load, open_source
+from loadgen.servers.wire.packet_socket import may_see_packets
+from loadgen.servers.wire.timestamp_sources import load, open_source
 from loadgen.workloads.prompts import Stretch
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from loadgen.engine.driver import Driver
-    from loadgen.engine.warmup import Held
-    from loadgen.servers.wire.stamps import Share, StampSource
+    from loadgen.engine.record_buffer import Held
+    from loadgen.servers.wire.timestamps import Share, StampSource
 
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
@@ -69,7 +69,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     model: str
     headers: dict[str, str]
     stamps: str
-    """The source of arrival instants that is wanted, a key of loadgen.servers.wire.sources.SOURCES."""
+    """The source of arrival instants that is wanted, a key of loadgen.servers.wire.timestamp_sources.SOURCES."""
     part: Path
 
     def requests(self) -> Iterator[Request]:
@@ -174,12 +174,12 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
 
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
-    from loadgen.engine.warmup import Held
+    from loadgen.engine.record_buffer import Held
     from loadgen.servers.wire.addresses import Connector
-    from loadgen.servers.wire.aside import Aside
+    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
+    from loadgen.servers.wire.disk_spill import Aside
     from loadgen.servers.wire.poller import Poller
     from loadgen.servers.wire.pool import Pool
-    from loadgen.servers.wire.sweeps import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
     from loadgen.servers.wire.transport import Exchange
 
     loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgen.plan import Plan
-from loadgen.settings import option_name
+from loadgen.plan_fields import option_name
 
 WEEK_S = 7 * 86_400
 

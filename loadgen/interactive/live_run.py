@@ -25,33 +25,34 @@ from gevent.lock import RLock
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen import host, prepare
-from loadgen.analysis.client import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
+from loadgen import machine as host
+from loadgen.analysis.client_health import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent
+from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
+from loadgen.analysis.run.token_counts import generated
 from loadgen.analysis.stats import DECIMALS, percentile, samples_needed
+from loadgen.engine import prepare
+from loadgen.engine.client_health import ADDED, LOOKED_AT_BYTES, Health
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import records_of
-from loadgen.engine.health import ADDED, LOOKED_AT_BYTES, Health
-from loadgen.engine.sampler import SamplerProcess
+from loadgen.engine.merge_parts import whole_lines
+from loadgen.engine.record_builder import records_of
+from loadgen.engine.resolve_server import access_of, dialect_for, server_for
+from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
-from loadgen.gather import whole_lines
 from loadgen.plan import Plan
-from loadgen.record import ErrorKind, Record, encoding_problem, unsent
-from loadgen.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
-from loadgen.server import access_of, dialect_for, server_for
-from loadgen.servers.access import Target, no_connection, target_of
+from loadgen.servers.auth import Target, no_connection, target_of
+from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.error_messages import one_line
+from loadgen.servers.discovery import dialect_on, tokenizer_of
 from loadgen.servers.errors import LocalLimitError
-from loadgen.servers.find import dialect_on, tokenizer_of
-from loadgen.servers.kinds.base import ServerFacts
-from loadgen.servers.kinds.dialect import Dialect
-from loadgen.servers.kinds.refusals import one_line
 from loadgen.servers.marks import Mark
 from loadgen.servers.wire.addresses import Rotation, addresses_said, reachable
-from loadgen.servers.wire.stamps import RETRY_S, StampSource
+from loadgen.servers.wire.timestamps import RETRY_S, StampSource
 from loadgen.servers.wire.transport import Exchange
-from loadgen.token_counts import generated
 from loadgen.workloads import workload
 from loadgen.workloads.arrivals import INTERACTIVE
 from loadgen.workloads.datasets import Dataset

@@ -34,23 +34,23 @@ from gevent.lock import BoundedSemaphore
 from locust import events
 from locust.util.timespan import parse_timespan
 
-from loadgen import host
-from loadgen.engine.sampler import SamplerProcess
+from loadgen import machine as host
+from loadgen.engine.resolve_server import longest_of, named
+from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, chosen
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan
-from loadgen.server import longest_of, named
+from loadgen.plan_fields import fields_of, run_options
+from loadgen.servers.discovery import marked
 from loadgen.servers.errors import LimitError, ServerError
-from loadgen.servers.find import marked
 from loadgen.servers.simulated import SimulatedError
-from loadgen.servers.wire.packets import may_see_packets
-from loadgen.servers.wire.sources import open_source
-from loadgen.servers.wire.stamps import PLAIN, StampSource
-from loadgen.settings import fields_of, run_options
+from loadgen.servers.wire.packet_socket import may_see_packets
+from loadgen.servers.wire.timestamp_sources import open_source
+from loadgen.servers.wire.timestamps import PLAIN, StampSource
 from loadgen.workloads import lengths, workload
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 
 TICK_S = 0.05
 TICKS_PER_SAMPLE = 20

@@ -36,19 +36,19 @@ from gevent.event import Event
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.token_counts import generated
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
-from loadgen.record import Record
-from loadgen.servers.access import Address, Target
-from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.auth import Address, Target
+from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, blamed
 from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.local_limits import explained_later
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.stamps import StampSource
+from loadgen.servers.wire.timestamps import StampSource
 from loadgen.servers.wire.transport import Exchange
-from loadgen.token_counts import generated
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
 

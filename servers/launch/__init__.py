@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 
+from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError
-from loadgen.servers.find import probe
 from loadgen.servers.launch import compose, process
 from loadgen.servers.launch.spec import How, LaunchSpec, RunningServer, Say
 
@@ -20,7 +20,7 @@ __all__ = ["LAUNCHERS", "How", "LaunchSpec", "RunningServer", "Say", "launched"]
 
 def launched(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
     """The server of `spec`: up and ready on entry, down on exit. `say` gets lines of progress. Raises LaunchError when
-    it does not come up, and what `loadgen.servers.find.probe` raises."""
+    it does not come up, and what `loadgen.servers.discovery.probe` raises."""
     return LAUNCHERS[spec.how](spec, say)
 
 

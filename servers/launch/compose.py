@@ -20,10 +20,10 @@ from typing import IO, Any
 
 import msgspec
 
-from loadgen.servers.access import without_secrets
+from loadgen.servers.auth import without_secrets
+from loadgen.servers.backends import KINDS
+from loadgen.servers.discovery import probe
 from loadgen.servers.errors import NOT_READABLE, LaunchError
-from loadgen.servers.find import probe
-from loadgen.servers.kinds import KINDS
 from loadgen.servers.launch import spec as common
 from loadgen.servers.launch.process import log_file
 from loadgen.servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, printed, tail

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.servers.access import without_secrets
+from loadgen.servers.auth import without_secrets
+from loadgen.servers.backends import KINDS, any_of
+from loadgen.servers.backends.base import ProcessCommand
+from loadgen.servers.discovery import probe
 from loadgen.servers.errors import NOT_READABLE, LaunchError
-from loadgen.servers.find import probe
-from loadgen.servers.kinds import KINDS, any_of
-from loadgen.servers.kinds.base import ProcessCommand
 from loadgen.servers.ladder.checkpoint import is_ladder
 from loadgen.servers.launch.spec import (
     READY_TIMEOUT_S,

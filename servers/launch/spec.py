@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from loadgen.servers.access import HIDDEN, Access, bearer, hide, secret_in, without_secrets
-from loadgen.servers.calls import Caller
+from loadgen.servers.auth import HIDDEN, Access, bearer, hide, secret_in, without_secrets
+from loadgen.servers.backends import KINDS, any_of, launchable
+from loadgen.servers.backends.base import KnownFault
 from loadgen.servers.errors import HostsError, LaunchError, ServerError, read_toml
-from loadgen.servers.kinds import KINDS, any_of, launchable
-from loadgen.servers.kinds.base import KnownFault
+from loadgen.servers.json_client import Caller
 
 How = Literal["compose", "process", "simulated", "running"]
 Say = Callable[[str], None]  # Takes one line of progress for people
@@ -51,7 +51,7 @@ LOCAL = Host("local")  # This machine: its own container engine, and servers on 
 class LaunchSpec:
     """A server that should be up."""
 
-    server: str  # A kind that can be started: loadgen.servers.kinds.launchable
+    server: str  # A kind that can be started: loadgen.servers.backends.launchable
     host: Host
     model: str
     """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name

@@ -1,16 +1,16 @@
-"""When requests reached a simulated server: the packet ring of loadgen.servers.wire.ring, seen from the other side.
-The server reads a burst's requests one after the other; the kernel had stamped each before."""
+"""When requests reached a simulated server: the packet ring of loadgen.servers.wire.packet_ring, seen from the other
+side. The server reads a burst's requests one after the other; the kernel had stamped each before."""
 
 from __future__ import annotations
 
 import socket
 from time import time_ns
 
-from loadgen.servers.wire.packets import may_see_packets
+from loadgen.servers.wire.packet_ring import Flow, Flows, Ring
+from loadgen.servers.wire.packet_socket import may_see_packets
 from loadgen.servers.wire.ports import Ports
-from loadgen.servers.wire.ring import Flow, Flows, Ring
-from loadgen.servers.wire.sources import RingStamps
-from loadgen.servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamp_sources import RingStamps
+from loadgen.servers.wire.timestamps import PLAIN, StampSource
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 """Clients that are watched. Of others the interface and the addresses are not known before they come."""

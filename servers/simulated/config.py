@@ -20,10 +20,10 @@ from typing import Annotated
 
 import msgspec
 
+from loadgen.servers.backends import any_of, simulated_kinds, simulated_versions
 from loadgen.servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
-from loadgen.servers.kinds import any_of, simulated_kinds, simulated_versions
 from loadgen.servers.simulated import ConfigError
-from loadgen.servers.simulated.stream import FAULTS
+from loadgen.servers.simulated.stream_sender import FAULTS
 
 _RULE = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)*)|=(?P<probability>\d*\.?\d+))?")
 

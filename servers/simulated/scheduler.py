@@ -5,8 +5,9 @@
        └────────────────── preempted: the KV cache is full ─────────────┘
 
 Before a step, `plan` admits waiting jobs, first come first served, as far as the rules allow, and says what the step
-computes; `finish` is told when it has. How long it took is somebody else's: servers/simulated/timing.py for servers
-that answer over HTTP, servers/simulated/virtual.py where nobody waits. Batching per iteration is Orca's (OSDI 2022).
+computes; `finish` is told when it has. How long it took is somebody else's: servers/simulated/token_clock.py for
+servers that answer over HTTP, servers/simulated/discrete_event.py where nobody waits. Batching per iteration is Orca's
+(OSDI 2022).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one server kind fills the steps of its engine; which numbers are whose: servers/simulated/engines.py."""
+    """How one server kind fills the steps of its engine; which numbers are whose:
+    servers/simulated/scheduler_presets.py."""
 
     running_limit: int  # sequences in one step
     step_tokens: int

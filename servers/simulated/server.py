@@ -28,17 +28,17 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
 from loadgen.servers import marks
+from loadgen.servers.backends import KINDS
 from loadgen.servers.hardware import HardwareError
-from loadgen.servers.kinds import KINDS
 from loadgen.servers.simulated import ConfigError, SimulatedError
 from loadgen.servers.simulated.config import SimulatedConfig, fault_of, parse_fault
 from loadgen.servers.simulated.process import READY
 from loadgen.servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
 from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.state import ServerProtocol, ServerState, realtime_offset_ns
-from loadgen.servers.simulated.stream import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
-from loadgen.servers.simulated.timing import BatchingClock, ScriptClock, TokenClock
-from loadgen.servers.wire.stamps import PLAIN, RETRY_S
+from loadgen.servers.simulated.stream_sender import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
+from loadgen.servers.simulated.token_clock import BatchingClock, ScriptClock, TokenClock
+from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
 STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
 
@@ -125,7 +125,7 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
         times_s = (config.ttft_s, config.itl_s, config.jitter_s)
         ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
         return ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed), config.max_model_len
-    from loadgen.servers.simulated.engines import engine_of  # and with it NumPy, which a script needs not
+    from loadgen.servers.simulated.scheduler_presets import engine_of  # and with it NumPy, which a script needs not
 
     tensor = config.tensor_parallel
     try:
@@ -140,7 +140,7 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 
 
 class ClientConnection(web.RequestHandler):
-    """Counts what comes: for a source of stamps (loadgen.servers.wire.stamps) the request that was read is a
+    """Counts what comes: for a source of stamps (loadgen.servers.wire.timestamps) the request that was read is a
     Received."""
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:

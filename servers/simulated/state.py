@@ -29,7 +29,7 @@ from loadgen.servers.simulated.protocol import (
     Reply,
 )
 from loadgen.servers.simulated.scheduler import Gauges
-from loadgen.servers.simulated.stream import LogLine, Stream
+from loadgen.servers.simulated.stream_sender import LogLine, Stream
 from loadgen.servers.simulated.tokenizer import Vocabulary
 
 _LONGEST = 10_000  # requests that may wait to be settled; a server that is never idle settles one when it gets another

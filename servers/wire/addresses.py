@@ -20,11 +20,11 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from loadgen.servers.access import Address, Target, address_text, no_connection
+from loadgen.servers.auth import Address, Target, address_text, no_connection
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.connection import Connection, connect
 from loadgen.servers.wire.local_limits import explained
-from loadgen.servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, StampSource
 
 FIRST_ANSWER_S, OTHER_ANSWERS_S = 3.0, 0.3
 """How long any address may take to accept a connection before the run, and how long the others may take after that."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from loadgen.servers.access import Address, Target
+from loadgen.servers.auth import Address, Target
 from loadgen.servers.wire.local_limits import explained
-from loadgen.servers.wire.stamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, StampSource
 
 READ_BYTES = 65_536
 
@@ -34,7 +34,7 @@ class Connection:
     watched: Any = None  # What the source of stamps gave of it
     reused: bool = False  # Whether it has carried a request before
     received: int = 0  # Bytes read from the socket; without TLS, those of finished responses
-    losses: tuple[int, int] = (0, 0)  # What loadgen.servers.wire.stamps.losses said of it when it was last asked
+    losses: tuple[int, int] = (0, 0)  # What loadgen.servers.wire.timestamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None
     shaking: bool = False  # Whether a TLS handshake is under way
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)

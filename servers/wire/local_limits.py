@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from loadgen.servers.access import Address, address_text
+from loadgen.servers.auth import Address, address_text
 from loadgen.servers.errors import LocalLimitError
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")

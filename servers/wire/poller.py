@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from loadgen.servers.wire.sweeps import EBB_S, Sweeps
+from loadgen.servers.wire.deferred_reads import EBB_S, Sweeps
 
 if TYPE_CHECKING:
     import asyncio

@@ -28,8 +28,8 @@ from itertools import accumulate
 
 import msgspec
 
-from loadgen.servers.kinds.lenient import DONE, parse, plain
-from loadgen.servers.kinds.refusals import error_in
+from loadgen.servers.backends.error_messages import error_in
+from loadgen.servers.backends.lenient import DONE, parse, plain
 
 Split = tuple[list[bytes], list[int], bytes]
 """The payload of each event, the offset in the body just past each event, and the tail that is no event."""

@@ -16,19 +16,19 @@ from itertools import pairwise
 from time import monotonic_ns
 from typing import Any, Literal
 
-from loadgen.servers.access import no_connection
+from loadgen.servers.auth import no_connection
 from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import Framing, ProtocolError
 from loadgen.servers.wire.local_limits import NO_ROOM
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.stamps import CONTROL_BYTES, TIMESPEC_BYTES
 from loadgen.servers.wire.tcp_info import losses, window
+from loadgen.servers.wire.timestamps import CONTROL_BYTES, TIMESPEC_BYTES
 
 RESPONSE_LIMIT_BYTES = 64 << 20
 PARTS_MOST, SMALL_BYTES = 16, 65_536  # Looked at before the end, for which others may wait; to join more is dear
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled"]
-"""Ways to end without an answer; each is an error kind of loadgen.record."""
+"""Ways to end without an answer; each is an error kind of loadgen.analysis.run.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 INTO_BYTES = 1 << 20
 """Largest read. The kernel may hold many packets as one buffer, with the timestamp of the newest of them. A read that
@@ -126,7 +126,8 @@ class Exchange:
             self._poller.add(connection.sock, self._on_readable if connection.tls is None else self._on_sealed)
 
     def offsets(self, places: Sequence[int]) -> Sequence[int]:
-        """Where these places of `raw` are in all that came on the connection (loadgen.servers.wire.stamps.Received)."""
+        """Where these places of `raw` are in all that came on the connection
+        (loadgen.servers.wire.timestamps.Received)."""
         if not self.seals:
             return [self.begins + place for place in places] if self.begins else places
         return [self.seals[bisect_left(self.seals, (place,))][1] for place in places]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import make_run, report_scale
-from loadgen.runfile import read
+from loadgen.analysis.run.runfile import read
 from tests.runs import summarise
 
 

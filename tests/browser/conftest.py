@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.sections import full
+from loadgen.analysis.report.run_document import full
+from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.summary import Summary
-from loadgen.runfile import Telemetry
 from tests.chromium import chromium
 from tests.runs import burst, failed, header, healthy, loop, part_of, run_of
 

@@ -15,7 +15,7 @@ from loadgen.analysis.compare import page as document
 from loadgen.analysis.compare.figures import parse_gates
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.sections import reported
+from loadgen.analysis.report.run_document import reported
 from loadgen.analysis.slo import goodput
 from tests.browser.conftest import NASTY
 from tests.runs import burst, footer, header, healthy, write

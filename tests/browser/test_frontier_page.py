@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from loadgen.analysis.report.format import UNKNOWN
+from loadgen.analysis.format import UNKNOWN
 from tests.command import in_process
 
 SWEEP = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--quiet", "--duration", "20s")

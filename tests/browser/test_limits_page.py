@@ -8,8 +8,8 @@ from playwright.sync_api import Browser, expect
 
 from loadgen.analysis.hardware import document
 from loadgen.analysis.report.page import render
-from loadgen.servers.hardware.limits import deploy, limits_of
-from loadgen.servers.hardware.load import Load
+from loadgen.servers.hardware.roofline import deploy, limits_of
+from loadgen.servers.hardware.throughput_model import Load
 
 
 def test_it_has_a_roofline_and_a_curve(browser: Browser, tmp_path: Path) -> None:

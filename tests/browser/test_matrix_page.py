@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from loadgen.analysis.format import significant
 from loadgen.analysis.matrix import CellSweep, matrix
 from loadgen.analysis.matrix.document import MatrixReport
-from loadgen.analysis.report.format import significant
 from loadgen.analysis.report.page import render
 from loadgen.analysis.sweep import SweepResult
 from tests.browser.conftest import NASTY

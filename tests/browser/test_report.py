@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from loadgen.analysis.format import UNKNOWN, significant
 from loadgen.analysis.report import findings
-from loadgen.analysis.report.format import UNKNOWN, significant
 from loadgen.analysis.report.tables import STATISTICS
 from tests.browser.conftest import NASTY, Opened
 

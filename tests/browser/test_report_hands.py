@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from pypdf import PdfReader
 
-from loadgen.analysis.report.format import UNKNOWN
+from loadgen.analysis.format import UNKNOWN
 from tests.browser.conftest import Opened
 
 plain = pytest.mark.parametrize("opened", [("plain", 1280, "light")], indirect=True)

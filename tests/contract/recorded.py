@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.dialect import Answer, ChunkCounts, Dialect
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.dialect import Answer, ChunkCounts, Dialect
 from loadgen.servers.wire.sse import split
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"

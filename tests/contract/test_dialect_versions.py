@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.kinds.dialect import Dialect
+from loadgen.servers.backends.dialect import Dialect
 from tests.contract.recorded import STREAMS, Stream
 from tests.dialects import DIALECTS
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
 

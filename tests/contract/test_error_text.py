@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.kinds.refusals import error_in, error_inside, error_text, is_rejection
+from loadgen.servers.backends.error_messages import error_in, error_inside, error_text, is_rejection
 from tests.contract.recorded import response
 
 RECORDED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.kinds import pooling
+from loadgen.servers.backends import pooling
 from loadgen.workloads.request import Request
 from tests.dialects import POOLING
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from loadgen.record import Record
+from loadgen.analysis.run.record import Record
 from tests.answers import recorded
 from tests.contract.recorded import TRANSCRIPTS
 from tests.dialects import EVERY

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.sections import full
-from loadgen.runfile import read
+from loadgen.analysis.report.run_document import full
+from loadgen.analysis.run.runfile import read
 from tests.runs import part_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "burst"

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from loadgen.runfile import read
+from loadgen.analysis.run.runfile import read
 from tests.command import ROOT
 from tests.runs import summarise
 

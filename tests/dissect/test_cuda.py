@@ -10,8 +10,8 @@ import torch
 from torch.autograd import DeviceType
 
 from loadgen.dissect import DissectError, training
-from loadgen.dissect.found import Bounds
 from loadgen.dissect.inference import own_s
+from loadgen.dissect.results import Bounds
 from loadgen.dissect.techniques import parse
 from loadgen.servers.ladder import group
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from loadgen.analysis.dissect import checks
-from loadgen.dissect.found import InferenceFound
+from loadgen.dissect.results import InferenceFound
 from loadgen.servers.hardware import model
 from loadgen.servers.ladder.llama import build
 

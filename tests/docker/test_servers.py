@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from tests.docker.conftest import IMAGES, PORTS, VOLUME, Desk
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from tests.command import start

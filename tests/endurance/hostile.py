@@ -27,7 +27,7 @@ from random import Random
 
 import trustme
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from tests.command import start

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
-from loadgen.servers.simulated.stream import LogLine
+from loadgen.servers.simulated.stream_sender import LogLine
 from tests.command import in_process, start, summary_of
 
 PR_SET_CHILD_SUBREAPER = 36

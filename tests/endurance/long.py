@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import runfile
-from loadgen.record import Record
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.record import Record
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
-from loadgen.servers.simulated.stream import LogLine
+from loadgen.servers.simulated.stream_sender import LogLine
 from tests.command import start
 from tests.endurance.kills import children
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.servers.wire.stamps import SocketStamps
+from loadgen.servers.wire.timestamps import SocketStamps
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.runfile import read
-from loadgen.servers.access import Target, address_text, target_of
+from loadgen.analysis.run.runfile import read
+from loadgen.servers.auth import Target, address_text, target_of
 from loadgen.servers.wire.addresses import Connector, Rotation, reachable
 from loadgen.servers.wire.connection import Connection
 from tests.command import burst, summary_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
+from loadgen.servers.backends import KINDS
+from loadgen.servers.discovery import probe, tokenizer_of
 from loadgen.servers.errors import UnreachableError
-from loadgen.servers.find import probe, tokenizer_of
-from loadgen.servers.kinds import KINDS
 from tests.command import accounted, burst
 from tests.stub_server import Answer, Stub, answering
 from tests.tiny_tokenizers import byte_level, save
@@ -145,7 +145,7 @@ def test_a_probe_that_generates_waits_as_long_as_a_request(monkeypatch: pytest.M
     dialect = KINDS["openai"].dialects["completions"]
     with answering(slow) as stub:
         facts = probe(stub.url, "openai")
-        monkeypatch.setattr("loadgen.servers.calls.TIMEOUT_S", 0.1)
+        monkeypatch.setattr("loadgen.servers.json_client.TIMEOUT_S", 0.1)
         with tokenizer_of(facts, dialect, timeout_s=20) as server:
             assert server.count(["a"]) == [1]
         with tokenizer_of(facts, dialect, timeout_s=0.05) as server, pytest.raises(UnreachableError) as caught:

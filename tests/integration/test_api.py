@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import loadgen
-from loadgen import Plan, compare, read, run, run_async, runfile, simulated
+from loadgen import Plan, compare, read, run, run_async, simulated
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.runfile import RunFileError
 from loadgen.errors import OutputError, PlanError
-from loadgen.runfile import RunFileError
 from loadgen.servers.errors import UnreachableError, WrongServerError
 from tests.command import ROOT, in_process
 

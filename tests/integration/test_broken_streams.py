@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.errors import (
     EXIT_CLIENT_LIMITED,
     EXIT_INTERRUPTED,

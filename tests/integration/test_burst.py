@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import runfile
-from loadgen.servers.kinds import KINDS
+from loadgen.analysis.run import runfile
+from loadgen.servers.backends import KINDS
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, accounted, burst, summary_of
 from tests.simulated import running
@@ -65,7 +65,7 @@ DIGEST = """
 import hashlib, sys
 from pathlib import Path
 from urllib.request import urlopen
-from loadgen import prepare
+from loadgen.engine import prepare
 from loadgen.plan import Plan
 plan = Plan(server="tgi", url=sys.argv[1], n=20, seed=int(sys.argv[2]))
 with prepare.prepare(plan, Path("."), lambda line: None) as prepared:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for

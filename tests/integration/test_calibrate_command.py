@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy import main
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, burst, loadgen, summary_of
 from tests.simulated import running

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from loadgen.servers.calls import Caller
 from loadgen.servers.errors import UnreachableError
+from loadgen.servers.json_client import Caller
 from tests import raw_server
 from tests.stub_server import answering
 
@@ -45,7 +45,7 @@ def test_connection_closed_meanwhile() -> None:
 
 def test_answer_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer longer than the limit is an error, and its rest is not taken for the next one."""
-    monkeypatch.setattr("loadgen.servers.calls.ANSWER_LIMIT_BYTES", 10)
+    monkeypatch.setattr("loadgen.servers.json_client.ANSWER_LIMIT_BYTES", 10)
     with answering({"GET /long": (200, [1] * 1000), "GET /short": (200, 1)}) as stub, asking(stub.url) as ask:
         with pytest.raises(UnreachableError, match="more than 10 bytes"):
             ask("/long")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import host
-from loadgen.record import Record
-from loadgen.runfile import read
-from loadgen.servers.access import target_of
-from loadgen.servers.calls import Caller
+from loadgen import machine as host
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import read
+from loadgen.servers.auth import target_of
+from loadgen.servers.discovery import probe
 from loadgen.servers.errors import ClientLimitError, LocalLimitError, UnreachableError
-from loadgen.servers.find import probe
+from loadgen.servers.json_client import Caller
 from loadgen.servers.wire.connection import connect
 from tests.command import burst, summary_of
 from tests.loopback import connected

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.record import Record
-from loadgen.runfile import read
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import read
 from tests.command import burst, summary_of
 from tests.plain_openai import PlainServer, Talk, plain_openai
 from tests.runs import said

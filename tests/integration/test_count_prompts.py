@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from loadgen.servers.access import Access, bearer
+from loadgen.servers.auth import Access, bearer
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.discovery import probe, tokenizer_of
 from loadgen.servers.errors import UnauthorizedError, UncountableError
-from loadgen.servers.find import probe, tokenizer_of
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.base import ServerFacts
 from loadgen.workloads.prompts import load_tokenizer
 from tests.exact import exact_prompts
 from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.backends import simulated_kinds
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 

@@ -14,7 +14,7 @@ import msgpack
 import pytest
 import zmq
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import accounted, events_sent, in_process, start, summary_of, wait_for
 from tests.simulated import running

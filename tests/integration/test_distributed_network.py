@@ -13,8 +13,8 @@ from statistics import median
 
 import pytest
 
-from loadgen import runfile
-from loadgen.analysis.client import read_log
+from loadgen.analysis.client_health import read_log
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import CHILD
 from tests.command import ROOT, accounted, summary_of, wait_for

@@ -11,19 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import RunWriter
+from loadgen.engine.client_health import Counts
 from loadgen.engine.clock import SystemClock
-from loadgen.engine.decode import places_of
 from loadgen.engine.driver import Driver, Recorder
-from loadgen.engine.feed import OpenLoop, Slot
-from loadgen.engine.health import Counts
-from loadgen.record import Record
-from loadgen.runfile import RunWriter
-from loadgen.servers.access import target_of
+from loadgen.engine.record_builder import places_of
+from loadgen.engine.request_queue import OpenLoop, Slot
+from loadgen.servers.auth import target_of
 from loadgen.servers.wire.connection import connect
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.pool import Pool
-from loadgen.servers.wire.stamps import SocketStamps
+from loadgen.servers.wire.timestamps import SocketStamps
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS

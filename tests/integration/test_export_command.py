@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from loadgen.analysis.export import TABLES
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Run, RunFileError
 from loadgen.cli.report import export
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.record import Record
-from loadgen.runfile import Run, RunFileError
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, failed, header, loop, run_of, summarise
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, accounted, burst, summary_of
 from tests.simulated import running

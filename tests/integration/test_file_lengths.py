@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
-from loadgen.record import Record
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.record import Record
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from tests.command import FAST, in_process, summary_of
 from tests.command import burst as command

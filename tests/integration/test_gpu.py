@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from loadgen.analysis.run.runfile import read
 from loadgen.analysis.telemetry import series
-from loadgen.runfile import read
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import ROOT, burst, start, summary_of, wait_for
 from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state

@@ -23,8 +23,8 @@ import msgspec
 import psutil
 import pytest
 
-from loadgen import runfile
-from loadgen.analysis.client import compare_with_log, read_log
+from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from tests.command import events_sent, start, summary_of, wait_for

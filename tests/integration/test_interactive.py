@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 import trustme
 
-from loadgen import runfile
-from loadgen.analysis.client import compare_with_log, read_log
+from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, ROOT, in_process

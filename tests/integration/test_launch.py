@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError, UnreachableError, WrongServerError
-from loadgen.servers.find import probe
 from loadgen.servers.launch import How, LaunchSpec, launched
 from loadgen.servers.launch.spec import LOCAL
 from loadgen.servers.simulated import ConfigError

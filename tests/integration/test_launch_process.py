@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError
-from loadgen.servers.find import probe
 from loadgen.servers.launch import How, LaunchSpec, launched, process
 from loadgen.servers.launch.spec import LOCAL, Host
 from tests import command

@@ -152,7 +152,7 @@ def test_an_answer_takes_less_than_half_a_second() -> None:
 def test_it_needs_nothing_beyond_numpy() -> None:
     """Neither SciPy nor pandas, nor what the measuring path needs, is imported."""
     code = (
-        "import sys; from loadgen.servers.hardware.limits import *; from loadgen.servers.hardware.training import *\n"
+        "import sys; from loadgen.servers.hardware.roofline import *; from loadgen.servers.hardware.training import *\n"
         "limits_of(deploy('H100', 'llama-3.1-8b'), Load(512, 128, 64))\n"
         "print(sorted({'scipy', 'pandas', 'uvloop', 'aiohttp', 'pydantic', 'rich'} & set(sys.modules)))"
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import CHILD
 from tests.command import ROOT, accounted, summary_of

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.backends import simulated_kinds
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import MatrixPlan, journal
-from loadgen.matrix.run import matrix_of, take_down_left
 from loadgen.servers.launch import process
+from loadgen.studies.matrix import MatrixPlan, journal
+from loadgen.studies.matrix.run import matrix_of, take_down_left
 
 
 def plan(launch: str) -> MatrixPlan:

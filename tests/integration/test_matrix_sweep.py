@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadgen.sweep import ended, read_lines
+from loadgen.studies.sweep import ended, read_lines
 from tests.command import burst, start
 
 PLAN = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, accounted, burst, in_process, summary_of
 from tests.simulated import running

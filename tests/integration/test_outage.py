@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.runfile import read
+from loadgen.analysis.run.runfile import read
 from tests.command import ROOT, start, summary_of
 
 HOST = "127.0.0.1"

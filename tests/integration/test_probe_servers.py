@@ -16,11 +16,11 @@ import pytest
 import trustme
 from msgspec import structs
 
-from loadgen.servers.access import Access, bearer
+from loadgen.servers.auth import Access, bearer
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.discovery import probe, resolve
 from loadgen.servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
-from loadgen.servers.find import probe, resolve
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.base import ServerFacts
 from tests.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
@@ -243,7 +243,7 @@ def test_not_http(talker: int) -> None:
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts and says nothing runs into the time limit."""
-    monkeypatch.setattr("loadgen.servers.calls.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("loadgen.servers.json_client.TIMEOUT_S", 0.05)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(UnreachableError, match=r"did not answer within 0\.05 s"),
@@ -320,7 +320,7 @@ def test_resolve_without_a_server_imports_no_client(free_port: int) -> None:
     """The common case, nothing on the usual port, does not pay for an HTTP client."""
     code = (
         "import sys; from msgspec.structs import replace\n"
-        "from loadgen.servers.find import resolve; from loadgen.servers.kinds import KINDS\n"
+        "from loadgen.servers.discovery import resolve; from loadgen.servers.backends import KINDS\n"
         f"KINDS['tgi'] = replace(KINDS['tgi'], port={free_port})\n"
         "assert resolve('tgi', None, {}) is None\n"
         "assert not {'http.client', 'ssl'} & set(sys.modules)"

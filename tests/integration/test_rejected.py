@@ -12,7 +12,8 @@ from threading import Lock, Thread
 
 import pytest
 
-from loadgen import api, runfile
+from loadgen import api
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.busy_proxies import haproxy_queued, nginx_limited
 from tests.command import FAST, accounted, burst, in_process, loadgen, summary_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.cli.report import report
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, burst

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.analysis.run.runfile import RunFileError, RunWriter
 from loadgen.cli.report import report
 from loadgen.errors import OutputError
-from loadgen.runfile import RunFileError, RunWriter
 from tests.runs import burst, footer, header, healthy, write
 
 

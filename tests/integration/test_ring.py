@@ -14,18 +14,22 @@ from pathlib import Path
 import pytest
 import trustme
 
-from loadgen.analysis.client import compare_with_log, read_log
+from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.run.runfile import read
 from loadgen.engine.clock import ClockPairs
-from loadgen.runfile import read
-from loadgen.servers.access import target_of
+from loadgen.servers.auth import target_of
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
-from loadgen.servers.wire import packets, ring, sources, sweeps, transport
+from loadgen.servers.wire import deferred_reads as sweeps
+from loadgen.servers.wire import packet_ring as ring
+from loadgen.servers.wire import packet_socket as packets
+from loadgen.servers.wire import timestamp_sources as sources
+from loadgen.servers.wire import transport
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.ports import ports_of
-from loadgen.servers.wire.sources import RingStamps, open_source
-from loadgen.servers.wire.stamps import RETRY_S, kernel_stamps
+from loadgen.servers.wire.timestamp_sources import RingStamps, open_source
+from loadgen.servers.wire.timestamps import RETRY_S, kernel_stamps
 from loadgen.servers.wire.transport import Exchange
 from tests.command import start, summary_of
 from tests.loopback import Script, chunked, connected, playing
@@ -36,16 +40,16 @@ SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
 WITHOUT = """
-from loadgen.servers.wire.packets import may_see_packets
-from loadgen.servers.wire.sources import RingStamps, open_source
+from loadgen.servers.wire.packet_socket import may_see_packets
+from loadgen.servers.wire.timestamp_sources import RingStamps, open_source
 held = RingStamps.open([(2, ('127.0.0.1', 1))])
 may_see_packets(now=False)
 print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])
 """
 PERMITTED = """
 import ctypes, struct
-from loadgen.servers.wire.packets import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
-from loadgen.servers.wire.sources import open_source
+from loadgen.servers.wire.packet_socket import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
+from loadgen.servers.wire.timestamp_sources import open_source
 libc, header, held = ctypes.CDLL(None), struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
 libc.capget(header, held)
 effective, *others = struct.unpack("6I", held.raw)

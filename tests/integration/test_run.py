@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.workloads import arrivals
-from loadgen.workloads.syntax import rate
+from loadgen.workloads.spec_syntax import rate
 from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
 from tests.simulated import running

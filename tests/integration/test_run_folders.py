@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.errors import EXIT_OK, EXIT_USAGE
 from loadgen.folders import FolderClaim
 from loadgen.servers.simulated.config import SimulatedConfig

@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
-from loadgen import runfile
 from loadgen.analysis.report.page import server_of
+from loadgen.analysis.run import runfile
 from loadgen.cli.run import drive
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, in_process, start, wait_for

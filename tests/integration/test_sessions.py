@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from tests.command import FAST, events_sent, start, summary_of, wait_for

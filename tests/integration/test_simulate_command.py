@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.simulated.engines import engine_of
+from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
-from loadgen.servers.simulated.virtual import FOR_EVER_NS, VirtualEngine
+from loadgen.servers.simulated.scheduler_presets import engine_of
 from tests.command import ROOT, burst, loadgen, summary_of
 from tests.simulated import running
 

@@ -18,11 +18,11 @@ from benchmarks.comparison import judge
 from loadgen.servers.simulated import arrivals
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
-from loadgen.servers.simulated.stream import LogLine
-from loadgen.servers.wire.packets import may_see_packets
+from loadgen.servers.simulated.stream_sender import LogLine
+from loadgen.servers.wire.packet_ring import Ring
+from loadgen.servers.wire.packet_socket import may_see_packets
 from loadgen.servers.wire.ports import Ports
-from loadgen.servers.wire.ring import Ring
-from loadgen.servers.wire.stamps import Received, StampSource
+from loadgen.servers.wire.timestamps import Received, StampSource
 from tests.simulated import running
 
 BODY = json.dumps({"inputs": "spoken words", "parameters": {"max_new_tokens": 3}}).encode()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
-from loadgen.servers.find import probe
-from loadgen.servers.kinds import simulated_kinds
+from loadgen.analysis.run import runfile
+from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.discovery import probe
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.busy_proxies import nginx_publishing
 from tests.command import burst, summary_of

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadgen.servers.kinds import simulated_kinds
+from loadgen.servers.backends import simulated_kinds
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
-from loadgen.servers.simulated.stream import FAULTS, LogLine
+from loadgen.servers.simulated.stream_sender import FAULTS, LogLine
 from tests.simulated import Running, running
 
 TOKENS = 8

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from benchmarks.simulated import main as measure
-from loadgen import runfile
-from loadgen.servers.kinds import simulated_kinds
+from loadgen.analysis.run import runfile
+from loadgen.servers.backends import simulated_kinds
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.wire.sse import split

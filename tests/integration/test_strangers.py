@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from tests.command import burst, in_process
 from tests.echo import ANSWERS, ESCAPE, SECRET, echoing, leaks
 from tests.ui import page

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgen.analysis.summary import from_json
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.sweep import ended, read_lines
+from loadgen.studies.sweep import ended, read_lines
 from tests import command
 from tests.command import ROOT, Forked
 from tests.simulated import running

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.run_schema import SAMPLE
 from loadgen.analysis.telemetry import series
-from loadgen.held import SAMPLE
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import Reply
 from loadgen.servers.simulated.server import protocol_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadgen.servers import telemetry
-from loadgen.servers.access import Access, bearer
+from loadgen.servers.auth import Access, bearer
 from loadgen.servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
 from tests.raw_server import CLOSE, DRIP, HANG, page, serving

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.servers.access import target_of
+from loadgen.servers.auth import target_of
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.http1 import joined, post
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.sources import RingStamps
-from loadgen.servers.wire.stamps import RETRY_S
+from loadgen.servers.wire.timestamp_sources import RingStamps
+from loadgen.servers.wire.timestamps import RETRY_S
 from loadgen.servers.wire.transport import Exchange
 from tests.loopback import chunked, connected
 from tests.tls import GAP_S, OpensslServer, Step, contexts, openssl_server, scripted

@@ -13,8 +13,8 @@ from typing import cast
 
 import pytest
 
-from loadgen.analysis.client import read_log
-from loadgen.runfile import Run, read
+from loadgen.analysis.client_health import read_log
+from loadgen.analysis.run.runfile import Run, read
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.servers.wire.connection import Connection

@@ -14,12 +14,12 @@ import pytest
 import trustme
 import uvloop
 
-from loadgen.servers.access import target_of
+from loadgen.servers.auth import target_of
 from loadgen.servers.wire.connection import Connection
+from loadgen.servers.wire.deferred_reads import Sweeps
 from loadgen.servers.wire.http1 import Framing, joined, post
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.stamps import TIMESPEC_BYTES, SocketStamps
-from loadgen.servers.wire.sweeps import Sweeps
+from loadgen.servers.wire.timestamps import TIMESPEC_BYTES, SocketStamps
 from loadgen.servers.wire.transport import SMALL_BYTES, Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, connected, playing
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, burst
 from tests.simulated import running
@@ -82,7 +82,9 @@ def test_a_request_that_cannot_be_encoded_fails_alone(
 ) -> None:
     """Even without the check of the file, one request has failed as `not_encoded`, and all others are complete."""
     monkeypatch.setattr("loadgen.workloads.datasets.check_text", lambda *_: None)
-    monkeypatch.setattr("loadgen.workloads.ruler.approximate", lambda texts: [len(text) // 4 + 1 for text in texts])
+    monkeypatch.setattr(
+        "loadgen.workloads.token_counter.approximate", lambda texts: [len(text) // 4 + 1 for text in texts]
+    )
     file = dataset(tmp_path, "jsonl", CUT)
     with running(SimulatedConfig(server="vllm", **FAST)) as server:
         words = ("--server", "openai", "--endpoint", "chat", "--url", server.url, "--arrivals", arrivals)
@@ -103,7 +105,9 @@ def test_a_request_that_cannot_be_encoded_fails_alone(
 def test_a_turn_that_cannot_be_encoded_ends_its_session_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session's later turn is not sent; every other session has both of its turns."""
     monkeypatch.setattr("loadgen.workloads.datasets.check_text", lambda *_: None)
-    monkeypatch.setattr("loadgen.workloads.ruler.approximate", lambda texts: [len(text) // 4 + 1 for text in texts])
+    monkeypatch.setattr(
+        "loadgen.workloads.token_counter.approximate", lambda texts: [len(text) // 4 + 1 for text in texts]
+    )
     file = dataset(tmp_path, "multi-turn", CUT)
     with running(SimulatedConfig(server="vllm", **FAST)) as server:
         words = ("--server", "openai", "--endpoint", "chat", "--url", server.url, "--arrivals", "closed:4")

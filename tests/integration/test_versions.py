@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from tests.command import ROOT, burst
 from tests.stub_server import LIGHTLLM_1_1, VLLM_0_2, Answer, answering
 from tests.tiny_tokenizers import save

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 
 BURST = 1000
 INSIDE = {"vllm": "8000", "tgi": "80", "lightllm": "8000"}

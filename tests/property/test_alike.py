@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.servers.kinds import KINDS, alike, openai
-from loadgen.servers.kinds.dialect import Answer
+from loadgen.servers.backends import KINDS, openai
+from loadgen.servers.backends import repeated_events as alike
+from loadgen.servers.backends.dialect import Answer
 
 DECODERS = {
     f"{kind}-{endpoint}": KINDS[kind].dialects[endpoint].decode

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from loadgen.workloads.arrival_facts import Arrivals
+from loadgen.workloads.arrival_processes import Constant, Ramp, Steps
 from loadgen.workloads.arrivals import parse
-from loadgen.workloads.load import Arrivals
-from loadgen.workloads.processes import Constant, Ramp, Steps
 
 S = 1_000_000_000
 GAPS = 100_000

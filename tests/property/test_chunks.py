@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.analysis import chunks, frame, metrics
-from loadgen.analysis.chunks import ChunkInstants, GrowingTokens, Ranked, steps_of
+from loadgen.analysis import chunk_columns as chunks
+from loadgen.analysis import frame, metrics
+from loadgen.analysis.build_summary import summarise
+from loadgen.analysis.chunk_columns import ChunkInstants, GrowingTokens, Ranked, steps_of
 from loadgen.analysis.frame import frame_of, offsets_of
-from loadgen.analysis.gaps import ranked_gaps
-from loadgen.analysis.report.curves import distribution
+from loadgen.analysis.itl_distribution import ranked_gaps
+from loadgen.analysis.report.chart_data import distribution
 from loadgen.analysis.stats import describe
-from loadgen.analysis.summarise import summarise
 from tests.runs import complete, run_of
 
 NUMBERS = st.lists(st.integers(0, 1 << 40) | st.integers(0, 50), min_size=1, max_size=60)

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadgen.workloads import datasets
+from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.lengths import Empirical
-from loadgen.workloads.processes import Trace
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 
 DATA = Path(__file__).parent.parent / "data"
 SAMPLES = sorted(file.read_bytes() for file in DATA.glob("*/*") if file.is_file())

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen import api
+from loadgen.analysis.run.runfile import RunFileError, Telemetry, read
 from loadgen.errors import (
     EXIT_CLIENT_LIMITED,
     EXIT_OK,
@@ -24,7 +25,6 @@ from loadgen.errors import (
     EXIT_USAGE,
     LoadgenError,
 )
-from loadgen.runfile import RunFileError, Telemetry, read
 from tests.command import in_process
 from tests.matrices import fabricate
 from tests.runs import burst, footer, header, healthy

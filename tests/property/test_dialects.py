@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.servers.kinds.dialect import Answer
-from loadgen.servers.kinds.refusals import error_text
+from loadgen.servers.backends.dialect import Answer
+from loadgen.servers.backends.error_messages import error_text
 from loadgen.servers.wire.sse import split
 from tests.contract.recorded import STREAMS, Stream
 from tests.dialects import DIALECTS

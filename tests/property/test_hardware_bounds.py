@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from loadgen.servers.hardware import HardwareError, tables
 from loadgen.servers.hardware.inference import ARCHITECTURES, Deployment
-from loadgen.servers.hardware.limits import deploy
-from loadgen.servers.hardware.load import Load, expected, limit
+from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.throughput_model import Load, expected, limit
 
 GPUS = [row["gpu"] for row in tables()["gpus"]]
 MODELS = ["Llama-2-7B", "Llama-2-70B", "Llama-3.1-8B", "Qwen3-0.6B", "Bloom-7B1", "TinyLlama-1.1B"]

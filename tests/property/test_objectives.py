@@ -16,9 +16,9 @@ from scipy.stats import t as student
 from loadgen.analysis import stats
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
 from loadgen.analysis.summary import BurstSkew, RequestCounts, Summary
-from loadgen.record import Record
 from tests.command import ROOT
 from tests.runs import MILLISECOND_NS, complete, failed, typed
 

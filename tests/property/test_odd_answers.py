@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.dialect import Route
+from loadgen.servers.discovery import ServerTokenizer
 from loadgen.servers.errors import ServerError, UncountableError
-from loadgen.servers.find import ServerTokenizer
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.dialect import Route
 from loadgen.servers.telemetry import GapError, parse, values_of
 
 NAMES = (

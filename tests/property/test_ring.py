@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.servers.wire.ring import UNKNOWN, Flow, Flows
-from loadgen.servers.wire.ring import arrivals as several
+from loadgen.servers.wire.packet_ring import UNKNOWN, Flow, Flows
+from loadgen.servers.wire.packet_ring import arrivals as several
 from tests.packets import PORT, SYN, Sent, came
 
 CUT = st.lists(st.integers(1, 40), min_size=1, max_size=12)

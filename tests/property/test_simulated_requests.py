@@ -12,12 +12,12 @@ from typing import Any
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from loadgen.servers.kinds import simulated_kinds, simulated_versions
+from loadgen.servers.backends import simulated_kinds, simulated_versions
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
 from loadgen.servers.simulated.server import protocol_of
 from loadgen.servers.simulated.state import ServerState
-from loadgen.servers.simulated.timing import Gauges
+from loadgen.servers.simulated.token_clock import Gauges
 
 LONGEST = 32
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}

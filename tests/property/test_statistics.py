@@ -10,8 +10,8 @@ from scipy.stats import binom
 
 from loadgen.analysis import stats
 from loadgen.analysis.frame import frame_of
-from loadgen.analysis.report.curves import course, distribution, drawn_ranks
-from loadgen.record import Record
+from loadgen.analysis.report.chart_data import course, distribution, drawn_ranks
+from loadgen.analysis.run.record import Record
 from tests.runs import complete, failed, truncated
 
 SHARES = st.sampled_from(list(stats.PERCENTILES.values()))

@@ -14,8 +14,8 @@ from unittest.mock import patch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.record import Record
-from loadgen.servers.kinds import alike
+from loadgen.analysis.run.record import Record
+from loadgen.servers.backends import repeated_events as alike
 from loadgen.servers.wire import sse
 from loadgen.servers.wire.sse import split
 from tests.answers import DONE, Key, chunk, recorded, usage, whole

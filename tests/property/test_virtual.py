@@ -8,12 +8,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.servers.hardware.limits import deploy
-from loadgen.servers.simulated.engines import ENGINES
+from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
+from loadgen.servers.simulated.scheduler_presets import ENGINES
 from loadgen.servers.simulated.step_time import StepTime
-from loadgen.servers.simulated.timing import BatchingClock
-from loadgen.servers.simulated.virtual import FOR_EVER_NS, TokenTimes, VirtualEngine
+from loadgen.servers.simulated.token_clock import BatchingClock
 
 STEP_TIME = StepTime(deploy("RTX4090", "llama-2-7b"))
 KV_TOKENS = 2000

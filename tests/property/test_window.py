@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.window import choose
-from loadgen.record import Record
-from loadgen.runfile import load_facts
-from loadgen.workloads.load import LoadFacts
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import load_facts
+from loadgen.analysis.steady_window import choose
+from loadgen.workloads.arrival_facts import LoadFacts
 
 INSTANTS = st.integers(0, 10**10)
 REQUESTS = st.lists(

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen import runfile
-from loadgen.record import Record
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.record import Record
 from loadgen.servers.errors import LaunchError
 from loadgen.servers.launch import LaunchSpec
 from loadgen.servers.launch.process import Command, command_of, end, free_port, start_and_wait

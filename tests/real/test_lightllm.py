@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 
 if TYPE_CHECKING:
     from tests.real.conftest import Burst, Engine

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.servers.launch import process
 
 ROOT = Path(__file__).resolve().parents[2]

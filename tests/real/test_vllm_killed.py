@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadgen import runfile
-from loadgen.record import Record
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.record import Record
 
 if TYPE_CHECKING:
     from tests.real.conftest import Engine, FinishBurst, Outcome, StartBurst

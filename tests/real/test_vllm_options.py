@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 from loadgen.servers.wire import sse
 from loadgen.workloads.request import Request
 from tests.real.conftest import running_vllm

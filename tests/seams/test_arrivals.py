@@ -11,16 +11,16 @@ from typing import Self
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.analysis.window import load as loaded
+from loadgen.analysis.run.runfile import Header, read
+from loadgen.analysis.steady_window import load as loaded
 from loadgen.cli import app
+from loadgen.engine.prepare import schedule_of
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.prepare import schedule_of
-from loadgen.runfile import Header, read
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.workloads import arrivals
-from loadgen.workloads.load import Arrivals, LoadFacts
-from loadgen.workloads.syntax import NS_PER_S, rate, show
+from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
+from loadgen.workloads.spec_syntax import NS_PER_S, rate, show
 from tests.simulated import running
 
 

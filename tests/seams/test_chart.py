@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from loadgen.analysis.report import ChartRef, charts, markdown, page
 from loadgen.analysis.report.charts import CHARTS, Chart, ChartInput
-from loadgen.analysis.report.sections import ReportedRun, chart_runs, full
+from loadgen.analysis.report.run_document import ReportedRun, chart_runs, full
 from tests.chromium import chromium
 from tests.runs import burst, part_of, run_of
 

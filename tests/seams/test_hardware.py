@@ -14,8 +14,8 @@ import pytest
 from loadgen.servers import hardware
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.hardware.inference import step
-from loadgen.servers.hardware.limits import deploy, limits_of
-from loadgen.servers.hardware.load import Load
+from loadgen.servers.hardware.roofline import deploy, limits_of
+from loadgen.servers.hardware.throughput_model import Load
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import Forked, loadgen
 from tests.simulated import running

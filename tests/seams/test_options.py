@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from loadgen import plan as plans
-from loadgen import runfile
+from loadgen.analysis.run import runfile
 from loadgen.plan import Plan
-from loadgen.settings import RunOption, command_of
+from loadgen.plan_fields import RunOption, command_of
 from tests.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."

@@ -21,10 +21,8 @@ import msgspec
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.servers.errors import EndpointError, LaunchError, LimitError, UnreachableError, WrongServerError
-from loadgen.servers.find import check_limits, dialect_on, probe, resolve
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.base import (
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.base import (
     Ask,
     KnownFault,
     MetricNames,
@@ -35,9 +33,11 @@ from loadgen.servers.kinds.base import (
     as_dict,
     stated,
 )
-from loadgen.servers.kinds.dialect import Answer, Dialect, Route
-from loadgen.servers.kinds.events import decode_events, note_finish, settle
-from loadgen.servers.kinds.lenient import end_marker
+from loadgen.servers.backends.dialect import Answer, Dialect, Route
+from loadgen.servers.backends.lenient import end_marker
+from loadgen.servers.backends.stream_events import decode_events, note_finish, settle
+from loadgen.servers.discovery import check_limits, dialect_on, probe, resolve
+from loadgen.servers.errors import EndpointError, LaunchError, LimitError, UnreachableError, WrongServerError
 from loadgen.servers.launch import LaunchSpec, compose, process
 from loadgen.servers.launch.spec import LOCAL, known_fault
 from loadgen.servers.telemetry import parse, values_of
@@ -184,8 +184,10 @@ def loadgen(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_plan_takes_it_and_its_endpoints() -> None:
     """A run and a matrix may name it; an endpoint that it has not is refused with those that it has."""
-    from loadgen.matrix import MatrixPlan  # not above: the program below registers the kind before they are loaded
     from loadgen.plan import Plan
+    from loadgen.studies.matrix import (
+        MatrixPlan,  # not above: the program below registers the kind before they are loaded
+    )
 
     assert Plan(server="madeup", n=1).server == "madeup"
     with pytest.raises(PlanError, match="choose 'vllm', 'tgi', 'lightllm', 'openai' or 'madeup'"):

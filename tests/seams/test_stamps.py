@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from loadgen.analysis.window import load as loaded
+from loadgen.analysis.run.runfile import Header, read
+from loadgen.analysis.steady_window import load as loaded
 from loadgen.cli import app
-from loadgen.runfile import Header, read
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.wire.sources import SOURCES, common, open_source
-from loadgen.servers.wire.stamps import PLAIN, Address, Instants, Received, Share, StampSource, ToMonotonic
+from loadgen.servers.wire.timestamp_sources import SOURCES, common, open_source
+from loadgen.servers.wire.timestamps import PLAIN, Address, Instants, Received, Share, StampSource, ToMonotonic
 from tests.runs import burst, run_of
 from tests.simulated import running
 

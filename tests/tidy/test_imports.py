@@ -56,9 +56,9 @@ def test_the_coordinator_waits_for_no_event_loop(root: Path) -> None:
 def test_values_are_structs(root: Path) -> None:
     """Of what a run imports: a dataclass takes half a millisecond of its start, a Struct a twentieth of that."""
     program = (
-        "import loadgen.analysis.report.sections, loadgen.analysis.slo, loadgen.cli.output, loadgen.cli.run\n"
-        "import loadgen.engine.coordinator, loadgen.engine.driver, loadgen.prepare\n"
-        "import loadgen.servers.find, loadgen.servers.telemetry, sys\n"
+        "import loadgen.analysis.report.run_document, loadgen.analysis.slo, loadgen.cli.output, loadgen.cli.run\n"
+        "import loadgen.engine.coordinator, loadgen.engine.driver, loadgen.engine.prepare\n"
+        "import loadgen.servers.discovery, loadgen.servers.telemetry, sys\n"
         "found = {each for one in [*sys.modules.values()] for each in vars(one).values() if isinstance(each, type)}\n"
         "ours = {each for each in found if each.__module__.partition('.')[0] in sys.argv[1:]}\n"
         "print(*(each.__name__ for each in ours if '__dataclass_fields__' in vars(each)))"
@@ -67,7 +67,13 @@ def test_values_are_structs(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["loadgen.record", "loadgen.runfile", "loadgen.workloads.request", "loadgen.servers.kinds.base"]
+    "module",
+    [
+        "loadgen.analysis.run.record",
+        "loadgen.analysis.run.runfile",
+        "loadgen.workloads.request",
+        "loadgen.servers.backends.base",
+    ],
 )
 def test_the_shared_shapes_are_cheap(root: Path, module: str) -> None:
     """The shapes that every part shares load none of the heavy libraries."""

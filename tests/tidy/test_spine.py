@@ -72,7 +72,7 @@ def _imports(file: Path) -> set[str]:
         for module in modules:
             path = module.replace(".", "/")
             found |= {f"{path}.py", f"{path}/__init__.py"}
-    # Packages pass on what they import: loadgen.servers.kinds names its kinds.
+    # Packages pass on what they import: loadgen.servers.backends names its kinds.
     more = {name for name in found if name.endswith("/__init__.py") and (_root(file) / name).exists()}
     return found | {each for name in more if _root(file) / name != file for each in _imports(_root(file) / name)}
 

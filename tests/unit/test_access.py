@@ -11,12 +11,12 @@ from urllib.parse import quote
 import pytest
 
 from loadgen.distributed.protocol import token_of
+from loadgen.engine.resolve_server import access_of
 from loadgen.errors import LoadgenError, PlanError
 from loadgen.plan import Plan
-from loadgen.server import access_of
-from loadgen.servers.access import HIDDEN, bare, hide, keep_secret, redacted, secret_in, without_secrets
+from loadgen.servers.auth import HIDDEN, bare, hide, keep_secret, redacted, secret_in, without_secrets
+from loadgen.servers.discovery import base_url
 from loadgen.servers.errors import SecretError, ServerError
-from loadgen.servers.find import base_url
 from loadgen.servers.launch.spec import LOCAL, LaunchSpec, printed
 from tests.command import in_process
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.workloads.arrival_facts import Arrivals
+from loadgen.workloads.arrival_processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
 from loadgen.workloads.arrivals import Burst, due_instants, parse
-from loadgen.workloads.load import Arrivals
-from loadgen.workloads.processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 
 S = 1_000_000_000
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from loadgen.engine.client_health import Counts
 from loadgen.engine.driver import Recorder
-from loadgen.engine.health import Counts
-from loadgen.engine.warmup import Held
-from loadgen.servers.wire import aside as limits
-from loadgen.servers.wire.aside import BLOCK_BYTES, Aside, held
-from loadgen.servers.wire.stamps import PLAIN
+from loadgen.engine.record_buffer import Held
+from loadgen.servers.wire import disk_spill as limits
+from loadgen.servers.wire.disk_spill import BLOCK_BYTES, Aside, held
+from loadgen.servers.wire.timestamps import PLAIN
 from loadgen.servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.analysis.report.format import asked, length
+from loadgen.analysis.format import asked, length
+from loadgen.analysis.run.runfile import load_facts
 from loadgen.plan import Plan
-from loadgen.runfile import load_facts
 from loadgen.workloads import arrivals as known_arrivals
 from loadgen.workloads import lengths as known_lengths
 from tests.runs import burst, run_of, summarise, typed

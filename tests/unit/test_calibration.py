@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from loadgen import host
-from loadgen.analysis import client as compared
+from loadgen import machine as host
+from loadgen.analysis import client_health as compared
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import QuotedCalibration
 from loadgen.cli.calibrate import search
 from loadgen.engine import driver
-from loadgen.host import Calibration, Point, recall, remember
-from loadgen.record import Record
-from loadgen.runfile import Run
+from loadgen.machine import Calibration, Point, recall, remember
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, failed, healthy, run_of
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.frame import Floats
 from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
-from loadgen.analysis.summarise import summarise
-from loadgen.analysis.sweep.capacity import (
+from loadgen.analysis.steady_window import frame_of_run
+from loadgen.analysis.sweep.capacity_search import (
     SHORT,
     Evidence,
     Search,
@@ -21,7 +22,6 @@ from loadgen.analysis.sweep.capacity import (
     chance_over,
     usable,
 )
-from loadgen.analysis.window import frame_of_run
 from tests.runs import burst, complete, failed, rejected, run_of
 
 SERVED_PER_S, BOUND_S, SHARE = 20.0, 1.0, 0.99

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from loadgen import capacity
 from loadgen.analysis.capacity import figures_of, met, unfit
 from loadgen.analysis.objectives import parse
-from loadgen.capacity import FINE, LEAST, Candidate, CapacityOption, Replica, option
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Run
 from loadgen.cli.capacity import ranked, text
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.record import Record
-from loadgen.runfile import Run
 from loadgen.servers.hardware import constant
-from loadgen.simulate import Modelled, in_memory
+from loadgen.studies import capacity
+from loadgen.studies.capacity import FINE, LEAST, Candidate, CapacityOption, Replica, option
+from loadgen.studies.simulate import Modelled, in_memory
 from tests.runs import header
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)

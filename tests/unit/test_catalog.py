@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loadgen.plan import Plan
-from loadgen.settings import CATALOG, catalog_names, from_catalog, read_plan
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.plan_fields import CATALOG, catalog_names, from_catalog, read_plan
+from loadgen.workloads.spec_syntax import WorkloadError
 
 
 def test_the_experiment_of_the_paper_comes_first() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from loadgen.analysis.client import LIMITS
+from loadgen.analysis.client_health import LIMITS
 from loadgen.analysis.objectives import ObjectiveVerdict
 from loadgen.analysis.report.findings import client_said, findings, verdict
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.stats import late_percentile_s
 from loadgen.analysis.summary import Summary
 from loadgen.cli.output import exit_code
-from loadgen.engine.health import LATE_BOUNDS_NS, Health
-from loadgen.record import Record
-from loadgen.runfile import Telemetry
+from loadgen.engine.client_health import LATE_BOUNDS_NS, Health
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, healthy, run_of, said, summarise, typed
 

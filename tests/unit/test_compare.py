@@ -14,9 +14,10 @@ from scipy import stats as reference
 
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.analysis import stats
-from loadgen.analysis.compare import FIGURES, compare, document, figures, noise, remark, unequal_work
+from loadgen.analysis.compare import FIGURES, compare, document, figures, remark, unequal_work
+from loadgen.analysis.compare import run_variance as noise
 from loadgen.analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
-from loadgen.analysis.compare.noise import Samples, parts
+from loadgen.analysis.compare.run_variance import Samples, parts
 from loadgen.analysis.objectives import ObjectiveError
 from loadgen.analysis.report import markdown
 from loadgen.analysis.report.terminal import render

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from loadgen.analysis.compare import CHECKS
-from loadgen.runfile import Telemetry
+from loadgen.analysis.run.runfile import Telemetry
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pytest
 
 import loadgen.analysis.frame
 from loadgen.analysis.frame import frame_of
-from loadgen.analysis.report import curves
-from loadgen.analysis.report.charts import CHARTS
-from loadgen.analysis.report.curves import (
+from loadgen.analysis.report import chart_data as curves
+from loadgen.analysis.report.chart_data import (
     BUCKET,
     PIECES,
     course,
@@ -26,8 +25,9 @@ from loadgen.analysis.report.curves import (
     thinned,
     timeline,
 )
+from loadgen.analysis.report.charts import CHARTS
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.telemetry import Series
-from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, loop, part_of, rejected, run_of, truncated
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.workloads import datasets
 from loadgen.workloads.datasets import Sample
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 
 SAMPLES = Path(__file__).parent.parent / "data/datasets"
 RIVERS = (

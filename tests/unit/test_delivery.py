@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from loadgen.analysis import stats as of_instants
+from loadgen.analysis.run.runfile import load_facts
 from loadgen.analysis.stats import gamma_cdf, kolmogorov_smirnov
 from loadgen.analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
-from loadgen.runfile import load_facts
+from loadgen.workloads.arrival_processes import Concurrency
 from loadgen.workloads.arrivals import parse
-from loadgen.workloads.processes import Concurrency
 
 S = 1_000_000_000
 US = 1_000

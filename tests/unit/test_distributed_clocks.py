@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.analysis.run.record import Record
 from loadgen.distributed.master import ClockOffset, converted, offset_of
 from loadgen.distributed.protocol import ClockSample, exchanged
-from loadgen.record import Record
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000 * MILLISECOND_NS

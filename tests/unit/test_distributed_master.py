@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from loadgen.analysis.run.runfile import Header
 from loadgen.distributed import DistributedError, TokenError, master, protocol
 from loadgen.distributed.master import MachinePlan, Master
 from loadgen.distributed.protocol import (
@@ -28,10 +29,9 @@ from loadgen.distributed.protocol import (
     Wait,
     address_of,
 )
-from loadgen.engine.sampler import Sampler
+from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
-from loadgen.runfile import Header
 
 VERSION = master.version("llm-loadgen")
 SERVER = {"name": "tgi", "version": "3", "model": "m", "simulated": True, "url": "http://127.0.0.1:9"}

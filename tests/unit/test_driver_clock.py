@@ -11,12 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from loadgen.engine.client_health import Counts
+from loadgen.engine.closed_loop import ClosedLoop
 from loadgen.engine.driver import BACKLOG, MANY, TICKS_PER_LOOK, TICKS_PER_SAMPLE, Driver, Recorder
-from loadgen.engine.feed import OpenLoop, Slot
-from loadgen.engine.health import Counts
-from loadgen.engine.loops import ClosedLoop
-from loadgen.engine.warmup import Held
-from loadgen.servers.wire.stamps import PLAIN, StampSource
+from loadgen.engine.record_buffer import Held
+from loadgen.engine.request_queue import OpenLoop, Slot
+from loadgen.servers.wire.timestamps import PLAIN, StampSource
 from loadgen.workloads import arrivals
 from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from loadgen.engine.back_off import GIVE_UP_NS
+from loadgen.engine.client_health import Counts
+from loadgen.engine.closed_loop import ClosedLoop
 from loadgen.engine.driver import Driver, Recorder
-from loadgen.engine.feed import OpenLoop
-from loadgen.engine.health import Counts
-from loadgen.engine.loops import ClosedLoop
-from loadgen.engine.warmup import Held
+from loadgen.engine.record_buffer import Held
+from loadgen.engine.request_queue import OpenLoop
 from loadgen.servers.errors import LocalLimitError
-from loadgen.servers.wire.stamps import PLAIN
+from loadgen.servers.wire.timestamps import PLAIN
 from tests.dialects import DIALECTS
 from tests.unit.test_driver_clock import START_NS, FakeClock, FakeConnection, FakeExchange, FakeNet, slots
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.engine.feed import OpenLoop, Slot
-from loadgen.engine.loops import ClosedLoop, Sessions
+from loadgen.engine.closed_loop import ClosedLoop, Sessions
+from loadgen.engine.request_queue import OpenLoop, Slot
 from loadgen.workloads.sessions import Conversation, Turn
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
 

@@ -1,4 +1,4 @@
-"""The rules of loadgen.servers.wire.sse and loadgen.servers.kinds.lenient, one example each: what is an event of a
+"""The rules of loadgen.servers.wire.sse and loadgen.servers.backends.lenient, one example each: what is an event of a
 stream, and what is accepted in its JSON. `tests/property/test_streams.py` combines them."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from loadgen.servers.kinds.lenient import DONE, end_marker
+from loadgen.servers.backends.lenient import DONE, end_marker
 from loadgen.servers.wire.sse import is_event_stream, split
 from tests.answers import DONE as END
 from tests.answers import Key, recorded, whole

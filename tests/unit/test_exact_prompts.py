@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from loadgen.workloads import lengths, workload
-from loadgen.workloads.processes import Trace
+from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import COMMON_WORDS, PromptError
 from loadgen.workloads.request import Request
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
 from loadgen.workloads.workload import WorkloadSpec, prompts_for
 

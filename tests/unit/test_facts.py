@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from loadgen.runfile import Run, read
+from loadgen.analysis.run.runfile import Run, read
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import (
     burst,

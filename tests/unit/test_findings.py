@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from loadgen.analysis.format import started
 from loadgen.analysis.objectives import ObjectiveVerdict
 from loadgen.analysis.report import findings, tables
-from loadgen.analysis.report.format import started
+from loadgen.analysis.run.runfile import read
 from loadgen.analysis.summary import Summary
-from loadgen.runfile import read
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import (
     burst,

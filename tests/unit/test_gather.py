@@ -11,7 +11,7 @@ from msgspec.structs import fields
 
 from loadgen.analysis import frame
 from loadgen.analysis.frame import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, Frame, blocks, frame_of, sum_by_row
-from loadgen.analysis.window import frame_of_run, load
+from loadgen.analysis.steady_window import frame_of_run, load
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, part_of, run_of, summarise, truncated
 

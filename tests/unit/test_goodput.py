@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import curve, goodput, needs
-from loadgen.record import Record
 from tests.runs import MILLISECOND_NS, complete, failed, rejected
 
 

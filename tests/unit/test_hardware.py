@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadgen.servers.hardware import HardwareError, gpu, model, number_format, tables
-from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.hardware.roofline import deploy
 
 
 @pytest.mark.parametrize("name", [row["model"] for row in tables()["models"]])

@@ -10,8 +10,8 @@ import pytest
 from loadgen.servers.hardware import HardwareError, constant, framework, gpu, gpu_links, model, number_format, tables
 from loadgen.servers.hardware.inference import Deployment, exposed_s, gemms, physical_s, step
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
-from loadgen.servers.hardware.limits import deploy, limits_of
-from loadgen.servers.hardware.load import Load, expected, limit
+from loadgen.servers.hardware.roofline import deploy, limits_of
+from loadgen.servers.hardware.throughput_model import Load, expected, limit
 from loadgen.servers.hardware.training import NF4_BYTES, Training, adapter_parameters, iteration, memory
 
 

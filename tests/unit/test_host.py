@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from loadgen import host
+from loadgen import machine as host
 from loadgen.errors import OpenFilesError, PortsError
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.repeats import INDEXED_MOST, IndexedRun, index
 from loadgen.analysis.report.page import render
-from loadgen.analysis.summarise import summarise
 from loadgen.cli.output import Output, indexed, runs_below
 from loadgen.cli.report import report
 from loadgen.errors import PlanError

@@ -12,10 +12,10 @@ import pytest
 
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.settings import read_plan
+from loadgen.plan_fields import read_plan
 from loadgen.workloads import datasets
 from loadgen.workloads.json_values import INT_MAX, INT_MIN, check_text, check_value
-from loadgen.workloads.syntax import WorkloadError, opened
+from loadgen.workloads.spec_syntax import WorkloadError, opened
 
 HALF = '"\\ud83d"'
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.objectives import ObjectiveVerdict, parse
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
-from loadgen.analysis.window import frame_of_run
-from loadgen.record import Record
+from loadgen.analysis.steady_window import frame_of_run
 from tests.runs import (
     MILLISECOND_NS,
     complete,

@@ -10,8 +10,8 @@ import pytest
 
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.slo import judge, junit
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import Summary
-from loadgen.analysis.window import frame_of_run
 from tests.runs import burst, failed, run_of, summarise, typed
 
 SUITE = {"id", "name", "package", "hostname", "timestamp", "time", "tests", "failures", "errors"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.workloads.lengths import Empirical, Exponential, Fixed, Lengths, Lognormal, Uniform, parse
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 
 TEXTS: list[tuple[str, Lengths, str]] = [
     ("512", Fixed(512), "512"),

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare import compare
-from loadgen.analysis.limits import HardwareLimit
+from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.report.findings import limit
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.sections import full
-from loadgen.analysis.summarise import summarise
+from loadgen.analysis.report.run_document import full
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Run, Telemetry, read
 from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
 from loadgen.errors import PlanError
-from loadgen.matrix import run as matrix_run
-from loadgen.matrix import starts
 from loadgen.plan import Plan
-from loadgen.record import Record
-from loadgen.runfile import Run, Telemetry, read
 from loadgen.servers.hardware import HardwareError, cards, model
 from loadgen.servers.hardware.inference import physical_s
-from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.hardware.roofline import deploy
+from loadgen.studies.matrix import run as matrix_run
+from loadgen.studies.matrix import starts
 from tests.compared import run as compared
 from tests.matrices import fabricate, plan
 from tests.runs import complete, footer, header, part_of, text_of, write

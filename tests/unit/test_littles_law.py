@@ -11,7 +11,7 @@ import pytest
 
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.littles_law import check
-from loadgen.record import Record
+from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, failed, header, run_of, said, summarise
 

@@ -7,10 +7,10 @@ import pytest
 
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.stats import describe
 from loadgen.interactive import live_run
 from loadgen.interactive.live_run import LiveFigures, NewestSamples, described
-from loadgen.record import Record
 
 
 def _record(number: int, state: str = "complete", **changes: object) -> Record:

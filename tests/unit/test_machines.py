@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.record import Record
-from loadgen.runfile import Telemetry
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Telemetry
 from tests.runs import MILLISECOND_NS, complete, healthy, run_of, summarise, text_of
 
 

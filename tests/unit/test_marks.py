@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile
-from loadgen.analysis.report import format as said
+from loadgen.analysis import format as said
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.runfile import Telemetry
 from loadgen.cli import twin
+from loadgen.engine.resolve_server import simulated_name
 from loadgen.errors import PlanError
-from loadgen.runfile import Telemetry
-from loadgen.server import simulated_name
 from loadgen.servers import marks
-from loadgen.servers.kinds.base import ServerFacts
+from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.marks import Mark
 from tests.answers import Key, recorded, whole
 from tests.runs import complete, footer, header, healthy, summarise, typed, write

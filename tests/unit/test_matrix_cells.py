@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import MatrixPlan, cells, skipped, starts
+from loadgen.studies.matrix import MatrixPlan, cells, skipped, starts
 
 
 def plan(**changes: Any) -> MatrixPlan:

@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from loadgen.matrix import MatrixPlan
-from loadgen.matrix.run import PREPARED_S, TOKENS_PER_S, Matrix, dry_run, estimated_runs, in_words, left_s, matrix_of
+from loadgen.studies.matrix import MatrixPlan
+from loadgen.studies.matrix.run import (
+    PREPARED_S,
+    TOKENS_PER_S,
+    Matrix,
+    dry_run,
+    estimated_runs,
+    in_words,
+    left_s,
+    matrix_of,
+)
 
 
 def plan(**changes: Any) -> MatrixPlan:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.matrix import MatrixPlan, hosts_of, read_matrix_plan, run_settings, starts
+from loadgen.studies.matrix import MatrixPlan, hosts_of, read_matrix_plan, run_settings, starts
 
 PLAN = """
 name = "small"

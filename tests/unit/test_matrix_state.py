@@ -13,7 +13,7 @@ import pytest
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_NAME, FolderClaim
 from loadgen.journal import differences, make_way
-from loadgen.matrix import MATRIX, Cell, Repeat, finished, journal, newest, read_lines
+from loadgen.studies.matrix import MATRIX, Cell, Repeat, finished, journal, newest, read_lines
 from tests.runs import burst, footer, header, write
 
 CELL = Cell("tgi", "a", "7b", "burst")

@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
-from loadgen.record import Record
+from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, truncated
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.matrix import cells, hosts_of, read_matrix_plan, run_settings
-from loadgen.matrix.run import estimated_runs, matrix_of
+from loadgen.studies.matrix import cells, hosts_of, read_matrix_plan, run_settings
+from loadgen.studies.matrix.run import estimated_runs, matrix_of
 
 PAPER = Path(__file__).parents[2] / "examples/paper"
 PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.servers.kinds import KINDS
+from loadgen.servers.backends import KINDS
 from loadgen.workloads import datasets
+from loadgen.workloads.images import Picture
 from loadgen.workloads.lengths import Fixed
-from loadgen.workloads.pictures import Picture
 from loadgen.workloads.prompts import id_prompts
 from loadgen.workloads.request import Request
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.workload import Prompts, Synthetic, WorkloadSpec
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.engine.resolve_server import piece_advice
 from loadgen.plan import Plan
-from loadgen.server import piece_advice
-from loadgen.servers.find import fitting_output
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.base import ServerFacts
-from loadgen.servers.kinds.dialect import whole_pieces
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.backends.dialect import whole_pieces
+from loadgen.servers.discovery import fitting_output
 from tests.answers import ending, token
 from tests.dialects import DIALECTS
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.engine.resolve_server import access_of
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.server import access_of
+from loadgen.plan_fields import command_of, lengths_said, read_plan
 from loadgen.servers import hardware
-from loadgen.servers.access import without_secrets
+from loadgen.servers.auth import without_secrets
 from loadgen.servers.errors import HostsError
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.launch.spec import read_hosts
-from loadgen.settings import command_of, lengths_said, read_plan
 
 
 def test_values_are_stored_in_their_canonical_form() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from loadgen.engine.prepare import schedule_of
+from loadgen.engine.resolve_server import longest_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
-from loadgen.prepare import schedule_of
-from loadgen.server import longest_of
 from loadgen.workloads.lengths import Fixed, parse
 from loadgen.workloads.workload import Prompts, SharedPrefix, Synthetic, WorkloadSpec
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.servers.backends import KINDS
+from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.discovery import base_url, check_limits, proxied_to
 from loadgen.servers.errors import LimitError
-from loadgen.servers.find import base_url, check_limits, proxied_to
-from loadgen.servers.kinds import KINDS
-from loadgen.servers.kinds.base import ServerFacts
 
 
 @pytest.mark.parametrize(

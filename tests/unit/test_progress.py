@@ -8,13 +8,13 @@ from typing import cast
 
 import pytest
 
+from loadgen.analysis.run.record import Record
 from loadgen.cli.output import Output, _ProgressLine, shown_progress
-from loadgen.engine.decode import first_token
-from loadgen.engine.health import Counts, FirstTokens
+from loadgen.engine.client_health import Counts, FirstTokens
+from loadgen.engine.record_builder import first_token
 from loadgen.plan import Plan
-from loadgen.record import Record
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.stamps import PLAIN
+from loadgen.servers.wire.timestamps import PLAIN
 from loadgen.servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
 

@@ -14,9 +14,9 @@ from random import Random
 import pytest
 
 from loadgen.workloads import workload
-from loadgen.workloads.draws import picker
 from loadgen.workloads.lengths import Fixed, Uniform
 from loadgen.workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
+from loadgen.workloads.random_streams import picker
 from loadgen.workloads.workload import WorkloadSpec, prompts_for
 from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save

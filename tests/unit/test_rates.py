@@ -11,7 +11,7 @@ import pytest
 
 from loadgen.analysis import stats
 from loadgen.analysis.frame import Floats
-from loadgen.record import Record
+from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, header, run_of, summarise, text_of
 

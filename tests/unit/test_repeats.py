@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 from scipy import stats as reference
 
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.repeats import between, document, over_runs, state
 from loadgen.analysis.report.terminal import render
-from loadgen.analysis.summarise import summarise
 from loadgen.analysis.summary import Summary
 from loadgen.cli.output import runs_in
 from loadgen.plan import Plan

@@ -16,7 +16,7 @@ import pytest
 from loadgen.analysis import report
 from loadgen.analysis.report import page as pages
 from loadgen.analysis.report.page import SCRIPTS, render
-from loadgen.analysis.report.sections import ReportedRun, full
+from loadgen.analysis.report.run_document import ReportedRun, full
 from tests.runs import burst, failed, header, loop, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.analysis.report import Disclosure, Document, Paragraph, Section, Table, tables
-from loadgen.analysis.report.sections import full, names
-from loadgen.runfile import Telemetry
+from loadgen.analysis.report.run_document import full, names
+from loadgen.analysis.run.runfile import Telemetry
 from tests.runs import burst, healthy, part_of, run_of, summarise, typed
 
 SECOND_NS = 10**9

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from loadgen.servers.simulated.arrivals import Clients
-from loadgen.servers.wire.packets import ADDRESSES_MOST, program
+from loadgen.servers.wire.packet_ring import UNKNOWN, Flow, Flows
+from loadgen.servers.wire.packet_socket import ADDRESSES_MOST, program
 from loadgen.servers.wire.ports import Ports
-from loadgen.servers.wire.ring import UNKNOWN, Flow, Flows
-from loadgen.servers.wire.sources import RingStamps
-from loadgen.servers.wire.stamps import PLAIN
+from loadgen.servers.wire.timestamp_sources import RingStamps
+from loadgen.servers.wire.timestamps import PLAIN
 from tests.packets import PORT, SERVER, SERVER_6, SYN, Sent, came
 
 WRAPPING = 0xFFFFFFF0
@@ -177,7 +177,7 @@ def test_what_has_come_is_known_before_it_is_read() -> None:
 def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Live figures go on between two sorts; other processes' packets, and an end without bytes, are no tokens."""
     now_ns = 2_000_000_000
-    monkeypatch.setattr("loadgen.servers.wire.sources.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("loadgen.servers.wire.timestamp_sources.monotonic_ns", lambda: now_ns)
     tokens = [Sent(1000, 10, 70), Sent(1010, 10, 80), Sent(1020, 0, 90, flags=0x11), Sent(1, 10, 90, port=PORT + 1)]
     blocks = [came([greeting()]), came(tokens)]
     flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0) if blocks else None)
@@ -194,14 +194,16 @@ def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 20 ms or so: each millisecond in which a packet comes takes one of its blocks."""
     reads = list[int]()
-    monkeypatch.setattr("loadgen.servers.wire.sources.SETTLED_NS", 0)  # nobody waits for the first connection's SYN-ACK
+    monkeypatch.setattr(
+        "loadgen.servers.wire.timestamp_sources.SETTLED_NS", 0
+    )  # nobody waits for the first connection's SYN-ACK
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ring = SimpleNamespace(
             family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.append(now_ns)
         )
         stamps = RingStamps([ring], [Flows()], PLAIN)  # type: ignore[list-item]
         for now_ns in range(1_000_000_000, 1_100_000_000, 1_000_000):
-            monkeypatch.setattr("loadgen.servers.wire.sources.monotonic_ns", lambda: now_ns)  # noqa: B023
+            monkeypatch.setattr("loadgen.servers.wire.timestamp_sources.monotonic_ns", lambda: now_ns)  # noqa: B023
             with socket.create_connection(listening.getsockname()) as sock:
                 stamps.watch(sock)
     assert 4 <= len(reads) <= 6
@@ -210,7 +212,7 @@ def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.Monke
 def test_what_is_asked_for_is_sorted_however_lately_the_ring_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an answer that ended a while ago, asked for right after the ring was read, would lack its stamps."""
     now_ns = 1_000_000_000
-    monkeypatch.setattr("loadgen.servers.wire.sources.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("loadgen.servers.wire.timestamp_sources.monotonic_ns", lambda: now_ns)
     blocks = [came([greeting()]), came([Sent(1000, 100, 70)]), None]
     flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0))
     stamps = RingStamps([ring], [flows], PLAIN)  # type: ignore[list-item]

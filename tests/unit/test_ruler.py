@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.workloads.prompts import COMMON_WORDS, PromptError
-from loadgen.workloads.ruler import Counter, approximate
+from loadgen.workloads.token_counter import Counter, approximate
 from loadgen.workloads.workload import Prompts, prompts_for
 from tests.unit.test_exact_prompts import Counts, order
 

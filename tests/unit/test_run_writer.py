@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen.record import Record
-from loadgen.runfile import RunWriter
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import RunWriter
 
 RECORDS = [Record(id=index, state="complete") for index in range(3)]
 LINES = b"".join(msgspec.json.encode(record) + b"\n" for record in RECORDS)

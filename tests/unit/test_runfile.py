@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import Footer, Header, RunFileError, Telemetry, append, open_run, read, scan
 from loadgen.cli.output import runs_in
-from loadgen.record import Record
-from loadgen.runfile import Footer, Header, RunFileError, Telemetry, append, open_run, read, scan
 
 HEADER = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=5, plan={"n": 3}, server={"name": "tgi"})
 RECORDS = [Record(id=i, state="complete", chunk_ns=[1, 2], chunk_tokens=[1, 1], sent_ns=0) for i in range(3)]
@@ -30,7 +30,7 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_busy_disk_makes_no_start_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header is written while the start is 20 ms away, and waited for only with what follows it in the end."""
     waited: list[int] = []
-    monkeypatch.setattr("loadgen.runfile.os.fsync", waited.append)
+    monkeypatch.setattr("loadgen.analysis.run.runfile.os.fsync", waited.append)
     open_run(tmp_path, msgspec.structs.replace(HEADER), "socket", 5, 6)
     assert (read(tmp_path).header.start_ns, waited) == (5, [])
     append(tmp_path / "run.jsonl", [lines(FOOTER)])

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.engine import sampler as telemetry
-from loadgen.engine.health import Counts
-from loadgen.engine.sampler import PART, Bursts, Sampler, bursts_of
+from loadgen.analysis.run.runfile import Telemetry
+from loadgen.engine import telemetry_sampler as telemetry
+from loadgen.engine.client_health import Counts
+from loadgen.engine.telemetry_sampler import PART, Bursts, Sampler, bursts_of
 from loadgen.errors import OutputError
-from loadgen.runfile import Telemetry
 from loadgen.servers.telemetry import GapError, NotMeasuredError
 
 S = 1_000_000_000

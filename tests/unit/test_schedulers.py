@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from loadgen.servers.hardware import HardwareError
-from loadgen.servers.simulated.engines import ENGINES, engine_of
 from loadgen.servers.simulated.scheduler import Batch, Job, Policy, Scheduler
+from loadgen.servers.simulated.scheduler_presets import ENGINES, engine_of
 
 OLD_VLLM, OLD_TGI, OLD_LIGHTLLM = (engine_of(server, "2023").policy for server in ("vllm", "tgi", "lightllm"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.workloads import arrivals, lengths, workload
-from loadgen.workloads.processes import Trace
+from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import COMMON_WORDS
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadgen import runfile, simulate
+from loadgen.analysis.run import runfile
+from loadgen.analysis.run.record import Record
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
-from loadgen.record import Record
+from loadgen.studies import simulate
 
 
 def simulated(folder: Path, engine: dict[str, Any] | None = None, **settings: Any) -> runfile.Run:
@@ -222,7 +223,7 @@ def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, monkeypatch: py
     def full(number: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("loadgen.runfile.os.write", full)
-    monkeypatch.setattr("loadgen.runfile.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("loadgen.analysis.run.runfile.os.write", full)
+    monkeypatch.setattr("loadgen.analysis.run.runfile.tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(OutputError, match="No space left"):
         simulated(tmp_path)

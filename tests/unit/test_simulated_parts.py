@@ -16,7 +16,7 @@ from loadgen.cli.options import seconds
 from loadgen.servers.simulated import ConfigError, tokenizer
 from loadgen.servers.simulated.config import FaultRule, SimulatedConfig, fault_of, parse_fault, parse_rule
 from loadgen.servers.simulated.state import Histogram, exposition
-from loadgen.servers.simulated.stream import FAULTS, LATE_NS, Lateness
+from loadgen.servers.simulated.stream_sender import FAULTS, LATE_NS, Lateness
 from loadgen.servers.wire.poller import Timer
 
 

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from loadgen.analysis.run.record import Record
+from loadgen.engine.client_health import Health
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.decode import records_of
-from loadgen.engine.health import Health
-from loadgen.record import Record
-from loadgen.servers.wire.agreement import (
+from loadgen.engine.record_builder import records_of
+from loadgen.servers.wire.packet_ring import UNKNOWN, Flow
+from loadgen.servers.wire.stamp_check import (
     DISAGREEING_SHARE,
     LIMIT_NS,
     REJECTED_MIN,
@@ -24,9 +25,8 @@ from loadgen.servers.wire.agreement import (
     differences,
     in_order,
 )
-from loadgen.servers.wire.ring import UNKNOWN, Flow
-from loadgen.servers.wire.sources import RingStamps
-from loadgen.servers.wire.stamps import PLAIN, SocketStamps, StampSource
+from loadgen.servers.wire.timestamp_sources import RingStamps
+from loadgen.servers.wire.timestamps import PLAIN, SocketStamps, StampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 from tests.answers import chunk, usage

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loadgen.servers.hardware.inference import step
-from loadgen.servers.hardware.limits import deploy
+from loadgen.servers.hardware.roofline import deploy
 from loadgen.servers.simulated.scheduler import Batch
 from loadgen.servers.simulated.step_time import StepTime
 

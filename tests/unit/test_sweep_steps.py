@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from loadgen import sweep as sweeps
-from loadgen.engine.health import Counts
+from loadgen.analysis.run.runfile import Footer
+from loadgen.engine.client_health import Counts
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
-from loadgen.runfile import Footer
-from loadgen.sweep import Backlog, Sweep, ended, journal, loads_of, read_lines, run
+from loadgen.studies import sweep as sweeps
+from loadgen.studies.sweep import Backlog, Sweep, ended, journal, loads_of, read_lines, run
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", duration_s=10, seed=5)
 

@@ -11,9 +11,10 @@ from time import monotonic
 import pytest
 import uvloop
 
-from loadgen.servers.wire import poller, sweeps
+from loadgen.servers.wire import deferred_reads as sweeps
+from loadgen.servers.wire import poller
+from loadgen.servers.wire.deferred_reads import Sweeps
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.sweeps import Sweeps
 
 
 class Reader:

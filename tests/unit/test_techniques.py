@@ -79,7 +79,7 @@ def test_what_needs_no_torch_imports_none(root: Path) -> None:
     """Techniques, predictions and what is said of them, where torch cannot be imported at all."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import loadgen.dissect.techniques, loadgen.dissect.found, loadgen.dissect.expected, loadgen.cli.dissect\n"
+        "import loadgen.dissect.techniques, loadgen.dissect.results, loadgen.dissect.predictions, loadgen.cli.dissect\n"
         "import loadgen.analysis.dissect, loadgen.analysis.dissect_training\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)

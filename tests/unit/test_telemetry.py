@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from loadgen.analysis.report.findings import memory as memory_said
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import RunFileError
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
 from loadgen.analysis.telemetry import counters, memory, series
-from loadgen.analysis.window import frame_of_run
-from loadgen.record import Record
-from loadgen.runfile import RunFileError
 from tests.runs import complete, failed, loop, rejected, run_of, said, summarise, text_of, typed
 from tests.telemetry import line, told
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.analysis.format import UNKNOWN, duration, significant
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.report import markdown
-from loadgen.analysis.report.format import UNKNOWN, duration, significant
-from loadgen.analysis.report.sections import brief
+from loadgen.analysis.report.run_document import brief
 from loadgen.analysis.slo import judge
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import Summary
-from loadgen.analysis.window import frame_of_run
 from tests.runs import burst, failed, header, healthy, loop, run_of, summarise, text_of, typed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.simulated.timing import Gauges, Job, ScriptClock
+from loadgen.servers.simulated.token_clock import Gauges, Job, ScriptClock
 
 MS = 1_000_000
 

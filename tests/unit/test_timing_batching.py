@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 
-from loadgen.servers.simulated.engines import ENGINES
 from loadgen.servers.simulated.scheduler import UNLIMITED, Batch, Gauges, Job, Policy
-from loadgen.servers.simulated.timing import BatchingClock, Emission
+from loadgen.servers.simulated.scheduler_presets import ENGINES
+from loadgen.servers.simulated.token_clock import BatchingClock, Emission
 
 POLICIES = {f"{name} {vintage}": engine.policy for name, made in ENGINES.items() for vintage, engine in made.items()}
 

@@ -11,8 +11,8 @@ import pytest
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import findings
-from loadgen.record import Record
-from loadgen.token_counts import Basis, generated, streamed
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.token_counts import Basis, generated, streamed
 from tests.answers import DONE, Key, recorded
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, run_of, said, summarise, typed

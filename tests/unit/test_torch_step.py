@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loadgen.servers.hardware import ModelShape
-from loadgen.servers.hardware.torch_step import TorchStep, peak
+from loadgen.servers.hardware.training_memory import TorchStep, peak
 
 SMALL = ModelShape("small", 2, 8, 16, 2, 2, 4, 32, 0)
 LAYER = 4 * 8 * 8 + 3 * 8 * 16 + 2 * 8

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loadgen.servers.hardware import Architecture, Gpu, Link, gpu_links, model
-from loadgen.servers.hardware.torch_step import TorchStep
-from loadgen.servers.hardware.torch_time import MAPPED_BYTES, TorchMachine, step_s
+from loadgen.servers.hardware.training_memory import TorchStep
+from loadgen.servers.hardware.training_time import MAPPED_BYTES, TorchMachine, step_s
 
 NEVER = 1e30
 SHAPE = replace(model("llama-2-7b"), layers=2)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.arrivals import parse
-from loadgen.workloads.processes import Trace
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.traces import TABLES, Entry
 
 SAMPLES = Path(__file__).parent.parent / "data/traces"

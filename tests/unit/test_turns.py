@@ -9,9 +9,9 @@ import pytest
 
 from loadgen.analysis.report import tables
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.sections import full
+from loadgen.analysis.report.run_document import full
 from loadgen.analysis.report.tables import TURNS_BRIEF
-from loadgen.record import Record
+from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, header, part_of, run_of, said, summarise, text_of, typed
 

@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen import twin_fit
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.prediction import predicted
 from loadgen.analysis.repeats import figures_of
-from loadgen.analysis.summarise import summarise
+from loadgen.analysis.run.runfile import Run, Telemetry
 from loadgen.cli.twin import predict
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.runfile import Run, Telemetry
-from loadgen.servers.simulated.engines import engine_of
+from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, FrontEnd
 from loadgen.servers.simulated.scheduler import Job
-from loadgen.servers.simulated.virtual import FOR_EVER_NS, FrontEnd
-from loadgen.simulate import Modelled, in_memory, serving
-from loadgen.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
+from loadgen.servers.simulated.scheduler_presets import engine_of
+from loadgen.studies import twin_fitting as twin_fit
+from loadgen.studies.simulate import Modelled, in_memory, serving
+from loadgen.studies.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
 
 CPU = {"step_s": 5e-3, "sequence_s": 3e-4, "token_s": 5e-5, "context_s": 2e-7, "request_s": 4e-3, "path_s": 8e-3}
 H100 = {"step_s": 1e-3, "sequence_s": 5e-5, "bandwidth": 0.7, "compute": 0.8, "request_s": 1e-3, "path_s": 5e-3}

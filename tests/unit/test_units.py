@@ -11,9 +11,9 @@ from loadgen.analysis.frame import frame_of
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report import tables
 from loadgen.analysis.report.findings import goodput as goodput_sentences
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import goodput
 from loadgen.analysis.summary import Summary
-from loadgen.record import Record
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, run_of, summarise, text_of, typed
 

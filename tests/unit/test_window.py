@@ -13,10 +13,10 @@ import pytest
 from loadgen.analysis.frame import Window, frame_of
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.findings import findings, verdict
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.runfile import load_facts
 from loadgen.analysis.slo import goodput
-from loadgen.analysis.window import choose, frame_of_run, in_flight
-from loadgen.record import Record
-from loadgen.runfile import load_facts
+from loadgen.analysis.steady_window import choose, frame_of_run, in_flight
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, footer, header, run_of, said, summarise, text_of, truncated, typed
 

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.workloads import lengths
-from loadgen.workloads.processes import Trace
+from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import Prompt, Stretch
 from loadgen.workloads.request import Request
-from loadgen.workloads.syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
 from loadgen.workloads.workload import (
     Dataset,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.plan import Plan
-from loadgen.settings import catalog_names, from_catalog
+from loadgen.plan_fields import catalog_names, from_catalog
 from loadgen.workloads import arrivals, lengths, workload
 
 PAGES = Path(__file__).parent.parent.parent / "docs/reference"

@@ -1,0 +1,264 @@
+"""A run's summary: what was asked and of whom, how its requests ended, every metric of it, and its delivery: was the
+requested load the load that was sent? `loadgen.analysis.summary` says what each field is.
+
+Delivery makes two comparisons. Due against name: does the seeded plan have the rate and the variation it claims? Sent
+against due: did the client keep to it? Gaps are those between consecutive requests in order of time.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+import numpy as np
+
+from loadgen.analysis import client_health as client
+from loadgen.analysis import littles_law, stats, summary
+from loadgen.analysis import request_outcomes as endings
+from loadgen.analysis.frame import Booleans, Frame, total
+from loadgen.analysis.hardware_limit import limit_of
+from loadgen.analysis.itl_distribution import described
+from loadgen.analysis.metrics import METRICS, Metric
+from loadgen.analysis.prediction import foretold
+from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.run.token_counts import BASES
+from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
+from loadgen.analysis.telemetry import counters, machine, memory, skew_range_s
+
+TURNS_MAX = 1000
+"""The most that a workload can have; later ones of a longer run file are left out."""
+PLANNED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
+IN_FLIGHT = "Requests that are in flight together share the server's steps, so they are not quite independent."
+ONE_BURST = "Requests of one burst are not independent: they wait in one queue and share the server's steps."
+INTERVALS = (
+    "An interval says how exactly the figure of this run is known, not how far another run's may be: only repeats tell "
+    "(--repeats)."
+)
+
+
+def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
+    """All that is known about a Run in figures. `frame` is that of a Run that was loaded without its Records
+    (loadgen.analysis.steady_window.load). Latencies are of complete requests only; `latency_adjusted` counts every
+    other request as infinitely slow."""
+    if frame is None:
+        frame = frame_of_run(run)
+    of_requests = [each for each in METRICS.values() if each.per != "run"]
+    latencies = described(of_requests, frame)
+    health = client.health(run, frame, latencies)
+    about = run_info(run, frame)
+    machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
+    skew_s = _figure(METRICS["skew_s"], frame)
+    span = frame.span_ns
+    starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
+    throughput = _throughput(frame, health)
+    missing = int((frame.inside & ~frame.complete).sum())
+    return summary.Summary(
+        run=about,
+        server=server_info(run),
+        requests=endings.request_counts(run, frame),
+        tokens=token_counts(run, frame, may_end=about.may_end),
+        window=summary.MeasuredWindow(
+            from_s=None if span is None else stats.rounded(span[0] / 1e9),
+            to_s=None if span is None else stats.rounded(span[1] / 1e9),
+            chosen="whole" if frame.window is None else frame.window.chosen,
+            reason=WHOLE_RUN if frame.window is None else frame.window.reason,
+            requests=int(frame.inside.sum()),
+            unsteady="" if frame.window is None else frame.window.unsteady,
+            outside=outside_window(frame),
+        ),
+        throughput=throughput,
+        littles_law=littles_law.check(frame),
+        latencies=latencies,
+        intervals=summary.IntervalMeaning(
+            confidence=stats.CONFIDENCE,
+            independent=False,
+            note=f"{ONE_BURST if about.load.burst else IN_FLIGHT} {INTERVALS}",
+        ),
+        latencies_adjusted={
+            each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
+        },
+        burst=summary.BurstSkew(
+            skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
+        ),
+        delivery=stats.delivery(frame.due_ns[starts], frame.first_sent_ns[starts], about.arrivals, about.load),
+        memory=memory(run),
+        server_counters=counters(run, frame),
+        client=health,
+        machines=machines,
+        turns=_turns(frame),
+        limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
+        prediction=foretold(run.header.server),
+    )
+
+
+def run_info(run: Run, frame: Frame) -> summary.RunInfo:
+    """Which run this is and how it can be had again."""
+    header, footer, plan = run.header, run.footer, run.header.plan
+    folder = run.path.resolve().parent.name
+    last_ns = int(np.nanmax(frame.end_ns, initial=0))
+    if footer is None:  # interrupted or going on: the last instant that anything is known of
+        ended_ns = max([last_ns, *(sample.at_ns for sample in run.telemetry)])
+    else:  # by the footer's instant the workers had decoded and written everything, up to a second later
+        ended_ns = last_ns or footer.ended_ns
+    return summary.RunInfo(
+        id=folder,
+        label=plan.get("label") or folder,
+        started_at=header.started_at,
+        duration_s=round(ended_ns / 1e9, stats.DECIMALS),
+        arrivals=plan.get("arrivals", "burst"),
+        load=header.load,
+        asked_s=plan.get("duration_s"),
+        **{name: plan.get(name) for name in PLANNED},
+        ignore_eos=plan.get("ignore_eos", True),
+        interrupted=footer is None or footer.interrupted,
+        going_on=run.going_on,
+        damaged_lines=run.damaged_lines,
+        notes=[] if footer is None else footer.notes,
+        command=shlex.join(header.command),
+        version=header.version,
+        prompts=header.client.get("prompts"),
+        prompts_exact=header.client.get("exact", True),
+        forced=header.client.get("forced"),
+        over_limit=header.client.get("over_limit"),
+        repeat=plan.get("repeat", 0),
+        repeats=plan.get("repeats", 1),
+    )
+
+
+def server_info(run: Run) -> summary.ServerInfo:
+    server, plan = run.header.server, run.header.plan
+    return summary.ServerInfo(
+        name=server.get("name") or plan.get("server"),
+        version=server.get("version"),
+        model=server.get("model"),
+        platform=plan.get("platform") or "",
+        url=server.get("url") or plan.get("url"),
+        proxied_to=server.get("proxied_to") or "",
+        addresses=server.get("addresses") or [],
+        addresses_unused=server.get("addresses_unused") or {},
+        endpoint=server.get("endpoint") or plan.get("endpoint"),
+        simulated=bool(server.get("simulated", False)),
+        speed=server.get("speed"),
+        virtual=bool(server.get("virtual", False)),
+        limits=server.get("limits") or {},
+    )
+
+
+def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
+    """Count the tokens that were requested and that the server reported, over the requests sent.
+
+    Lengths are compared for complete requests where both are known. A complete response of another length than
+    requested only comes from servers that cannot fix the length; from others it is truncated. Where responses may end
+    early (`may_end`), only longer ones are mismatches.
+    """
+    difference = frame.output_reported - frame.output_asked  # NaN, where a length is unknown, is neither more nor less
+    tried = frame.measured & ~frame.dropped
+    complete = frame.measured & frame.complete
+    early, longer = complete & (difference < 0), complete & (difference > 0)
+    counted_by = Counter[str]()
+    for source, number in frame.sources.items():
+        if source.measured and source.state == "complete":
+            counted_by[source.counted_by or "nobody"] += number
+    spread, contradicted = complete & frame.known_by("spread"), complete & frame.known_by("contradicted")
+    unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
+    chunks = int(frame.chunk_counts[spread].sum())
+    numbers = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
+    return summary.TokenCounts(
+        prompt_asked=total(frame.prompt_asked, tried),
+        prompt_reported=total(frame.prompt_reported, tried),
+        output_asked=total(frame.output_asked, tried),
+        output_reported=total(frame.output_reported, tried),
+        prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[complete] > 0).sum()),
+        output_mismatches=int((longer if may_end else early | longer).sum()),
+        output_early=_length_difference(frame, early, "" if may_end else _why_early(run, frame, early)),
+        output_longer=_length_difference(frame, longer, _why_longer(run, frame, longer)),
+        prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
+        prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
+        counted_by=dict(counted_by),
+        streamed_by={basis: int(number) for basis, number in zip(BASES, numbers, strict=True) if number},
+        unstreamed=int(unstreamed.sum()),
+        unstreamed_requests=int((unstreamed > 0).sum()),
+        spread_per_chunk=round(float(frame.streamed_tokens[spread].sum()) / chunks, 3) if chunks else None,
+        contradicted_chunks=int(frame.recorded_tokens[contradicted].sum()),
+        contradicted_totals=int((frame.recorded_tokens + frame.unstreamed_tokens)[contradicted].sum()),
+    )
+
+
+def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
+    """Describe the lengths of these responses; None where there are none."""
+    if not rows.any():
+        return None
+    return summary.LengthDifference(
+        responses=int(rows.sum()),
+        tokens_mean=round(float(frame.output_reported[rows].mean()), 2),
+        requested_mean=round(float(frame.output_asked[rows].mean()), 2),
+        why=why,
+    )
+
+
+def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
+    """Return why these responses ended before the requested length; empty where it is not known."""
+    piece = run.header.server_notes.get("prompt_piece_tokens")
+    if piece and early.any() and bool((frame.output_reported[early] % piece == 0).all()):
+        return f"{run.header.server_title} generates in pieces of {piece:,} tokens, and the next did not fit"
+    if run.header.server_notes.get("ignores_eos") is False:
+        return f"{run.header.server_title} cannot be told to ignore the end-of-text token"
+    return ""
+
+
+def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
+    """Return why these responses are longer than requested; empty where it is not known."""
+    piece = run.header.server_notes.get("prompt_piece_tokens")
+    if piece and longer.any() and bool((frame.output_asked[longer] > piece).all()):
+        return f"{run.header.server_title} generates in pieces of {piece:,} tokens"
+    return ""
+
+
+def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
+    """Each end of the window is off by an error bar: that of an answer's end for a whole run, else that of the tokens
+    at the window's ends."""
+    span, (ci95, ci95_none) = frame.span_ns, stats.rate_intervals(frame)
+    bar_s = health.error_bar_e2e_s if frame.whole else health.error_bar_s
+    error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
+    rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]
+    answered = bool((frame.measured & frame.complete).any())  # else there is no throughput worth a name
+    figures = {each.name: _figure(each, frame) if answered else None for each in rates}
+    span_s = None if span is None else stats.rounded((span[1] - span[0]) / 1e9)
+    tokens_per_s = figures["output_tokens_per_s"]
+    return summary.Throughput(
+        completed=frame.completed_inside,
+        output_tokens=None if tokens_per_s is None or span_s is None else round(tokens_per_s * span_s),
+        span_s=span_s,
+        **figures,
+        error_share=error_share,
+        ci95=ci95,
+        ci95_none=ci95_none,
+    )
+
+
+def _figure(metric: Metric, frame: Frame) -> float | None:
+    found: float | None = metric.formula(frame)
+    return None if found is None else stats.rounded(found)
+
+
+def _turns(frame: Frame) -> list[summary.TurnLatency]:
+    """For each turn of sessions; empty for a run without."""
+    if not frame.turn.any():
+        return []
+    sampled = frame.sampled
+    turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
+    ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))
+    turns = []
+    for number in np.unique(turn[turn < TURNS_MAX]):
+        rows = turn == number
+        prompts = reported[rows & ~np.isnan(reported)]
+        turns.append(
+            summary.TurnLatency(
+                turn=int(number) + 1,
+                n=int(rows.sum()),
+                prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
+                ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
+                e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
+            )
+        )
+    return turns

@@ -1,0 +1,1 @@
+"""The run file: its records, its lines, its writer and its readers."""

@@ -1,0 +1,101 @@
+"""Types of the values in a run file that readers rely on. A line with a value of another type counts as damaged.
+
+Names that are not listed here may hold anything: newer versions and foreign tools add their own.
+"""
+
+from __future__ import annotations
+
+from types import GenericAlias
+from typing import Annotated, Any
+
+import msgspec
+
+from loadgen.analysis.run.record import Count, Whole
+
+
+def _of(kind: Any) -> Any:
+    """Turn a description into a type. A dict describes an object: its keys are field names, several in one string, and
+    its values their types. A list of one element describes a list."""
+    if not isinstance(kind, dict):
+        return GenericAlias(list, _of(*kind)) if isinstance(kind, list) else kind
+    fields = [(name, _of(each), msgspec.UNSET) for names, each in kind.items() for name in names.split()]
+    return msgspec.defstruct("Object", fields)
+
+
+_LARGEST = 1e18
+"""Figures of any unit stay below it, and so their sums and products stay finite."""
+_Real = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+_Number, _Text = Whole | _Real, str | None
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | Annotated[float, msgspec.Meta(gt=1e-9, le=1e9)]
+_Requests = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+"""Readers make room for requests that have no record. A plan takes a million at most."""
+_LateBucket = Annotated[int, msgspec.Meta(ge=-1, le=256)]
+"""A bucket of lateness (engine.health): four per octave from 1 us on, and -1 for anything below."""
+_Bits = Annotated[int, msgspec.Meta(ge=0, le=64)]
+"""A bit length of a difference between timestamps in ns."""
+CLOCK = msgspec.defstruct("Clock", [("workers", list[Count]), ("offset_ns", Whole), ("uncertainty_ns", Whole)])
+_CARD = {
+    "index": int | str,
+    "name gap": str,
+    "memory_used_bytes busy power_w sm_clock_hz engine_active tensor_active dram_active": _Number,
+    "memory_total_bytes": _Number | None,
+    "processes": [{"pid": int, "name gap": str, "memory_used_bytes rss_bytes": _Number | None}],
+}
+_CLIENT = {
+    "cpu_ns wall_ns stall_ns_max clock_disagreement_ns sweep_ns_max": Whole,
+    "reads coalesced_reads full_reads windows retransmits out_of_order": Count,
+    "ring_drops ring_missed ring_rejected ring_given_up socket_rejected users pauses paused_ns": Count,
+    "late_counts": dict[_LateBucket, Count],
+    "ring_off_counts": dict[_Bits, Count],
+}
+_SAMPLED = {
+    **_CARD,
+    **_CLIENT,
+    "running waiting kv_used kv_used_max engines kv_tokens taken_share": _Number,
+    "prompt_tokens output_tokens cached_prompt_tokens": _Number,
+    "requests_finished requests_failed preemptions rejections": _Number,
+    "moment": str,
+    "took_ns": Whole,
+    "simulated": bool,
+    "simulated_speed": _Number,
+    "gpus": [_CARD],
+}
+_PLAN = {
+    "server url endpoint label arrivals workload platform gpu_model": _Text,
+    "n": _Requests | None,
+    "workers warmup max_in_flight": Whole | None,
+    "repeat repeats": Count,
+    "duration_s timeout_s": _Number | None,
+    "input_tokens output_tokens": int | str | None,
+    "seed": int,
+    "ignore_eos": bool,
+    "window_s": tuple[_Real, _Real] | None,
+    "objectives goodput": [str],
+}
+_FACTS = {
+    "name version model url endpoint title prompts forced over_limit proxied_to": _Text,
+    "simulated exact virtual": bool,
+    "speed": _Positive | None,
+    "hardware": {"gpu model": str, "tensor_parallel": Whole},
+    "prediction": [{"figure": str, "value low high": _Number}],
+    "addresses": list[str],
+    "addresses_unused": dict[str, str],
+    "limits": dict[str, bool | Whole | _Real | str | None] | None,
+    "notes": {
+        "prompt_piece_tokens": Count,
+        "ignores_eos": bool,
+        "memory_option memory_taken split_endpoint": str,
+    },
+    "stamps": str,
+    "machines": [msgspec.defstruct("Machine", [("name", str)], bases=(CLOCK,), kw_only=True)],
+    "not_measured": dict[str, str],
+    "gpu host": _CARD | {"gpus": [_CARD]},
+}
+_LOAD = {
+    "rate_per_s cv": Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)] | None,
+    "clients": Count,
+    "turns": Annotated[int, msgspec.Meta(ge=1, le=1_000)],
+}
+_STAMPS = {"error_s": Annotated[float, msgspec.Meta(ge=0, le=1_000)] | None}
+SAMPLE = _of(_SAMPLED)
+HEADER = _of({"plan": _PLAN, "server client telemetry": _FACTS, "load": _LOAD, "stamps": _STAMPS})

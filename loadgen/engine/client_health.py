@@ -1,0 +1,181 @@
+"""What a worker says of itself while the run is on: counts that other processes can watch, and its own health, which is
+lateness of its reads, stalls of its loop, its share of a core."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
+from ctypes import Structure, c_int64
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from loadgen.servers import marks
+
+if TYPE_CHECKING:
+    from loadgen.analysis.run.record import Record
+    from loadgen.servers.marks import Mark
+    from loadgen.servers.wire.timestamps import StampSource, ToMonotonic
+    from loadgen.servers.wire.transport import Exchange
+
+BUCKETS_PER_OCTAVE = 4
+LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
+"""Upper ends of the lateness buckets: 1 us, then four per octave up to about 100 s."""
+
+ADDED = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
+"""What adds up: reads, those that held more than one event, those that found the receive window full, those before
+which it was looked at; segments that we sent again, and that came out of order."""
+
+LOOKED_AT = 64
+"""Answers each time: many more would take what reading needs, for a mean on a progress line."""
+LOOKED_AT_BYTES, FIRST_BYTES = 8_192, 2_048
+"""Bytes of a response's beginning that are searched for the first token, and those that are searched first."""
+
+
+class Health:
+    """Counts of one worker since the last sample; `sample` hands them over and starts again."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._late = Counter[int]()
+        self._added = dict.fromkeys(ADDED, 0)
+        self._stall_ns_max = 0
+        self._pauses = self._paused_ns = 0
+        self.wants_mark = True
+        """Whether no response was looked at for the mark of a simulated server since the last sample."""
+        self.mark: Mark | None = None
+        """The mark that was found."""
+        self._cpu_ns = time.process_time_ns()
+        self._wall_ns = time.monotonic_ns()
+
+    def add(self, late_ns: Sequence[int], *events: int) -> None:
+        """Take one request: how late each of its reads was, and how often the rest of ADDED occurred."""
+        self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
+        for name, count in zip(ADDED, (len(late_ns), *events), strict=True):
+            self._added[name] += count
+
+    def stall(self, late_ns: int) -> None:
+        """The event loop ran a timer this much too late."""
+        self._stall_ns_max = max(self._stall_ns_max, late_ns)
+
+    def pause(self, waited_ns: int) -> None:
+        """Count one wait of a client of a closed loop whose request had failed at once."""
+        self._pauses += 1
+        self._paused_ns += waited_ns
+
+    def sample(self) -> dict[str, Any]:
+        """The counts as telemetry values. Bucket b covers [2^(b/4), 2^((b+1)/4)) us; -1 is below 1 us."""
+        values = {
+            "cpu_ns": time.process_time_ns() - self._cpu_ns,
+            "wall_ns": time.monotonic_ns() - self._wall_ns,
+            **self._added,
+            "stall_ns_max": self._stall_ns_max,
+            "pauses": self._pauses,
+            "paused_ns": self._paused_ns,
+            "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
+        }
+        if self.mark is not None:
+            values |= {"simulated": True} | ({} if self.mark.speed is None else {marks.FIELD: self.mark.speed})
+        self._reset()
+        return values
+
+
+COUNTED = (
+    *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
+    *("tokens", "answered", "ttft_ns"),
+)
+
+
+class Counts(Structure):
+    """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
+    not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
+    flight of which something has arrived. `tokens` takes each piece of an answer that is not recorded yet for one
+    token: a packet where the ring stamps, else a read. `answered`: requests with a first token, whose TTFTs add up to
+    `ttft_ns`."""
+
+    _fields_ = [(name, c_int64) for name in COUNTED]
+
+    due: int
+    sent: int
+    streaming: int
+    complete: int
+    truncated: int
+    failed: int
+    rejected: int
+    dropped: int
+    tokens: int
+    answered: int
+    ttft_ns: int
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """The sum of several workers' counts."""
+    summed = Counts()
+    for each in counts:
+        for name in COUNTED:
+            setattr(summed, name, getattr(summed, name) + getattr(each, name))
+    return summed
+
+
+class FirstTokens:
+    """Counts the first tokens of one worker's requests and sums up their TTFTs, each as soon as it is seen."""
+
+    def __init__(
+        self,
+        counts: Counts,
+        stamps: StampSource,
+        to_monotonic: ToMonotonic,
+        first_token: Callable[[bytes], int | None],
+    ) -> None:
+        """`first_token` returns the offset just past the first event with a token in the beginning of a response; None
+        where there is none."""
+        self._counts = counts
+        self._stamps = stamps
+        self._to_monotonic = to_monotonic
+        self._first_token = first_token
+        self._seen: set[Exchange] = set()
+        """In flight, and counted."""
+        self._searched: dict[Exchange, int] = {}
+        """In flight, and searched without finding a token: after how many reads."""
+
+    def look(self, in_flight: Set[Exchange]) -> None:
+        """Search the unfinished responses that were sent first for their first token, where it is likely to have come.
+        Events without a token, such as the role of a chat, may come much earlier."""
+        for exchange in islice((each for each in in_flight if each not in self._seen), LOOKED_AT):
+            reads = len(exchange.sizes)
+            if exchange.aside or exchange.sent_ns is None or self._searched.get(exchange) == reads:
+                continue
+            end = self._search(exchange.raw)
+            if end is None:
+                self._searched[exchange] = reads
+            elif self._stamps.ready(exchange):
+                (arrived_ns,), _ = self._stamps.instants(exchange, [end], self._to_monotonic)
+                if arrived_ns < exchange.sent_ns:  # wrong; the record will have another source's timestamps
+                    self._searched[exchange] = reads
+                    continue
+                self._seen.add(exchange)
+                self._add(arrived_ns - exchange.sent_ns)
+
+    def _search(self, raw: bytes) -> int | None:
+        if raw.find(b"data:", 0, LOOKED_AT_BYTES) < 0:
+            return None
+        end = self._first_token(raw[:FIRST_BYTES])
+        if end is None and len(raw) > FIRST_BYTES:
+            end = self._first_token(raw[:LOOKED_AT_BYTES])
+        return end
+
+    def take(self, exchange: Exchange | None, record: Record) -> None:
+        """A request has ended, looked at before or not."""
+        if exchange is not None:
+            self._searched.pop(exchange, None)
+        if exchange in self._seen:
+            self._seen.remove(exchange)
+        elif record.chunk_ns and record.sent_ns is not None:
+            self._add(record.chunk_ns[0] - record.sent_ns)
+
+    def _add(self, ttft_ns: int) -> None:
+        self._counts.answered += 1
+        self._counts.ttft_ns += ttft_ns

@@ -1,0 +1,245 @@
+"""From a Plan to its run: which server, its facts, the due instants, the prompts, each worker's task, the Run's header.
+
+    Plan ─ schedule_of ─> Schedule    when, how many, how many at once
+         ─ prompts_of ──> Prompts     what is asked, exact by the server's own count
+         ─ prepare ─────> Prepared    the Schedule, a WorkerTask per process, and the header
+         ─ run ─────────> Footer      with loadgen.engine.coordinator
+
+What loads the measuring engine is imported where it is used: the interactive part prepares in a process without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from loadgen import folders
+from loadgen import machine as host
+from loadgen.engine.resolve_server import Say, access_of, dialect_for, longest_of, server_for, simulated_name
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from loadgen.plan_fields import in_words, lengths_said
+from loadgen.workloads import arrival_processes as processes
+from loadgen.workloads import arrivals, lengths, workload
+from loadgen.workloads import images as pictures
+from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.prompts import load_tokenizer
+from loadgen.workloads.sessions import MultiTurn
+from loadgen.workloads.workload import Prompts, WorkloadSpec, prompts_for
+
+if TYPE_CHECKING:
+    from loadgen.analysis.run.runfile import Footer, Header
+    from loadgen.engine.client_health import Counts
+    from loadgen.engine.request_queue import Schedule
+    from loadgen.engine.worker import WorkerTask
+    from loadgen.servers.backends.base import ServerFacts
+    from loadgen.servers.backends.dialect import Dialect
+    from loadgen.servers.discovery import ServerTokenizer
+
+IN_FLIGHT_DEFAULT = 10_000
+"""Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
+SPARE_LEAST = 8
+UNKNOWN_TOKENS = 1 << 15
+"""What a simulated server has room for where there are sessions, or prompts of a file."""
+BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
+NS_PER_S = 1_000_000_000
+
+OnProgress = Callable[[str, "Counts"], str | None]
+"""Gets a phase and the counts, ten times a second; what it says is why the run is to end now."""
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """All that is known before the first connection is opened."""
+
+    schedule: Schedule
+    tasks: list[WorkerTask]
+    header: Header
+    bytes: int
+    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    command: list[str],
+    say: Say,
+    on_progress: OnProgress,
+    launch: Mapping[str, Any] | None = None,
+) -> Footer:
+    """Run the plan and write `folder/run.jsonl`. The folder must be new or empty, and is claimed until the run has
+    ended. The first line that `say` gets names the server. `launch` is what is known of how the server was started.
+    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before anything is sent."""
+    from loadgen.engine import coordinator
+    from loadgen.engine.telemetry_sampler import sampler_of
+
+    with folders.FolderClaim(folder), prepare(plan, folder, say) as prepared:
+        header = prepared.header
+        sampler = partial(sampler_of, plan, header.server, prepared.schedule.due_ns)
+        if plan.gpu or plan.dcgm_url or plan.server_pid:  # a missing library is an error before the run
+            sampler = partial(lambda made: made, sampler())
+        folders.check_room(folder, prepared.bytes)
+        host.check_ports(prepared.schedule.at_once, len(prepared.tasks[0].target.addresses))
+        header.command = command
+        header.server |= {"launch": dict(launch)} if launch else {}
+        header.client["calibration"] = host.recall(header.host, say)
+        return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
+
+
+@contextlib.contextmanager
+def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
+    """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
+    Raises as `run` does."""
+    from loadgen.engine.worker import WorkerTask
+    from loadgen.servers.auth import target_of
+    from loadgen.servers.discovery import dialect_on, marked, tokenizer_of
+    from loadgen.servers.wire.addresses import addresses_said, reachable
+
+    access = access_of(plan)
+    asked = dialect_on(plan.server, plan.endpoint)
+    schedule = schedule_of(plan)
+    check_file(plan, schedule)
+    host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
+    room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
+    with server_for(
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
+    ) as probed:
+        dialect = dialect_for(plan, probed, access, say)
+        announce_trace(plan, schedule, say)
+        with tokenizer_of(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
+            prompts = prompts_of(plan, schedule, dialect, tokenizer)
+            facts = marked(probed, tokenizer.mark)
+        if facts is not probed:
+            say(f"{simulated_name(facts)}: its counts of prompts say that it is simulated")
+        count = "" if schedule.count is None else f"{schedule.count} "
+        tokens = "about " * (not prompts.exact and not plan.of_file) + lengths_said(plan)[0]
+        what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
+        say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
+        target = reachable(target_of(facts.url, access.tls))
+        if len(target.addresses) > 1 or target.unused:
+            say(addresses_said(target))
+        tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
+            WorkerTask(
+                worker=worker,
+                workers=plan.workers,
+                prompts=prompts,
+                schedule=schedule.dealt(worker, plan.workers),
+                timeout_s=plan.timeout_s,
+                target=target,
+                dialect=dialect,
+                model=facts.model,
+                headers=access.headers if dialect.streams else {"Accept": "application/json", **access.headers},
+                stamps=plan.stamps,
+                part=folder / f"part-{worker}.jsonl",
+            )
+            for worker in range(plan.workers)
+        ]
+        bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+        header = header_of(plan, facts, dialect, prompts, schedule.at_once)
+        header.server |= target.facts
+        yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The due instants or clients of a plan. Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that
+    cannot be read."""
+    from loadgen.engine.request_queue import Schedule
+
+    named = arrivals.parse(plan.arrivals)
+    until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
+    if isinstance(named, processes.Concurrency):
+        clients = named.clients if plan.n is None else min(named.clients, plan.n)
+        return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
+    due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))
+    most = first = 0  # requests that are due within one second, at most
+    for last, due in enumerate(due_ns):
+        while due - due_ns[first] >= NS_PER_S:
+            first += 1
+        most = max(most, last - first + 1)
+    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, most))
+    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
+
+
+def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
+    """Say how many requests of a trace are due over how long, so that a unit that is misunderstood is noticed."""
+    named = arrivals.parse(plan.arrivals)
+    if isinstance(named, processes.Trace) and schedule.due_ns is not None:
+        say(named.described(schedule.due_ns))
+
+
+def check_file(plan: Plan, schedule: Schedule) -> None:
+    """Read the prompts of a plan's file once, before any server is asked. Raises WorkloadError for damage and for text
+    that cannot be sent, and PlanError when the file holds fewer prompts than the plan needs."""
+    requested = workload.parse(plan.workload)
+    samples = requested.samples() if isinstance(requested, Dataset | MultiTurn) else None
+    if samples is None:
+        return
+    count = sum(1 for _ in islice(samples, schedule.count))
+    if schedule.count is not None and count < schedule.count:
+        what = "sessions" if plan.of_sessions else "prompts"
+        raise PlanError(
+            f"{getattr(requested, 'path', '')} holds {count} {what}, and {schedule.count} are to be sent",
+            f"Ask for fewer: --n {count}",
+        )
+
+
+def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
+    """Return the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
+    PromptError, WorkloadError or ServerError."""
+    asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
+    inputs = lengths.parse(str(plan.input_tokens))
+    outputs = lengths.outputs(str(plan.output_tokens)).lengths
+    trace = named if isinstance(named, processes.Trace) else None
+    also: dict[str, Any] = {}
+    if plan.extra_body or plan.may_end:
+        also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
+    if not dialect.streams:
+        if isinstance(asked, MultiTurn):
+            raise PlanError(
+                f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat."
+            )
+        outputs, also["output_tokens"] = lengths.Fixed(1), 0
+    local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
+    if plan.image and not chat:
+        raise PlanError("--image: only messages of a chat hold pictures", "Use --endpoint chat.")
+    spec = WorkloadSpec(
+        *(asked, inputs, outputs, plan.seed),
+        n=schedule.count,
+        warmup=plan.warmup,
+        trace=trace,
+        also=also,
+        pictures=tuple(map(pictures.size, plan.image)),
+    )
+    return prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
+
+
+def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
+    """Return the header: what is known of a run before it starts. `at_once` requests are certainly in flight together.
+
+    A version that misleads and a load over the server's limit are only here where --force and --over-limit let them
+    pass.
+    """
+    from loadgen.analysis.run.runfile import Header
+    from loadgen.servers.discovery import over_limit, proxied_to
+
+    told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}
+    told |= {"over_limit": over_limit(facts, at_once)}
+    return Header(
+        version=version("llm-loadgen"),
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        start_ns=0,
+        plan=plan.stored() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
+        server=asdict(facts) | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
+        host=host.facts(),
+        client={"prompts": prompts.how, "exact": prompts.exact, **{name: fact for name, fact in told.items() if fact}},
+    )

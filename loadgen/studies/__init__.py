@@ -1,0 +1,1 @@
+"""Studies of several runs: each one plans runs, makes them and judges them."""

@@ -1,0 +1,189 @@
+"""What a server says when it refuses, in whatever form, as one line.
+
+{"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams
+{"object":"error","message":..,"type":..}        vLLM up to 0.6.6
+{"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}
+{"message":".."}                                 LightLLM up to 1.1
+{"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI
+plain text, HTML                                 axum, uvicorn, proxies
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from loadgen.servers.backends.lenient import parse
+from loadgen.servers.errors import NOT_READABLE
+
+LIMIT_CHARACTERS = 300
+ERROR_FIELDS = ("error", "errors", "exception", "error_message", "error_msg")
+CONTENT_FIELDS = ("choices", "token", "usage", "generated_text")
+"""An event with one of these that is not empty is an error only if it has an error field too."""
+CODE_FIELDS = ("code", "status", "status_code", "http_status_code", "statusCode")
+FINE = ("", "ok", "success", "none", "null", "false")
+"""Codes that are no error."""
+FIRST_ERROR_STATUS = 400
+ERRORS_INSIDE_MAX = 8
+
+REJECTION_STATUSES = frozenset({429, 503, 529})
+"""HTTP statuses of a server or proxy that is too busy to take a request: Too Many Requests, Service Unavailable, and
+529, which hosted servers use for "overloaded"."""
+UNSPECIFIC_STATUS = 422
+"""TGI's OpenAI routes state this code for every error in a stream, so only the message tells an overload."""
+_REJECTION_TYPES = frozenset(
+    {
+        *("overloaded", "overloadederror", "serviceunavailable", "serviceunavailableerror"),
+        *("ratelimit", "ratelimiterror", "ratelimitexceeded", "toomanyrequests", "toomanyrequestserror"),
+    }
+)
+"""Types of errors that mean the same, in lower case and without punctuation."""
+_REJECTION_MESSAGE = re.compile(
+    r"\b(is (currently )?overloaded|queue is full|too many (queued |concurrent )?requests)\b", re.IGNORECASE
+)
+_STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
+_TYPE_FIELDS = ("error_type", "type", "code")
+
+_LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
+_HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_MAY_BE_AN_ERROR = re.compile(rb"error|exception|detail|message|msg|success|\\\\", re.IGNORECASE)
+"""One of these stands in every event that is an error, or an escape that may hide one."""
+_ERROR_OBJECT = re.compile(r'\{\s*"error')
+_TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
+
+
+def error_text(status: int, body: bytes) -> str:
+    """One line of at most 300 characters that says what the server said, whatever the form of its body."""
+    try:
+        said = _said(msgspec.json.decode(body))
+    except NOT_READABLE:
+        said = body[:_LIMIT_BYTES].decode("utf-8", "replace")
+        title = _TITLE.search(said)
+        if title or "<html" in said.lower():
+            said = (f"{title[1]}: " if title else "") + _HIDDEN.sub(" ", said)
+    return one_line(said) or f"HTTP {status} with nothing readable in the body"
+
+
+def error_in(payload: bytes) -> str:
+    """Return what the error in this event says, as one line; "" when the event is no error.
+
+    The payload may be anything. An event is an error if it has an error field that is not empty, or if it has no
+    content and calls itself an error: by its type or status, by an HTTP status or code with a message, or by
+    FastAPI's `detail`."""
+    if not _MAY_BE_AN_ERROR.search(payload):
+        return ""
+    event = parse(payload)
+    return _error_text(event) if isinstance(event, dict) else ""
+
+
+def error_inside(payload: bytes) -> str:
+    """Return what an error says that stands somewhere in an unreadable payload; "" where there is none."""
+    text = payload.decode("utf-8", "replace")
+    for start in islice(_ERROR_OBJECT.finditer(text), ERRORS_INSIDE_MAX):
+        try:
+            event, _ = json.JSONDecoder().raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            continue
+        if said := _error_text(event):
+            return said
+    return ""
+
+
+def is_rejection(status: int, body: bytes) -> bool:
+    """Return whether a response says that the server, or a proxy in front of it, was too busy to take the request.
+
+    `status` is the HTTP status. `body` is the body of a response, or one event of a stream with status 200. The status
+    decides if it is one of REJECTION_STATUSES. Otherwise the error in the body decides: by its status code, by its
+    type, and, where it has no code or only TGI's 422, by its message.
+    """
+    if status in REJECTION_STATUSES:
+        return True
+    try:
+        answer = msgspec.json.decode(body)
+    except NOT_READABLE:
+        return False
+    if not isinstance(answer, dict):
+        return False
+    inner = answer.get("error")
+    errors = [answer, inner] if isinstance(inner, dict) else [answer]
+    codes = {code for error in errors for name in _STATUS_FIELDS if (code := _status_code(error.get(name)))}
+    types = {_bare_type(error.get(name)) for error in errors for name in _TYPE_FIELDS}
+    if codes & REJECTION_STATUSES or types & _REJECTION_TYPES:
+        return True
+    if codes - {UNSPECIFIC_STATUS}:
+        return False
+    message = inner if isinstance(inner, str) else errors[-1].get("message")
+    return isinstance(message, str) and _REJECTION_MESSAGE.search(message) is not None
+
+
+def _status_code(value: object) -> int:
+    """Return the HTTP status that a field holds as a number or as digits; 0 if it holds none."""
+    if isinstance(value, str) and re.fullmatch(r"[1-5]\d\d", value):
+        return int(value)
+    return value if type(value) is int and 100 <= value <= 599 else 0
+
+
+def _bare_type(value: object) -> str:
+    """Return the type of an error in lower case and without punctuation: `SERVICE_UNAVAILABLE` and
+    `ServiceUnavailable` are one."""
+    return re.sub(r"[^a-z]", "", value.lower()) if isinstance(value, str) and len(value) <= 100 else ""
+
+
+def _error_text(event: dict[str, Any]) -> str:
+    has_content = any(event.get(field) for field in CONTENT_FIELDS)
+    error = next((event[field] for field in ERROR_FIELDS if event.get(field)), None)
+    response = event.get("response")  # of the Responses API
+    if error is None and isinstance(response, dict) and response.get("error"):
+        return _error_text(response)
+    if error is None and not has_content:
+        error = next((event[field] for field in ERROR_FIELDS if event.get(field) in ({}, [])), None)
+    if error is None and (has_content or not _calls_itself_an_error(event)):
+        return ""
+    return "an error without a message" if error in ({}, []) else one_line(_said(event)) or "an error without a message"
+
+
+def _calls_itself_an_error(event: dict[str, Any]) -> bool:
+    kinds = [str(event.get(field) or "").lower() for field in ("object", "type", "event", "status")]
+    if any(kind.endswith("error") for kind in kinds) or event.get("detail") or event.get("success") is False:
+        return True
+    codes = [str(event.get(field) or "").lower() for field in CODE_FIELDS]
+    bad = [code for code in codes if (int(code[:6]) >= FIRST_ERROR_STATUS if code.isdecimal() else code not in FINE)]
+    return bool(bad) and any(event.get(field) for field in ("message", "msg"))
+
+
+def one_line(text: str, most: int = LIMIT_CHARACTERS) -> str:
+    """Runs of white space and control characters become one space. What is longer loses its middle: a reason's end
+    says its kind."""
+    if len(text) > 8 * most:
+        text = f"{text[: 4 * most]} {text[-4 * most :]}"
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= most else f"{line[: most - most // 3 - 3]} … {line[-(most // 3) :]}"
+
+
+def _said(answer: Any) -> str:
+    if isinstance(answer, list):
+        return "; ".join(_said(item) for item in answer[:3])
+    if not isinstance(answer, dict):
+        return str(answer)
+    inner = next((answer[field] for field in ERROR_FIELDS if answer.get(field)), answer.get("error"))
+    if isinstance(inner, dict | list) and inner:
+        return _said(inner)
+    if isinstance(inner, str):
+        message, kinds = inner, [answer.get("error_type")]
+    elif "message" in answer:
+        message, kinds = answer["message"], [answer.get("type"), answer.get("code")]
+    elif "msg" in answer:  # one mistake of a FastAPI schema check, or a code and its message
+        place = answer.get("loc")
+        message, kinds = answer["msg"], [".".join(map(str, place)) if isinstance(place, list) else answer.get("code")]
+    else:
+        return (
+            _said(answer["detail"])
+            if "detail" in answer
+            else json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        )
+    known = ", ".join(str(kind) for kind in kinds if kind)
+    return f"{message} ({known})" if known else str(message)

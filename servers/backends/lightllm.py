@@ -1,0 +1,185 @@
+"""LightLLM: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`. Checked on 0.0.1 to 1.2.0.
+
+A request is checked only after the 200 has been sent: up to 1.1.0 a refused one is a cut connection, from 1.2.0 on an
+error event. So nothing but the `finished` event, or the chat's finish reason or `[DONE]`, proves an answer complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from loadgen.servers.backends import base
+from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, VersionRule
+from loadgen.servers.backends.openai import Choice, always, decode, dialect, has_role, unless_marker
+from loadgen.servers.backends.stream_events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.backends.tgi import generate_body
+from loadgen.workloads.request import Request
+
+
+class LightllmToken(msgspec.Struct, gc=False):
+    """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
+
+    count_output_tokens: TokenCount | None = None
+    prompt_tokens: TokenCount | None = None
+    text: str | None = None
+    special: bool | None = None  # None of what was said
+
+
+class LightllmEvent(msgspec.Struct, gc=False):
+    """One event of `/generate_stream`; the one with `finished` carries a token too."""
+
+    token: LightllmToken | None = None
+    finished: bool = False
+    finish_reason: str | None = None
+    error: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(LightllmEvent)
+
+
+def _decode_generate(payloads: Sequence[bytes]) -> Answer:
+    events, broken = decode_events(payloads, _EVENTS)
+    answer = Answer([0] * len(payloads))
+    count = 0
+    for index, event in enumerate(events):
+        token = event.token
+        if event.error or token is None:
+            note_error(answer, payloads[index])
+        if token is not None and token.count_output_tokens:
+            answer.tokens[index] = max(0, token.count_output_tokens - count)
+            count = max(count, token.count_output_tokens)
+            answer.prompt_tokens = token.prompt_tokens or None
+        elif token is not None:
+            answer.tokens[index] = 1
+            count += bool(count)  # goes on where the server had counted before
+        if event.finished and answer.end_event is None:
+            answer.end_event = index
+            note_finish(answer, event.finish_reason or "", payloads[index])
+    answer.chunk_counts = "usage" if count else "event"
+    return settle(answer, count or None, broken)
+
+
+def _text(payloads: Sequence[bytes]) -> str:
+    events, _ = decode_events(payloads, _EVENTS)
+    return join_halves("".join(event.token.text or "" for event in events if event.token and not event.token.special))
+
+
+def _exact(request: Request) -> dict[str, Any]:
+    # 1.1.0 always samples in chat, whatever `do_sample` says; there the temperature of 0 makes it greedy.
+    return {"ignore_eos": request.ignore_eos, "do_sample": bool(request.body.get("temperature"))}
+
+
+def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
+    """Up to 1.1.0 every chunk has a role and is a token; from 1.2.0 on the first has one, alone, and is none."""
+    every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
+    return every_role or unless_marker(choices, index, missing)
+
+
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+    name = base.as_dict(ask("/get_model_name")[1])
+    if "model_name" not in name and "logical_max_load" not in base.as_dict(ask("/token_load")[1]):
+        return None
+    card = base.first_card(ask("/v1/models")[1])
+    # Both came with 1.0. Asking /tokens itself, without a text, would count as a failed request in its metrics.
+    routes = ("/tokens",) if "model_name" in name else ()
+    model = str(card.get("id") or name.get("model_name", ""))
+    limits = base.stated(LIGHTLLM.limits, base.as_dict(ask("/get_server_info")[1]) | card)
+    # It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models.
+    version = "1.2.0 or later" if card else "1.1.0" if base.exists(ask, "/v1/completions") else "1.0"
+    if version == "1.0" and not routes:
+        version = "before 1.0"
+    return base.ServerFacts("lightllm", url, version, model, limits, routes)
+
+
+def _token_load(answer: Any) -> float:
+    """One share, or a list of them where it runs several data-parallel copies."""
+    load = answer["current_load"]
+    each = load if isinstance(load, list) else [load]
+    if not each or not all(isinstance(share, int | float) for share in each):
+        raise ValueError("no current_load")
+    return float(sum(each) / len(each))
+
+
+_WITHOUT_DONE = VersionRule(
+    lambda version: version in ("before 1.0", "1.0", "1.1.0"),
+    decode=partial(decode, empty_is_token=always, always_done=False, one_per_event=True),
+    misleads="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that one cut "
+    "short cannot be told from a whole one",
+)
+
+
+# Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
+def _count(parameters: dict[str, Any]) -> Route[int]:
+    return Route(
+        "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: int(answer["ntokens"])
+    )
+
+
+_COUNT_TEXT = _count({"add_special_tokens": False})
+_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True, one_per_event=True)
+
+LIGHTLLM = base.ServerKind(
+    name="lightllm",
+    title="LightLLM",
+    native="generate",
+    dialects={
+        "generate": Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
+            *("lightllm", "generate", "/generate_stream"),
+            # `parameters` is mandatory and, in 0.0.1, strict; `ignore_eos` there is all that a fixed length takes.
+            encode=lambda request, _: generate_body(request, ignore_eos=request.ignore_eos),
+            decode=_decode_generate,
+            text=_text,
+            count=_count({}),
+            count_by_running=Route(  # before 1.0 only the details of a token tell the length of the prompt
+                "/generate",
+                lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},
+                lambda answer: int(answer["tokens"][0]["prompt_tokens"]),
+                generates=True,
+            ),
+            fixed_output=True,
+        ),
+        "completions": _dialect("completions", rule=always, always_done=True, count=_COUNT_TEXT, token_ids=True),
+        # 1.1.0 never sends [DONE].
+        "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
+    },
+    recognise=_recognise,
+    limits={
+        "max_model_len": base.ServerLimit("--max_req_total_len", "total"),
+        "max_total_token_num": base.ServerLimit("--max_total_token_num"),  # KV cache in tokens
+        "max_req_total_len": base.ServerLimit("--max_req_total_len"),
+        "running_max_req_size": base.ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
+    },
+    port=8003,
+    metrics=base.MetricNames(
+        prefix="lightllm_",
+        names={
+            "running": ("lightllm_batch_current_size", "lightllm_num_running_reqs"),
+            "waiting": ("lightllm_queue_size",),
+            "paused": ("lightllm_batch_pause_size",),
+            "prompt_tokens": ("lightllm_prompt_tokens_total", "lightllm_request_input_length_sum"),
+            "output_tokens": ("lightllm_generation_tokens_total", "lightllm_request_generated_tokens_sum"),
+            "requests_finished": ("lightllm_request_success_total",),
+            "requests_failed": ("lightllm_request_failure_total",),
+        },
+        kv_used=("/token_load", _token_load),
+    ),
+    # The limit admits a burst of 1000.
+    process=base.ProcessCommand(
+        module=("lightllm.server.api_server",),
+        arguments=(
+            *("--model_dir", "{model}", "--model_name", "{name}", "--host", "{host}", "--port", "{port}"),
+            *("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache", "--tp", "{tensor_parallel}"),
+        ),
+    ),
+    simulated="loadgen.servers.simulated.lightllm:PROTOCOL",
+    simulated_versions={
+        "0.0.1": "loadgen.servers.simulated.lightllm_0_0_1:PROTOCOL",
+        "0.0.1-tgi-api": "loadgen.servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
+    },
+    # 0.9 in 1.0 and 1.1, 0.8 since.
+    notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
+)

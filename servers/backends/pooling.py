@@ -1,0 +1,97 @@
+"""Embeddings and rerank of OpenAI-style servers: one JSON answer per request, from the prompt alone.
+
+    embeddings  POST /v1/embeddings  {"model", "input"}                -> {"data": [...], "usage": {...}}
+    rerank      POST /v1/rerank      {"model", "query", "documents"}   -> {"results": [...], "usage": {...}}
+
+A text that is to be ranked is cut in two: its first words are the query, the rest is the one document. With `documents`
+among the user's fields the whole text is the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encoded
+from loadgen.servers.backends.error_messages import one_line
+from loadgen.servers.backends.stream_events import decode_events, note_error, settle
+from loadgen.workloads.request import Request
+
+PATHS = {"embeddings": "/v1/embeddings", "rerank": "/v1/rerank"}
+QUERY_WORDS = 8
+
+
+class PoolingUsage(msgspec.Struct, gc=False):
+    """Some servers give the total of a rerank alone; nothing is generated, so it is the prompt's."""
+
+    prompt_tokens: TokenCount | None = None
+    total_tokens: TokenCount | None = None
+
+
+class PoolingAnswer(msgspec.Struct, gc=False):
+    """`data` of embeddings, `results` of a rerank; what is in them does not matter here."""
+
+    data: list[msgspec.Raw] | None = None
+    results: list[msgspec.Raw] | None = None
+    usage: PoolingUsage | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(PoolingAnswer)
+
+
+def decode(payloads: Sequence[bytes]) -> Answer:
+    """The answer, which is the one payload."""
+    found, broken = decode_events(payloads, _ANSWERS)
+    answer = Answer([0] * len(payloads))
+    for index, event in enumerate(found):
+        usage = event.usage or PoolingUsage()
+        answer.prompt_tokens = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+        if event.data or event.results:
+            answer.end_event = index
+            continue
+        note_error(answer, payloads[index])
+        if not answer.error_kind:
+            said = payloads[index].decode("utf-8", "replace")
+            answer.error_kind, answer.error_detail = "protocol", one_line(f"neither embeddings nor scores: {said}")
+    return settle(answer, 0, broken)
+
+
+def dialect(server: str, endpoint: str, **others: Any) -> Dialect:
+    """A server's route for embeddings or rerank."""
+    fields = partial(_fields, endpoint)
+    return Dialect(
+        server,
+        endpoint,
+        PATHS[endpoint],
+        encode=lambda request, model: encoded(_asked(fields, request, model), request),
+        decode=decode,
+        text=lambda _: "",
+        count_by_running=Route(PATHS[endpoint], fields, _counted, generates=True),
+        streams=False,
+        **others,
+    )
+
+
+def _asked(fields: Any, request: Request, model: str) -> dict[str, Any]:
+    if "documents" in request.body:
+        return {"model": model, "query": request.prompt}
+    found: dict[str, Any] = fields(request.prompt, model)
+    return found
+
+
+def _fields(endpoint: str, prompt: str | Sequence[int], model: str) -> dict[str, Any]:
+    if endpoint == "embeddings":
+        return {"model": model, "input": prompt}
+    assert isinstance(prompt, str), "rerank takes text"
+    words = prompt.split(" ")
+    query = " ".join(words[: max(1, min(QUERY_WORDS, len(words) // 2))])
+    # The blank between them stays, so that the two count as they do in one text.
+    return {"model": model, "query": query, "documents": [prompt[len(query) :]]}
+
+
+def _counted(answer: Any) -> int:
+    usage = answer["usage"]
+    return int(usage["prompt_tokens"] if "prompt_tokens" in usage else usage["total_tokens"])

@@ -1,0 +1,172 @@
+"""Text Generation Inference: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
+
+Checked on 1.0.3 to 3.3.7. One event is one token on every route, text or not. No route takes token ids and none can
+ignore the end-of-text token, so an answer may be shorter than asked and complete all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from loadgen.servers.backends import base
+from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, VersionRule
+from loadgen.servers.backends.openai import INCLUDE_USAGE, always, decode, dialect, messages
+from loadgen.servers.backends.stream_events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.workloads.request import Request, merged
+
+
+class TgiToken(msgspec.Struct, gc=False):
+    """That there is one is all that matters."""
+
+
+class Details(msgspec.Struct, gc=False):
+    """In the last event, if asked for. `input_length` since 2.3.0, the special tokens the server added included."""
+
+    finish_reason: str | None = None
+    generated_tokens: TokenCount | None = None
+    input_length: TokenCount | None = None
+
+
+class TgiEvent(msgspec.Struct, gc=False):
+    """One event of `/generate_stream`. `generated_text` is null in all but the last, which carries a token too."""
+
+    token: TgiToken | None = None
+    generated_text: str | None = None
+    details: Details | None = None
+    error: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(TgiEvent)
+_BESIDE_PARAMETERS = ("parameters", "add_special_tokens", "multimodal_params")
+
+
+def generate_body(request: Request, **more: bool) -> bytes:
+    """The body of `/generate_stream`, which LightLLM took over, with `more` parameters. Elsewhere it would pass over a
+    user's fields, so they are parameters too."""
+    beside = {name: value for name, value in request.body.items() if name in _BESIDE_PARAMETERS}
+    given = {name: value for name, value in request.body.items() if name not in beside} | beside.pop("parameters", {})
+    # Any temperature but 1.0 switches sampling on, and 0 is refused: greedy means sending none.
+    if not (warm := bool(given.get("temperature"))):
+        given.pop("temperature", None)
+    parameters = merged({"max_new_tokens": request.output_tokens, **more, "do_sample": warm}, given)
+    return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters, **beside})
+
+
+def _encode_generate(request: Request, _model: str) -> bytes:
+    assert isinstance(request.prompt, str), "TGI takes text"
+    return generate_body(request, details=True)
+
+
+def _decode_generate(payloads: Sequence[bytes]) -> Answer:
+    events, broken = decode_events(payloads, _EVENTS)
+    answer = Answer([0] * len(payloads), chunk_counts="event")
+    answer.tokens[: len(events)] = [0 if event.token is None else 1 for event in events]
+    total = None
+    for index, event in enumerate(events):
+        if event.error or event.token is None:
+            note_error(answer, payloads[index])
+        if event.generated_text is not None and answer.end_event is None:
+            answer.end_event = index
+            details = event.details or Details()
+            total, answer.prompt_tokens = details.generated_tokens, details.input_length
+            note_finish(answer, details.finish_reason or "", payloads[index])
+    return settle(answer, total, broken)
+
+
+def _text(payloads: Sequence[bytes]) -> str:
+    """The last event repeats the whole answer, special tokens left out."""
+    events, _ = decode_events(payloads, _EVENTS)
+    return join_halves("".join(event.generated_text or "" for event in events))
+
+
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+    status, answer = ask("/info")
+    info = base.as_dict(answer)
+    if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
+        return None
+    # The version of a release can read like a development one (3.3.7 says 3.3.6-dev0); the label tells the build.
+    label = info.get("docker_label")
+    version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
+    renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
+    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.exists(ask, path))
+    notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.holds(version) else {}
+    limits = base.stated(TGI.limits, renamed | info)
+    return base.ServerFacts("tgi", url, version, str(info["model_id"]), limits, routes, notes=notes)
+
+
+_BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA adapter's
+
+# From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
+# OpenAI routes ended without it.
+_DONE_CAME = VersionRule(
+    lambda version: base.at_least(version, 2, 2, 0),
+    decode=partial(decode, empty_is_token=always, always_done=True, one_per_event=True),
+)
+
+# A longer response is run in pieces. The router asks each piece for the full number again (router/src/infer/mod.rs;
+# DEFAULT_GENERATION_LENGTH in router/src/validation.rs).
+PIECE_TOKENS = 1024
+_IN_PIECES = VersionRule(lambda version: base.at_least(version, 3, 0, 0), piece_tokens=PIECE_TOKENS)
+
+# Tokenised just as for generation, special tokens included (router/src/validation.rs).
+_COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
+_COUNT_CHAT = Route(
+    "/chat_tokenize",
+    lambda text, model: {"model": model, "messages": messages(text)},
+    lambda answer: len(answer["tokenize_response"]),
+)
+
+_dialect = partial(dialect, "tgi", rule=always, one_per_event=True, versions=(_DONE_CAME, _IN_PIECES))
+
+TGI = base.ServerKind(
+    name="tgi",
+    title="TGI",
+    native="generate",
+    dialects={
+        "generate": Dialect(
+            *("tgi", "generate", "/generate_stream"),
+            encode=_encode_generate,
+            decode=_decode_generate,
+            text=_text,
+            versions=(_IN_PIECES,),
+            count=_COUNT_TEXT,
+            count_by_running=Route(  # before 1.4.0; one entry per prompt token
+                "/generate",
+                lambda text, _: {
+                    "inputs": text,
+                    "parameters": {"max_new_tokens": 1, "details": True, "decoder_input_details": True},
+                },
+                lambda answer: len(answer["details"]["prefill"]),
+                generates=True,
+            ),
+        ),
+        "completions": _dialect("completions", more=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
+        "chat": _dialect("chat", more=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
+    },
+    recognise=_recognise,
+    limits={
+        "max_input_tokens": base.ServerLimit("--max-input-tokens", "prompt"),
+        "max_total_tokens": base.ServerLimit("--max-total-tokens", "total"),
+        "max_concurrent_requests": base.ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
+        "max_batch_total_tokens": base.ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
+    },
+    port=8002,
+    metrics=base.MetricNames(
+        prefix="tgi_",
+        names={
+            "running": ("tgi_batch_current_size",),
+            "waiting": ("tgi_queue_size",),
+            "prompt_tokens": ("tgi_request_input_length_sum",),
+            "output_tokens": ("tgi_request_generated_tokens_sum",),
+            "rejections": ("tgi_request_failure{err=overloaded}",),
+            "requests_finished": ("tgi_request_success",),
+            "requests_failed": ("tgi_request_failure{err=validation|generation|incomplete|dropped|template}",),
+        },
+    ),
+    simulated="loadgen.servers.simulated.tgi:PROTOCOL",
+    notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "ignores_eos": False},
+)

@@ -1,0 +1,138 @@
+"""vLLM: `/v1/completions` (native, takes token ids) and `/v1/chat/completions`. Checked on 0.2.0 to 0.33.0.
+
+`ignore_eos` with `min_tokens` fixes the output length, `continuous_usage_stats` counts the tokens of each chunk, which
+under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it. Never
+sent: `return_token_ids`, with which the first event echoes the prompt's ids, and stop strings, which make the server
+hold text back. `[DONE]` ends every answer, failed ones too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from loadgen.servers.backends import base, pooling
+from loadgen.servers.backends.dialect import Route, VersionRule
+from loadgen.servers.backends.openai import RUNNING_USAGE, dialect, messages, unless_marker
+from loadgen.servers.ladder import LADDER, PLUGIN
+from loadgen.workloads.request import Request
+
+
+def _exact(request: Request) -> dict[str, Any]:
+    exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
+    return exact | RUNNING_USAGE
+
+
+def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+    # 0.2.0 has no /version, but names itself as the owner of its models.
+    status, models = ask("/v1/models")
+    card = base.first_card(models)
+    if status != 200 or card.get("owned_by") != "vllm":
+        return None
+    version = str(base.as_dict(ask("/version")[1]).get("version", ""))
+    routes = ("/tokenize",) if base.exists(ask, "/tokenize") else ()
+    return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.stated(VLLM.limits, card), routes)
+
+
+def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    """The tokens that fit into the KV cache, over all engines, and the share of each card taken at the start."""
+    found: dict[str, float] = {}
+    for labels in samples:
+        # vLLM writes Python's words into labels: `16384`, `0.92` or `None`.
+        told = {name: float(word) for name, word in labels.items() if re.fullmatch(r"\d+(\.\d+)?", word)}
+        if "num_gpu_blocks" in told and "block_size" in told:
+            told.setdefault("kv_cache_size_tokens", told["num_gpu_blocks"] * told["block_size"])
+        if "kv_cache_size_tokens" in told:
+            found["kv_tokens"] = found.get("kv_tokens", 0.0) + told["kv_cache_size_tokens"]
+        if "gpu_memory_utilization" in told:
+            found["taken_share"] = told["gpu_memory_utilization"]
+    return found
+
+
+# A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
+_COUNT_TEXT = Route(
+    "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
+)
+_COUNT_CHAT = Route(
+    "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
+)
+_OPENING_EVENT = VersionRule(
+    lambda version: not version,
+    misleads="it states no version, as vLLM before 0.6 does, whose chat streams open with an event that is sent before "
+    "the engine has begun, and give no token counts",
+)
+
+_dialect = partial(dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
+
+VLLM = base.ServerKind(
+    name="vllm",
+    title="vLLM",
+    native="completions",
+    dialects={
+        "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
+        "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_OPENING_EVENT,)),
+        "embeddings": pooling.dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
+        "rerank": pooling.dialect("vllm", "rerank", count_text=_COUNT_TEXT),
+    },
+    recognise=_recognise,
+    limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
+    port=8001,
+    ids=Route(
+        "/tokenize",
+        lambda text, model: {"model": model, "prompt": text, "add_special_tokens": False},
+        lambda answer: [int(number) for number in answer["tokens"]],
+    ),
+    metrics=base.MetricNames(
+        prefix="vllm:",
+        names={
+            "running": ("vllm:num_requests_running",),
+            "waiting": ("vllm:num_requests_waiting",),
+            "kv_used": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+            "prompt_tokens": ("vllm:prompt_tokens_total",),
+            "output_tokens": ("vllm:generation_tokens_total",),
+            "cached_prompt_tokens": (
+                "vllm:prompt_tokens_cached_total",
+                "vllm:prefix_cache_hits_total",
+                "vllm:gpu_prefix_cache_hits_total",
+            ),
+            "preemptions": ("vllm:num_preemptions_total",),
+            "rejections": ("vllm:admission_rejections_total",),
+            "requests_finished": ("vllm:request_success_total{finished_reason=stop|length|repetition}",),
+            "requests_failed": ("vllm:request_success_total{finished_reason=abort|error}",),
+        },
+        labels=("vllm:cache_config_info", _cache_config),
+    ),
+    # The limits admit a burst of 1000. Every version has the module; the program came with 0.5.
+    process=base.ProcessCommand(
+        program=("vllm", "serve", "{model}"),
+        module=("vllm.entrypoints.openai.api_server", "--model", "{model}"),
+        arguments=(
+            *("--served-model-name", "{name}", "--host", "{host}", "--port", "{port}"),
+            *("--max-num-seqs", "1024", "--generation-config", "vllm", "--no-enable-prefix-caching"),
+            "--disable-uvicorn-access-log",
+        ),
+        parallel=("--tensor-parallel-size", "{tensor_parallel}"),
+        env={"VLLM_NO_USAGE_STATS": "1"},
+        ladder=str(PLUGIN),
+    ),
+    faults=(
+        base.KnownFault(
+            r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",
+            "the host has not enough free memory for vLLM on its CPU: {0}",
+            "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
+        ),
+        base.KnownFault(
+            rf"Model architectures \['{LADDER}'\] are not supported",
+            "the model is a ladder, and this vLLM has no plugin for it",
+            "the plugin is in the model's folder: VLLM_PYTHONPATH=/models/MODEL/plugin in the environment",
+        ),
+    ),
+    simulated="loadgen.servers.simulated.vllm:PROTOCOL",
+    notes={
+        "memory_option": "--gpu-memory-utilization",
+        "memory_taken": "90 to 92 % by default",  # 0.90 up to 0.10.2, 0.92 since
+        "split_endpoint": "rerank",  # by a model that makes embeddings, and not by one that reads both texts
+    },
+)

@@ -1,0 +1,232 @@
+"""The packet ring: the kernel stamps each TCP segment that a server sends us, whether or not anybody reads.
+
+segment ──> loadgen.servers.wire.packet_socket ──> its headers and its stamp, in memory shared with us ──> Ring.read
+    └─────> the socket's buffer, which is read whenever there is time
+
+offset of a segment = sequence number - that of the SYN-ACK - 1, modulo 2^32
+arrival of a byte   = stamp of the segment that made it deliverable, with all bytes before it
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from loadgen.servers.wire.packet_headers import Segments, segments
+from loadgen.servers.wire.packet_socket import BLOCK_BYTES, drops, open_packets
+from loadgen.servers.wire.ports import Ports
+
+UNKNOWN = -1
+
+
+class Flow:
+    """When what came on one connection was deliverable."""
+
+    __slots__ = ("closed_ns", "ends", "forgotten", "held", "opened_ns", "skipped", "stamps", "swapped")
+
+    def __init__(self, opened_ns: int) -> None:
+        self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before
+        self.ends = array("q")  # Up to here everything was there ...
+        self.stamps = array("q")  # ... at this instant, or UNKNOWN where a segment is missing in the ring
+        self.held: list[tuple[int, int, int]] = []  # (start, end, stamp) of what came before bytes in front of it
+        self.forgotten = 0  # Marks up to this offset are gone
+        self.closed_ns = 0  # When its FIN came
+        self.swapped = False  # Whether something was lost or came out of order
+        self.skipped = False  # Whether a segment is missing in the ring
+
+    def arrivals(self, offsets: Sequence[int]) -> list[int]:
+        """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN. The last one is
+        the largest."""
+        if self.held and self.through < offsets[-1]:
+            self._skip(offsets[-1])
+        if not self.ends:
+            return [UNKNOWN] * len(offsets)
+        wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
+        at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
+        if self.skipped or self.forgotten or offsets[-1] > self.through:
+            unknown = (at == len(stamps)) | (wanted <= self.forgotten)
+            at[unknown] = 0
+            unknown |= stamps[at] == UNKNOWN
+            arrived = np.where(unknown, UNKNOWN, np.maximum.accumulate(stamps)[at])
+        else:  # nearly always
+            arrived = np.maximum.accumulate(stamps)[at]
+        found: list[int] = arrived.tolist()
+        return found
+
+    def whole(self, offsets: Sequence[int]) -> bool:
+        """Whether a stamp of each of these offsets is known, and nothing is left to be put in order."""
+        return not (self.held or self.skipped) and self.forgotten < offsets[0] and offsets[-1] <= self.through
+
+    @property
+    def through(self) -> int:
+        """Up to this offset everything has come."""
+        return self.ends[-1] if self.ends else self.forgotten
+
+    def forget(self, offset: int) -> None:
+        """Nobody will ask for anything up to this offset any more."""
+        gone = bisect_right(self.ends, offset)
+        if gone:
+            self.forgotten = self.ends[gone - 1]
+            del self.ends[:gone], self.stamps[:gone]
+
+    def add(self, start: int, end: int, stamp: int) -> None:
+        """A segment, one of a flow in which not everything came in its order."""
+        through = self.through
+        if start > through:
+            self.swapped = True
+            heappush(self.held, (start, end, stamp))
+        elif end > through:
+            while self.held and self.held[0][0] <= end:
+                end = max(end, heappop(self.held)[1])
+            self.ends.append(end)
+            self.stamps.append(stamp)
+
+    def _skip(self, wanted: int) -> None:
+        """The socket has delivered everything up to `wanted`: what is missing before it is missing in the ring only."""
+        self.skipped = True
+        while self.held and self.through < wanted:
+            start, end, stamp = heappop(self.held)
+            for place, at in (start, UNKNOWN), (end, stamp):
+                if place > self.through:
+                    self.ends.append(place)
+                    self.stamps.append(at)
+
+
+def arrivals(wanted: Sequence[tuple[Flow, array[int]]]) -> list[int]:
+    """`Flow.arrivals` of several, at most 100, in one list: numpy takes longer to be asked than for all of them."""
+    if len(wanted) < 2 or not all(flow.whole(offsets) for flow, offsets in wanted):
+        return [arrived for flow, offsets in wanted for arrived in flow.arrivals(offsets)]
+    apart = np.arange(len(wanted)) << 56  # so that each finds its own
+    by_mark = np.repeat(apart, [len(flow.ends) for flow, _ in wanted])
+    by_offset = np.repeat(apart, [len(offsets) for _, offsets in wanted])
+    columns = [flow.ends for flow, _ in wanted], [flow.stamps for flow, _ in wanted], [each for _, each in wanted]
+    ends, stamps, offsets = (np.frombuffer(b"".join(column), np.int64) for column in columns)
+    at = (ends + by_mark).searchsorted(offsets + by_offset)
+    first = stamps.min()
+    arrived: list[int] = (np.maximum.accumulate(stamps - first + by_mark)[at] - by_offset + first).tolist()
+    return arrived
+
+
+class Flows:
+    """Sorts segments by the connections that are watched."""
+
+    def __init__(self, addresses: int = 1) -> None:
+        self._flows: dict[int, Flow] = {}
+        self._first = np.zeros(addresses << 16, np.int64)
+        """Of each key the sequence number of its stream's first byte; UNKNOWN before the SYN-ACK was seen."""
+        self._through = np.full(addresses << 16, UNKNOWN)
+        """Of each key `Flow.through`; UNKNOWN where nothing is watched."""
+        self._began_ns = np.zeros(addresses << 16, np.int64)
+        """Of each key the stamp of its SYN-ACK: what came before is of a connection before this one."""
+        self._holding: set[int] = set()
+        """Keys of flows of which something is missing before what came."""
+        self.greeted: dict[int, tuple[int, int]] = {}
+        """First sequence number and stamp of connections that are not watched yet."""
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._flows
+
+    def watch(self, key: int, opened_ns: int) -> Flow:
+        """From now on. What came on a connection that was watched by this key is to be added first."""
+        flow = self._flows[key] = Flow(opened_ns)
+        self._holding.discard(key)
+        self._first[key], self._began_ns[key] = self.greeted.pop(key, (UNKNOWN, 0))
+        self._through[key] = 0
+        return flow
+
+    def count(self, came: Segments) -> int:
+        """How many of these segments bring something on connections that are watched."""
+        return int(np.count_nonzero((came.length > 0) & (self._through[came.key] != UNKNOWN)))
+
+    def add(self, *parts: Segments) -> None:
+        """Segments, in the order in which they came."""
+        came = Segments(*map(np.concatenate, zip(*parts, strict=True)))
+        for at in np.flatnonzero(came.syn).tolist():
+            self._greet(int(came.key[at]), (int(came.sequence[at]) + 1) & 0xFFFFFFFF, int(came.stamp_ns[at]))
+        for at in np.flatnonzero(came.fin).tolist():
+            if (ending := self._flows.get(int(came.key[at]))) is not None:
+                ending.closed_ns = int(came.stamp_ns[at])
+        key = came.key
+        kept = (came.length > 0) & ~came.syn & (self._through[key] != UNKNOWN) & (self._first[key] != UNKNOWN)
+        kept &= came.stamp_ns >= self._began_ns[key]
+        order = np.flatnonzero(kept)
+        if not len(order):
+            return
+        narrow = np.uint16 if len(self._first) == 1 << 16 else np.int64  # the narrow is sorted in a tenth of the time
+        order = order[np.argsort(key[order].astype(narrow), kind="stable")]
+        key, stamp = key[order], came.stamp_ns[order]
+        through = self._through[key]
+        away = (came.sequence[order].astype(np.int64) - self._first[key] - through) & 0xFFFFFFFF
+        start = through + away - ((away >> 31) << 32)
+        end = start + came.length[order]
+        first = np.diff(key, prepend=UNKNOWN) != 0
+        apart = np.cumsum(first) << 40  # so that how far each flow had come is found of all of them at once
+        furthest = np.maximum.accumulate(apart + np.maximum(end, through)) - apart
+        before = np.where(first, through, np.roll(furthest, 1))
+        amiss = self._holding.union(key[start > before].tolist())
+        new = end > before  # else it was sent again, and is known
+        if amiss:
+            new |= np.isin(key, [*amiss])
+        start, end, stamp, key = start[new], end[new], stamp[new], key[new]
+        heads = np.flatnonzero(np.diff(key, prepend=UNKNOWN))
+        tails = np.append(heads[1:], len(key))[: len(heads)]
+        self._through[key[heads]] = end[tails - 1]
+        ends, stamps = end.tobytes(), stamp.tobytes()
+        for head, tail, name in zip(heads.tolist(), tails.tolist(), key[heads].tolist(), strict=True):
+            flow = self._flows[name]
+            if name in amiss:
+                for each in zip(start[head:tail].tolist(), end[head:tail].tolist(), stamp[head:tail].tolist()):  # noqa: B905
+                    flow.add(*each)
+                self._through[name] = flow.through
+                (self._holding.add if flow.held else self._holding.discard)(name)
+            else:
+                flow.ends.frombytes(ends[8 * head : 8 * tail])
+                flow.stamps.frombytes(stamps[8 * head : 8 * tail])
+
+    def _greet(self, key: int, first: int, stamp_ns: int) -> None:
+        flow = self._flows.get(key)
+        if flow is not None and not flow.through and stamp_ns <= flow.opened_ns:
+            self._first[key], self._began_ns[key] = first, stamp_ns
+        elif self._first[key] != first or flow is None:
+            self.greeted[key] = first, stamp_ns
+
+
+class Ring:
+    """A packet socket with a memory-mapped ring, for the addresses of one family, and for these ports of ours."""
+
+    def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None) -> None:
+        """Raises OSError where the kernel does not let us."""
+        self.family, self.addresses = family, addresses
+        self._next = 0
+        self._socket, self._memory = open_packets(family, addresses, ports)
+        self.words = np.frombuffer(self._memory, np.uint32).reshape(-1, BLOCK_BYTES // 4)
+
+    def read(self) -> Segments | None:
+        """What has been handed over since the last time; None for nothing."""
+        count, looked_at, most = 0, 1, len(self.words)
+        while count < most and self.words[at := (self._next + count) % most, 2] & 1:
+            ours = self.words[at : min(at + looked_at, at + most - count), 2] & 1
+            count += len(ours) if ours.all() else int(ours.argmin())
+            looked_at *= 2
+        if not count:
+            return None
+        blocks = (self._next + np.arange(count)) % most
+        found = segments(self.words, blocks, self.family, self.addresses)
+        self.words[blocks, 2] = 0
+        self._next = (self._next + count) % most
+        return found
+
+    def drops(self) -> int:
+        """Segments that found no room since the last time."""
+        return drops(self._socket)
+
+    def close(self) -> None:
+        """Keep nothing more."""
+        del self.words
+        self._memory.close()
+        self._socket.close()

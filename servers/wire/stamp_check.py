@@ -1,0 +1,73 @@
+"""Self-check of the timestamps, in every run.
+
+Every read's ring timestamp is compared with its socket timestamp, and every response's timestamps with its own request.
+A response that fails a check gets the timestamps of the next best source (`StampSource.fallback`), and the run says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from operator import sub
+from time import monotonic_ns, sleep
+
+from loadgen.servers.wire.timestamps import RETRY_S, Instants, Response, StampSource, ToMonotonic
+
+LIMIT_NS = 100_000
+"""Largest difference between two timestamps of one read that agree. Both are taken within about 2 us."""
+DISAGREEING_SHARE = 0.01
+"""Share of a response's reads that may differ by more than LIMIT_NS, as when the machine pauses between the two."""
+REJECTED_MIN, REJECTED_SHARE = 3, 0.05
+"""A worker stops using its ring after this number of rejected responses, if they are more than this share of all."""
+
+
+def differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
+    """Return by how many ns the ring's timestamp of each read differs from the socket's. Reads that the ring knows
+    nothing of (negative) are left out. A FIN, which came at `closed_ns`, passes its own timestamp to the last read."""
+    apart = [*map(abs, map(sub, arrivals, stamps))]
+    if closed_ns or max(apart, default=0) > LIMIT_NS:
+        both = zip(arrivals, stamps, strict=True)
+        return [min(abs(ring - stamp), abs(closed_ns - stamp)) for ring, stamp in both if ring >= 0]
+    return apart
+
+
+def agree(apart: Sequence[int]) -> bool:
+    """Return True unless too many of these differences (ns) are beyond the limit."""
+    if max(apart, default=0) <= LIMIT_NS:
+        return True
+    return sum(map(LIMIT_NS.__lt__, apart)) <= DISAGREEING_SHARE * len(apart)
+
+
+def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int]) -> bool:
+    """Return True if the timestamps of a response fit its request: ascending, none before the request was sent, and
+    no read before its bytes had arrived. `arrivals` has one instant per read, `instants` begins with the first byte's.
+    Timestamps of two clocks may contradict each other by LIMIT_NS where nothing is wrong."""
+    if received.sent_ns is not None and instants[0] < received.sent_ns:
+        return False
+    if min(map(sub, received.user, arrivals)) < -LIMIT_NS:
+        return False
+    return instants == sorted(instants)
+
+
+def checked(
+    source: StampSource, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
+) -> list[tuple[list[int], Instants]]:
+    """Return what `source.of_several` returns, except for responses whose timestamps do not fit their own requests:
+    those have the timestamps of the first fallback that fits."""
+    results = source.of_several(several, to_monotonic)
+    for index, (received, ends) in enumerate(several):
+        arrivals, (instants, by) = results[index]
+        while by.fallback is not None and not in_order(received, arrivals, instants):
+            by.reject()
+            ((arrivals, (instants, by)),) = by.fallback.of_several([(received, ends)], to_monotonic)
+            results[index] = arrivals, (instants, by)
+    return results
+
+
+def comes(key: int, greeted: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
+    """Whether the ring sees a connection that is open: its SYN-ACK comes. None does where NAT on this machine gives
+    packets another address behind the ring than before it: a port that Docker publishes, say."""
+    until_ns = monotonic_ns() + within_ns
+    while key not in greeted and monotonic_ns() < until_ns:
+        sleep(RETRY_S)
+        collect()
+    return key in greeted

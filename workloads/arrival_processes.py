@@ -1,0 +1,316 @@
+"""Arrival processes besides the burst: one rate, rates that change, recorded ones, and closed loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from loadgen.workloads import random_streams as draws
+from loadgen.workloads import spec_syntax as syntax
+from loadgen.workloads import traces
+from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
+from loadgen.workloads.request import Request
+from loadgen.workloads.spec_syntax import NS_PER_S, WorkloadError
+
+if TYPE_CHECKING:
+    from loadgen.workloads.workload import Prompts
+
+CLIENTS_LIMIT = 100_000
+STEPS_LIMIT = 1_000
+SPEED_LIMIT = 1_000_000
+ROOT_PRECISION = 10**30
+"""Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
+
+
+REPLAY_LIMIT_NS = 10 * 366 * 86_400 * NS_PER_S
+
+
+class OneRate(Arrivals, frozen=True):
+    """What processes have in common whose rate stays the same."""
+
+    rate: Fraction
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        return cls(syntax.rate(rest))
+
+    def _steady(self, manner: str, **more: Any) -> LoadFacts:
+        text = f"{syntax.show(self.rate)} per second{manner}"
+        return LoadFacts(text=text, steady=True, rate_per_s=float(self.rate), **more)
+
+    def __str__(self) -> str:
+        return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
+
+
+class Constant(OneRate, frozen=True):
+    """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
+
+    SYNTAX = "constant:R, such as constant:20"
+
+    @property
+    def facts(self) -> LoadFacts:
+        return self._steady(", evenly", cv=0.0)
+
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
+        return (syntax.nearest(index * step, divisor) for index in count())
+
+
+class Poisson(OneRate, frozen=True):
+    """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
+
+    SYNTAX = "poisson:R, such as poisson:20"
+
+    @property
+    def facts(self) -> LoadFacts:
+        # An exponential is the gamma distribution of variation 1.
+        return self._steady(" (Poisson)", cv=1.0, law="gamma")
+
+    def due_ns(self, seed: int) -> Iterator[int]:
+        draw = draws.stream(seed, "arrivals")
+        return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
+
+
+class Gamma(OneRate, frozen=True):
+    """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0. Shape 1 /
+    cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps."""
+
+    cv: Fraction
+
+    SYNTAX = "gamma:R,cv=C, such as gamma:20,cv=2"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        first, *more = rest.split(",")
+        found = syntax.options(more, ("cv",))
+        if "cv" not in found:
+            raise WorkloadError("the coefficient of variation is missing")
+        return cls(syntax.rate(first), syntax.number(found["cv"], "cv", syntax.CV_LOW, syntax.CV_HIGH))
+
+    def due_ns(self, seed: int) -> Iterator[int]:
+        draw = draws.stream(seed, "arrivals")
+        shape = float(1 / self.cv**2)
+        return draws.sums(lambda: draws.gamma(draw, shape), NS_PER_S / self.rate * self.cv**2)
+
+    @property
+    def facts(self) -> LoadFacts:
+        return self._steady(f" (gamma gaps, CV {syntax.show(self.cv)})", cv=float(self.cv), law="gamma")
+
+    def __str__(self) -> str:
+        return f"gamma:{syntax.show(self.rate)},cv={syntax.show(self.cv)}"
+
+
+class Ramp(Arrivals, frozen=True):
+    """The rate goes linearly from `first` to `last` within `length_ns`; then it ends. Request i is due when the
+    integral of the rate reaches i, evenly spaced and without chance."""
+
+    first: Fraction
+    last: Fraction
+    length_ns: int
+
+    SYNTAX = "ramp:A..B/T, such as ramp:1..50/60s"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        rates, slash, length = rest.rpartition("/")
+        first, dots, last = rates.partition("..")
+        if not (slash and dots):
+            raise WorkloadError("two rates with .. between them and a length after / are needed")
+        ramp = cls(syntax.rate(first, zero=True), syntax.rate(last, zero=True), syntax.duration_ns(length, "length"))
+        if not ramp.first + ramp.last:
+            raise WorkloadError("both rates are 0, so nothing would be sent")
+        return ramp
+
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        """As many as the area under the rate. A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A +
+        sqrt(A**2 + 2 D i)), the form that loses no digits when D is negative, over the common denominator `scale`."""
+        slope = (self.last - self.first) * NS_PER_S / self.length_ns
+        area = (self.first + self.last) / 2 * self.length_ns / NS_PER_S
+        scale = math.lcm((self.first**2).denominator, slope.denominator)
+        start, square, growth = (int(term * scale) for term in (self.first, self.first**2, 2 * slope))
+        yield 0
+        for index in range(1, math.ceil(area)):
+            root = math.isqrt((square + index * growth) * scale * ROOT_PRECISION**2)
+            yield syntax.nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
+
+    @property
+    def facts(self) -> LoadFacts:
+        rates = f"{syntax.show(self.first)} to {syntax.show(self.last)} per second"
+        return LoadFacts(text=f"{rates} within {syntax.show_duration(self.length_ns)}", finite=True)
+
+    def __str__(self) -> str:
+        return f"ramp:{syntax.show(self.first)}..{syntax.show(self.last)}/{syntax.show_duration(self.length_ns)}"
+
+
+class Steps(Arrivals, frozen=True):
+    """One constant rate after another, each for its length; then it ends. A rate of 0 is a pause. Request i is due when
+    the integral of the rate reaches i, as for Ramp."""
+
+    steps: tuple[tuple[Fraction, int], ...]
+    """(rate per second, length in ns) each."""
+
+    SYNTAX = "steps:R1@T1,R2@T2,..., such as steps:5@30s,20@30s"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        parts = rest.split(",")
+        if len(parts) > STEPS_LIMIT:
+            raise WorkloadError(f"{len(parts)} steps are more than {STEPS_LIMIT}")
+        steps = []
+        for part in parts:
+            per_s, at, length = part.partition("@")
+            if not at:
+                raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
+            steps.append((syntax.rate(per_s, zero=True), syntax.duration_ns(length, "length")))
+        if not any(per_s for per_s, _ in steps):
+            raise WorkloadError("every rate is 0, so nothing would be sent")
+        return cls(tuple(steps))
+
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        begin_ns, area = 0, Fraction(0)
+        for per_s, length_ns in self.steps:
+            after = area + per_s * length_ns / NS_PER_S
+            for index in range(math.ceil(area), math.ceil(after)):
+                offset = (index - area) * NS_PER_S / per_s
+                yield begin_ns + syntax.nearest(offset.numerator, offset.denominator)
+            begin_ns, area = begin_ns + length_ns, after
+
+    @property
+    def facts(self) -> LoadFacts:
+        steps = (
+            f"{syntax.show(per_s)} per second for {syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+        )
+        return LoadFacts(text=", ".join(steps), finite=True)
+
+    def __str__(self) -> str:
+        return "steps:" + ",".join(
+            f"{syntax.show(per_s)}@{syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+        )
+
+
+class Concurrency(Arrivals, frozen=True):
+    """Closed loop: each of `clients` sends, waits for its answer, thinks for `think_ns`, and sends again."""
+
+    clients: int
+    think_ns: int = 0
+
+    SYNTAX = "closed:N or closed:N,think=S, such as closed:64,think=2s"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        clients, *more = rest.split(",")
+        think = syntax.options(more, ("think",)).get("think", "0s")
+        return cls(
+            syntax.whole(clients, "number of clients", 1, CLIENTS_LIMIT), syntax.duration_ns(think, "think", zero=True)
+        )
+
+    @property
+    def facts(self) -> LoadFacts:
+        waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
+        think = f" and think for {syntax.show_duration(self.think_ns)}" if self.think_ns else ""
+        text = f"from {self.clients:,} {waits}{think}"
+        return LoadFacts(text=text, open_loop=False, steady=True, clients=self.clients)
+
+    def __str__(self) -> str:
+        return f"closed:{self.clients}" + (f",think={syntax.show_duration(self.think_ns)}" if self.think_ns else "")
+
+
+class Trace(Arrivals, frozen=True):
+    """Arrivals and lengths as recorded in a file, replayed `speed` times as fast."""
+
+    path: Path
+    speed: Fraction = Fraction(1)
+    start_ns: int = 0
+    """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
+    limit: int | None = None  # Maximum number of requests
+    unit: str | None = None
+    """Unit of the file's timestamps, a key of traces.UNITS_NS. None: the unit of its layout, if that is plausible."""
+    block_tokens: int | None = None
+    """Tokens that one hash id of the file stands for. None: as many as in its layout."""
+
+    SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N][,unit=s|ms|us|ns][,block=N]"
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        path, found = syntax.path_and_options(rest, ("speed", "start", "limit", "unit", "block"))
+        unit = found.get("unit")
+        if unit is not None and unit not in traces.UNITS_NS:
+            raise WorkloadError(f"unit {unit!r} is not one of {', '.join(traces.UNITS_NS)}")
+        return cls(
+            Path(path),
+            syntax.number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
+            syntax.duration_ns(found.get("start", "0s"), "start", zero=True),
+            syntax.whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
+            unit,
+            syntax.whole(found["block"], "block", 1, traces.BLOCK_TOKENS_MAX) if "block" in found else None,
+        )
+
+    def entries(self) -> Iterator[traces.Entry]:
+        """Return the requests to replay. Raises WorkloadError as `traces.trace` does, and if there is no request."""
+        entry = None
+        rows = traces.trace(self.path, self.unit, self.block_tokens)
+        for entry in islice((row for row in rows if row.at_ns >= self.start_ns), self.limit):
+            yield entry
+        if entry is None:
+            raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")
+
+    def requests(self, prompts: Prompts) -> Iterator[Request]:
+        """Return Requests with the trace's own lengths, in its order. Where an entry names its blocks, each block
+        becomes the same tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees
+        the recorded sharing."""
+        for number, entry in enumerate(self.entries()):
+            shared = [(-1 - block, entry.block_tokens) for block in entry.blocks]
+            prompt = prompts.prompt(number, entry.input_tokens, shared)
+            yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
+
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        """Return one due offset per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does, and for a
+        replay that takes longer than REPLAY_LIMIT_NS."""
+        top, bottom = self.speed.numerator, self.speed.denominator
+        for entry in self.entries():
+            due_ns = syntax.nearest((entry.at_ns - self.start_ns) * bottom, top)
+            if due_ns > REPLAY_LIMIT_NS:
+                raise WorkloadError(f"{self}: its replay takes more than ten years", "replay it faster, with speed=")
+            yield due_ns
+
+    def described(self, due_ns: Sequence[int]) -> str:
+        """Return a sentence on the requests that are due: how many, over how long, at which rate, in which unit. A unit
+        that is misunderstood shows here, before anything is sent."""
+        found = traces.format_of(self.path, self.unit, self.block_tokens)
+        count, span_ns = len(due_ns), (due_ns[-1] - due_ns[0]) if due_ns else 0
+        what = f"{count:,} {'request' if count == 1 else 'requests'}"
+        if span_ns:
+            what += f" over {_span_text(span_ns)} ({traces.rate_text((count - 1) * NS_PER_S / span_ns)})"
+        elif count > 1:
+            what += " at one instant"
+        speed = f", replayed at {syntax.show(self.speed)} times the recorded speed" if self.speed != 1 else ""
+        return f"Trace {self.path.name}: {what}{speed}; {found.layout} layout, {found.text}"
+
+    @property
+    def facts(self) -> LoadFacts:
+        text = ",".join([f"as recorded in {self.path.name}", *self._options()])
+        return LoadFacts(text=text, finite=True, recorded=True)
+
+    def _options(self) -> list[str]:
+        extra = [f"speed={syntax.show(self.speed)}"] if self.speed != 1 else []
+        extra += [f"start={syntax.show_duration(self.start_ns)}"] if self.start_ns else []
+        extra += [f"limit={self.limit}"] if self.limit is not None else []
+        extra += [f"unit={self.unit}"] if self.unit is not None else []
+        return extra + ([f"block={self.block_tokens}"] if self.block_tokens is not None else [])
+
+    def __str__(self) -> str:
+        return ",".join([f"trace:{self.path}", *self._options()])
+
+
+def _span_text(span_ns: int) -> str:
+    """Return the length of a trace in the unit that people would choose, such as `59 min`."""
+    for unit_ns, name in ((86_400 * NS_PER_S, "days"), (3_600 * NS_PER_S, "h"), (60 * NS_PER_S, "min")):
+        if span_ns >= 2 * unit_ns:
+            return f"{span_ns / unit_ns:.3g} {name}"
+    if span_ns >= NS_PER_S:
+        return f"{span_ns / NS_PER_S:.3g} s"
+    return f"{span_ns / 1_000_000:.3g} ms"

@@ -97,7 +97,7 @@ class Result:
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write the page, by default report.html in the run's folder; where it is. Raises OutputError."""
-        from loadgen.cli.output import folder_of, write_page
+        from loadgen.results import folder_of, write_page
 
         page = Path(path) if path is not None else folder_of(self.path) / "report.html"
         write_page([self._reported], page, [])
@@ -165,7 +165,7 @@ def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[
     `objectives` and `goodput` are as for `run`; by default the run is judged by those that it was made with. Raises
     RunFileError when it is no run or cannot be read, PlanError for an
     expression that is none."""
-    from loadgen.cli.output import expressions, summarised
+    from loadgen.results import expressions, summarised
 
     return Result(Path(path), summarised(Path(path), *expressions(objectives, goodput)))
 
@@ -182,7 +182,7 @@ def compare(
     larger than `margin` (a share), or that it cannot be told; what lies beyond `run_variation`, by which two runs of
     one server may differ at most, is called. Raises PlanError for runs of unequal work unless `anyway`, RunFileError
     for what is no run."""
-    from loadgen.cli.compare import compare_paths
+    from loadgen.results import compare_paths
 
     sides = ([side] if isinstance(side, Result | Path | str) else side for side in (a, b))
     paths_a, paths_b = ([run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides)
@@ -212,10 +212,10 @@ class _Measurement:
         objectives: Sequence[str],
         goodput: Sequence[str],
     ) -> None:
-        from loadgen.cli.output import expressions
         from loadgen.engine.resolve_server import named
         from loadgen.folders import chosen
         from loadgen.plan_fields import command_of
+        from loadgen.results import expressions
 
         plan = named(plan)
         if plan.repeats > 1:
@@ -257,7 +257,7 @@ class _Measurement:
             raise self._error
         if not self._began:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
-        from loadgen.cli.output import summarised, write_summary
+        from loadgen.results import summarised, write_summary
 
         found = summarised(self._folder, *self._judged)
         write_summary(self._folder, found.summary)

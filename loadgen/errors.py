@@ -1,12 +1,17 @@
 """What can go wrong before or beside the requests, and the exit codes.
 
-All of these exit with 2, as do loadgen.workloads.prompts.PromptError and loadgen.analysis.run.runfile.RunFileError;
+All of these exit with 2, as do loadgen.workloads.prompts.PromptError and loadgen.analysis.run.errors.RunFileError;
 errors about the server under test (loadgen.servers.errors) exit with 3, but with 2 where the plan asks for more than
 its limits, or for an endpoint that is known to mislead in its version, or where the hosts file is wrong. A failed
 request never raises: it becomes a Record with a kind (loadgen.analysis.run.record.ERROR_KINDS).
 """
 
 from __future__ import annotations
+
+from loadgen.analysis.run.errors import OutputError
+from loadgen.workloads.errors import LoadgenError
+
+__all__ = ["LoadgenError", "OpenFilesError", "OutputError", "PlanError", "PortsError"]
 
 EXIT_OK = 0
 EXIT_REQUESTS_FAILED = 1
@@ -18,20 +23,8 @@ EXIT_INCONCLUSIVE = 6
 EXIT_INTERRUPTED = 130
 
 
-class LoadgenError(Exception):
-    """An error with a hint that says what to do about it."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 class PlanError(LoadgenError):
     """The plan or the command line is wrong; the message lists every mistake."""
-
-
-class OutputError(LoadgenError):
-    """The run cannot be written where it was asked to be."""
 
 
 class OpenFilesError(LoadgenError):

@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
+from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.record import Count, Record, Whole
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
-from loadgen.errors import OutputError
 from loadgen.servers.auth import hide
 from loadgen.servers.errors import NOT_READABLE
 from loadgen.servers.marks import FIELD
@@ -192,10 +192,6 @@ class Run(msgspec.Struct):
     damaged_lines: int = 0
     going_on: bool = False
     """Whether a process of this machine is still writing it."""
-
-
-class RunFileError(Exception):
-    """A folder or file that is not a readable Run; the message says what to do."""
 
 
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)

@@ -264,7 +264,7 @@ def _found(name: str) -> Any:
 
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
-    from loadgen.analysis.run.runfile import RunFileError
+    from loadgen.analysis.run.errors import RunFileError
     from loadgen.errors import LoadgenError
     from loadgen.servers.errors import (
         ClientLimitError,

@@ -11,22 +11,12 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.options import share
-from loadgen.cli.output import (
-    CountsAs,
-    Inconclusive,
-    complain,
-    report_link,
-    runs_in,
-    show,
-    shown,
-    verdicts_code,
-    write_text,
-)
+from loadgen.cli.output import CountsAs, Inconclusive, complain, show, shown, verdicts_code
 from loadgen.errors import PlanError
+from loadgen.results import compare_paths, report_link, write_text
 
 if TYPE_CHECKING:
-    from loadgen.analysis.compare import ComparedRun, Comparison
-    from loadgen.analysis.compare.figures import Gate
+    from loadgen.analysis.compare import Comparison
 
 
 def compare(
@@ -91,27 +81,6 @@ def compare(
         write_text(html, render(page(found, a, b, links)))
     _print(found, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
     raise Exit(verdicts_code({each.verdict for each in found.gates}, inconclusive))
-
-
-def compare_paths(
-    a: Sequence[Path],
-    b: Sequence[Path],
-    unequal_hint: str | None,
-    *,
-    margin: float,
-    run_variation: float,
-    gates: Sequence[Gate] = (),
-) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
-    """B against A, and the runs of each; a path may be a folder of repeats. Raises PlanError with this hint for runs of
-    unequal work, unless it is None; RunFileError."""
-    from loadgen.analysis.compare import compare, read
-
-    group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in (a, b))
-    found = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
-    if found.unequal and unequal_hint:
-        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
-        raise PlanError("\n".join(lines), unequal_hint)
-    return found, group_a, group_b
 
 
 def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from loadgen import errors
-from loadgen.cli.output import Output, complain, write_page, write_summary, write_text
+from loadgen.cli.output import Output, complain
 from loadgen.cli.streams import results_are_kept
 from loadgen.cli.sweep import asked as grown
 from loadgen.cli.sweep import exit_code as sweep_code
 from loadgen.cli.sweep import is_sweep, measure, read_sweep, swept_plan, write_sweeps
 from loadgen.errors import OutputError, PlanError
+from loadgen.results import write_page, write_summary, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun

@@ -13,23 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import (
-    Assertions,
-    Goodput,
-    Inconclusive,
-    Junit,
-    Output,
-    complain,
-    exit_code,
-    folder_of,
-    indexed,
-    runs_below,
-    runs_in,
-    show,
-    write_text,
-)
+from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, complain, exit_code, show
 from loadgen.cli.sweep import is_sweep, write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError
+from loadgen.results import folder_of, indexed, runs_below, runs_in, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import Summary

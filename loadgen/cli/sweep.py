@@ -14,20 +14,11 @@ from typer import Argument, Exit, Option
 
 from loadgen import errors
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds, share
-from loadgen.cli.output import (
-    Output,
-    Quiet,
-    complain,
-    report_link,
-    show,
-    summarised,
-    write_page,
-    write_summary,
-    write_text,
-)
+from loadgen.cli.output import Output, Quiet, complain, show
 from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
 from loadgen.cli.streams import results_are_kept
 from loadgen.errors import OutputError, PlanError
+from loadgen.results import report_link, summarised, write_page, write_summary, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer
 
 from loadgen.cli import PLAIN
-from loadgen.cli.output import complain, write_text
+from loadgen.cli.output import complain
 from loadgen.errors import PlanError
+from loadgen.results import write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.prediction import Predicted

@@ -19,7 +19,7 @@ import pytest
 import loadgen
 from loadgen import Plan, compare, read, run, run_async, simulated
 from loadgen.analysis.run import runfile
-from loadgen.analysis.run.runfile import RunFileError
+from loadgen.analysis.run.errors import RunFileError
 from loadgen.errors import OutputError, PlanError
 from loadgen.servers.errors import UnreachableError, WrongServerError
 from tests.command import ROOT, in_process

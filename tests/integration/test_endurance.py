@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli.output import write_text
 from loadgen.errors import OutputError
+from loadgen.results import write_text
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn, spawn_process
 from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from loadgen.analysis.export import TABLES
+from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.runfile import Run, RunFileError
+from loadgen.analysis.run.runfile import Run
 from loadgen.cli.report import export
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from tests.runs import MILLISECOND_NS as MS

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.analysis.run.runfile import RunFileError, RunWriter
+from loadgen.analysis.run.errors import RunFileError
+from loadgen.analysis.run.runfile import RunWriter
 from loadgen.cli.report import report
 from loadgen.errors import OutputError
 from tests.runs import burst, footer, header, healthy, write

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen import api
-from loadgen.analysis.run.runfile import RunFileError, Telemetry, read
+from loadgen.analysis.run.errors import RunFileError
+from loadgen.analysis.run.runfile import Telemetry, read
 from loadgen.errors import (
     EXIT_CLIENT_LIMITED,
     EXIT_OK,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.cli.output import exit_code, expressions
+from loadgen.cli.output import exit_code
 from loadgen.errors import PlanError
+from loadgen.results import expressions
 
 
 def ended(

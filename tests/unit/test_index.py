@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.repeats import INDEXED_MOST, IndexedRun, index
 from loadgen.analysis.report.page import render
-from loadgen.cli.output import Output, indexed, runs_below
+from loadgen.cli.output import Output
 from loadgen.cli.report import report
 from loadgen.errors import PlanError
+from loadgen.results import indexed, runs_below
 from tests.runs import burst, run_of
 
 

@@ -13,8 +13,8 @@ from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.repeats import between, document, over_runs, state
 from loadgen.analysis.report.terminal import render
 from loadgen.analysis.summary import Summary
-from loadgen.cli.output import runs_in
 from loadgen.plan import Plan
+from loadgen.results import runs_in
 from tests.runs import burst, run_of
 
 

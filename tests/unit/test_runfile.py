@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.runfile import Footer, Header, RunFileError, Telemetry, append, open_run, read, scan
-from loadgen.cli.output import runs_in
+from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append, open_run, read, scan
+from loadgen.results import runs_in
 
 HEADER = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=5, plan={"n": 3}, server={"name": "tgi"})
 RECORDS = [Record(id=i, state="complete", chunk_ns=[1, 2], chunk_tokens=[1, 1], sent_ns=0) for i in range(3)]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from loadgen.analysis.report.findings import memory as memory_said
+from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.runfile import RunFileError
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
 from loadgen.analysis.telemetry import counters, memory, series

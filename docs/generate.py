@@ -33,7 +33,7 @@ LIMITS = """`Whole` is a whole number between -2^61 and 2^61, `Count` one from 0
 
 def run_file() -> str:
     """The page of every field in a run file, from the annotations and docstrings of its structs."""
-    modules = [ast.parse((DOCS.parent / "loadgen" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")]
+    modules = [ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")]
     structs = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     sections = [
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
@@ -79,7 +79,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
     from loadgen.analysis.summary import Summary
 
-    files = [f"analysis/{name}.py" for name in ("summary", "limits", "prediction", "objectives")]
+    files = [f"analysis/{name}.py" for name in ("summary", "hardware_limit", "prediction", "objectives")]
     files += ["analysis/run/runfile.py", "workloads/arrival_facts.py"]
     modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
     found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}

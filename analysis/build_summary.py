@@ -19,7 +19,7 @@ from loadgen.analysis.frame import Booleans, Frame, total
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.itl_distribution import described
 from loadgen.analysis.metrics import METRICS, Metric
-from loadgen.analysis.prediction import foretold
+from loadgen.analysis.prediction import read_prediction
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
@@ -87,7 +87,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         machines=machines,
         turns=_turns(frame),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
-        prediction=foretold(run.header.server),
+        prediction=read_prediction(run.header.server),
     )
 
 

@@ -10,7 +10,7 @@ from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.steady_window import frame_of_run
 
 
-def unfit(objectives: Sequence[Objective]) -> list[str]:
+def unplannable(objectives: Sequence[Objective]) -> list[str]:
     """Those that are no upper bound on a latency, which alone can be planned for."""
     return [each.text for each in objectives if each.figure not in LATENCIES or not each.comparison.startswith("<")]
 
@@ -40,5 +40,6 @@ def figures_of(objectives: Sequence[Objective]) -> Callable[[Run], list[float | 
 def met(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
     """Whether figures, so many times as large, meet all objectives."""
     return lambda figures, times: all(
-        figure is not None and each.keeps(figure * times) for each, figure in zip(objectives, figures, strict=True)
+        figure is not None and each.satisfied_by(figure * times)
+        for each, figure in zip(objectives, figures, strict=True)
     )

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.analysis.format import UNKNOWN, duration, share
+from loadgen.analysis.format import UNKNOWN, duration, percent
 from loadgen.analysis.frame import Floats, Frame, Integers
 from loadgen.analysis.objectives import Distribution
 from loadgen.analysis.run.runfile import Run, StampFacts, Telemetry, stamp_facts
@@ -57,7 +57,7 @@ COALESCED_SHARE = 0.01
 """From here on the p99 of the gap error is that of gaps which were not seen."""
 
 
-class Ceiling(msgspec.Struct, frozen=True):
+class HealthLimit(msgspec.Struct, frozen=True):
     """The most that a figure of the client may be, and what more of it would mean."""
 
     figure: str
@@ -73,28 +73,32 @@ CLIENT_LIMIT = "client_limit"
 CAUSES_MAX = 3
 """Causes of such failures that a reason names."""
 LIMITS = (
-    Ceiling("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
-    Ceiling(
+    HealthLimit("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
+    HealthLimit(
         "send_late_share",
         "dispatch delay (p99) relative to the median E2E",
         0.05,
         "requests left later than due; more --workers send sooner",
     ),
-    Ceiling("cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"),
-    Ceiling("late_p99_s", "read delay (p99)", 0.25, "TCP may have held the server back meanwhile"),
-    Ceiling("stall_max_s", "longest stall", 0.2, "tokens that came meanwhile share a timestamp"),
-    Ceiling("coalesced_late_share", "late coalesced reads", 0.05, "inter-token latencies are blurred"),
-    Ceiling("full_reads", "reads of a full TCP window", 0, "TCP held the server back"),
-    Ceiling("retransmit_share", "TCP retransmits per request", 0.01, "the network lost parts of requests"),
-    Ceiling(
+    HealthLimit(
+        "cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"
+    ),
+    HealthLimit("late_p99_s", "read delay (p99)", 0.25, "TCP may have held the server back meanwhile"),
+    HealthLimit("stall_max_s", "longest stall", 0.2, "tokens that came meanwhile share a timestamp"),
+    HealthLimit("coalesced_late_share", "late coalesced reads", 0.05, "inter-token latencies are blurred"),
+    HealthLimit("full_reads", "reads of a full TCP window", 0, "TCP held the server back"),
+    HealthLimit("retransmit_share", "TCP retransmits per request", 0.01, "the network lost parts of requests"),
+    HealthLimit(
         "out_of_order_share", "TCP segments out of order, per read", 0.01, "the network lost or reordered segments"
     ),
-    Ceiling("ring_off_p99_s", RING_OFF, 1e-4, "one of the two is wrong"),
-    Ceiling("clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"),
-    Ceiling("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
-    Ceiling(CLIENT_LIMIT, "requests that this machine could not send", 0, "the load was less than asked"),
+    HealthLimit("ring_off_p99_s", RING_OFF, 1e-4, "one of the two is wrong"),
+    HealthLimit(
+        "clock_step_s", "clock step", 0.001, "the wall clock was set during the run, and receive stamps with it"
+    ),
+    HealthLimit("worker_lost", "requests lost with their worker", 0, "what became of them is unknown"),
+    HealthLimit(CLIENT_LIMIT, "requests that this machine could not send", 0, "the load was less than asked"),
     # Not turns of a session that had ended: what ended it was a turn that the server did not answer whole.
-    Ceiling("dropped", "requests never sent", 0, "the load was less than asked"),
+    HealthLimit("dropped", "requests never sent", 0, "the load was less than asked"),
 )
 
 
@@ -177,7 +181,7 @@ def text(figure: str, value: float | None) -> str:
         return UNKNOWN
     if figure.endswith("_s"):
         return duration(value)
-    return share(value) if figure.endswith("_share") else f"{value:,.0f}"
+    return percent(value) if figure.endswith("_share") else f"{value:,.0f}"
 
 
 def ring_offs(samples: Sequence[Telemetry]) -> Counter[int]:
@@ -501,7 +505,7 @@ def stamps_notes(seen: StampComparison) -> list[str]:
             f"  checked against the socket's stamp of each read: within {duration(p50_s)}, p99 {duration(p99_s)}"
         )
     if seen.coalesced_share > COALESCED_SHARE:
-        found.append(f"  {share(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
+        found.append(f"  {percent(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
     if not seen.server_kept_up:
         found.append(
             f"  the simulated server sent {seen.events_per_s:,.0f} of the {seen.asked_per_s:,.0f} events/s asked, late "

@@ -8,14 +8,14 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from loadgen.analysis.format import count, duration, share, significant
+from loadgen.analysis.format import duration, percent, pluralise, significant
 from loadgen.analysis.hardware import aligned, roof, roofline_chart
 from loadgen.analysis.stats import mean_and_deviation, student_quantile
 from loadgen.servers.hardware.inference import exposed_s
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
-    from loadgen.dissect.results import Bounds, InferenceFound, Operator, StepCase
+    from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, StepCase
 
 Rows = list[tuple[str, ...]]
 ORDER = (
@@ -34,19 +34,19 @@ ROOFLINE = """FLOP/s that the device allows by how many FLOPs are made of each b
 is an operator that computes, one FLOP per number where it is no GEMM; one above the line found its data in a cache."""
 
 
-def headings(found: InferenceFound) -> tuple[str, str]:
+def headings(found: InferenceResult) -> tuple[str, str]:
     """What was measured, and the bounds."""
     shared = f" on {found.tensor_parallel} devices" if found.tensor_parallel > 1 else ""
     allowed = found.bounds
     return (
-        f"{found.model}, {found.layers} of {count(found.model_layers, 'layer')}, {found.dtype}, {found.phase} at "
+        f"{found.model}, {found.layers} of {pluralise(found.model_layers, 'layer')}, {found.dtype}, {found.phase} at "
         f"{found.input_tokens:,} tokens{shared}",
         f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
         f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
     )
 
 
-def links(allowed: Bounds, processes: int) -> list[str]:
+def links(allowed: DeviceLimits, processes: int) -> list[str]:
     """What collectives between these take; nothing where there is one process."""
     told = [
         f"{name} {duration(each.latency_s)} + {significant(each.bytes_per_s / 1e9)} GB/s"
@@ -68,7 +68,7 @@ def total(operators: Iterable[Operator]) -> list[float]:
     return [math.fsum(each) for each in zip(*(each.seconds for each in operators), strict=True)]
 
 
-def layer_s(case: StepCase, found: InferenceFound) -> float:
+def layer_s(case: StepCase, found: InferenceResult) -> float:
     """One layer, by the clock."""
     return with_margin(case.parts_s["layers"])[0] / found.layers
 
@@ -90,14 +90,14 @@ def checks(case: StepCase) -> dict[str, float]:
     return found
 
 
-def sentences(case: StepCase, found: InferenceFound) -> list[str]:
+def sentences(case: StepCase, found: InferenceResult) -> list[str]:
     """How long a step took, what the whole model would take, and whether the parts add up."""
     mean, margin = with_margin(case.step_s)
     spread = f" ± {duration(margin, 2)}" if margin is not None else ""
     rest = with_margin(case.parts_s["model"])[0] - found.layers * layer_s(case, found)
     whole = rest + found.model_layers * layer_s(case, found)
     lines = [
-        f"Batch {case.batch}: a step takes {duration(mean)}{spread} ({count(len(case.step_s), 'repeat')}), "
+        f"Batch {case.batch}: a step takes {duration(mean)}{spread} ({pluralise(len(case.step_s), 'repeat')}), "
         f"{significant(case.tokens / mean)} tokens/s; forward one layer {duration(layer_s(case, found))}, "
         f"all {found.model_layers} layers and the rest about {duration(whole)}."
     ]
@@ -113,7 +113,7 @@ def sentences(case: StepCase, found: InferenceFound) -> list[str]:
     return lines
 
 
-def _overlap(case: StepCase, found: InferenceFound) -> str:
+def _overlap(case: StepCase, found: InferenceResult) -> str:
     """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
     least = {name: min(seconds) for name, seconds in case.beside_s.items()}
     attention, mlp = blocks_s(case, found, least["no-communication"])
@@ -128,12 +128,12 @@ def _overlap(case: StepCase, found: InferenceFound) -> str:
     shown = exposed_s(found.architecture, found.layers, costs, attention, mlp)
     expected = max(0.0, 1 - shown / (2 * found.layers * costs))
     return (
-        f"{told}; {found.architecture} hides {share(hidden(case.beside_s, found.architecture))} of that, where "
-        f"loadgen limits would expect {share(expected)}."
+        f"{told}; {found.architecture} hides {percent(hidden(case.beside_s, found.architecture))} of that, where "
+        f"loadgen limits would expect {percent(expected)}."
     )
 
 
-def blocks_s(case: StepCase, found: InferenceFound, step_s: float) -> tuple[float, float]:
+def blocks_s(case: StepCase, found: InferenceResult, step_s: float) -> tuple[float, float]:
     """Attention and MLP of one layer in a step that waits for nothing: by the shares that their operators have of it.
     Each has one of the norms and of the sums behind them."""
     own = [each for each in case.operators if each.bound != "network" and each.direction == "forward"]
@@ -164,9 +164,9 @@ def module_rows(case: StepCase, direction: str) -> Rows:
         least = sum(each.bound_s for each in own)
         rows.append(
             (
-                *(module, duration(mean), duration(margin, 2), share(mean / everything)),
+                *(module, duration(mean), duration(margin, 2), percent(mean / everything)),
                 *(_rate(sum(each.flops for each in own), mean), _rate(sum(each.bytes for each in own), mean)),
-                *(share(least / mean) if least else "", max(own, key=lambda each: sum(each.seconds)).bound),
+                *(percent(least / mean) if least else "", max(own, key=lambda each: sum(each.seconds)).bound),
             )
         )
     return rows
@@ -182,13 +182,13 @@ def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
             (
                 each.module + (" ←" if each.direction == "backward" else ""),
                 *(each.operator, each.shape.replace(" x ", "x"), str(each.calls), duration(mean)),
-                *(share(mean / everything), share(each.bound_s / mean) if each.bound_s else "", each.bound),
+                *(percent(mean / everything), percent(each.bound_s / mean) if each.bound_s else "", each.bound),
             )
         )
     return rows
 
 
-def text(found: InferenceFound) -> str:
+def text(found: InferenceResult) -> str:
     """All of it for a terminal of 80 columns."""
     blocks = [wrapped([*headings(found), *links(found.bounds, found.tensor_parallel)])]
     for case in found.cases:
@@ -200,7 +200,7 @@ def text(found: InferenceFound) -> str:
     return "\n\n".join(blocks)
 
 
-def document(found: InferenceFound) -> Document:
+def document(found: InferenceResult) -> Document:
     """The page: for each batch size the bar, the roofline and both tables."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import numbers, table
@@ -241,7 +241,7 @@ def document(found: InferenceFound) -> Document:
     )
 
 
-def _run(found: InferenceFound, title: str) -> dict[str, Any]:
+def _run(found: InferenceResult, title: str) -> dict[str, Any]:
     allowed = found.bounds
     groups: dict[str, dict[str, list[Any]]] = {}
     for place, (_, operators) in enumerate(_groups(found)):
@@ -257,7 +257,7 @@ def _run(found: InferenceFound, title: str) -> dict[str, Any]:
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
 
-def _groups(found: InferenceFound) -> list[tuple[str, list[Operator]]]:
+def _groups(found: InferenceResult) -> list[tuple[str, list[Operator]]]:
     """Operators that compute, by batch size and direction."""
     made = [
         (f"batch {case.batch}, {way}", [each for each in case.operators if each.flops and each.direction == way])
@@ -267,7 +267,7 @@ def _groups(found: InferenceFound) -> list[tuple[str, list[Operator]]]:
     return [(name.replace(", forward", ""), operators) for name, operators in made if operators]
 
 
-def _dots_chart(found: InferenceFound) -> dict[str, Any]:
+def _dots_chart(found: InferenceResult) -> dict[str, Any]:
     titles = {f"group{place}": name for place, (name, _) in enumerate(_groups(found))}
     return roofline_chart(found.bounds.source.partition(":")[0], titles, unit="GFLOP/s")
 

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from loadgen.analysis.dissect import links, with_margin, wrapped
-from loadgen.analysis.format import count, duration, share, significant, size
+from loadgen.analysis.format import duration, percent, pluralise, significant, size
 from loadgen.analysis.hardware import aligned
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
-    from loadgen.dissect.results import TechniqueFound, TrainingFound
+    from loadgen.dissect.results import TechniqueResult, TrainingResult
 
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
 MEMORY_HEADS = ("technique", "weights", "gradients", "optimiser", "activations", "peak", "predicted", "off")
@@ -27,32 +27,32 @@ FEWEST = 4
 """Bars that a chart has room for at least, so that one alone is not as high as the page."""
 MEANING = """Collectives run beside forward and backward and are part of them. Memory is that of one process at the
 instant at which it is most, by the allocator's account; activations are all that passes: gathered weights and buffers
-too. Predicted: loadgen.servers.hardware, of what each process reached just before, memory tensor by tensor and time operator by
-operator. A bus bandwidth counts each byte once on the busiest link, as nccl-tests do."""
+too. Predictions (loadgen.servers.hardware) add up memory tensor by tensor and time operator by operator,
+from what each process reached just before. A bus bandwidth counts each byte once on the busiest link, as nccl-tests do."""
 
 
-def headings(found: TrainingFound) -> tuple[str, str]:
+def headings(found: TrainingResult) -> tuple[str, str]:
     """What was measured, and the bounds."""
     allowed = found.bounds
     return (
-        f"{found.model}, {found.layers} of {count(found.model_layers, 'layer')} "
+        f"{found.model}, {found.layers} of {pluralise(found.model_layers, 'layer')} "
         f"({significant(found.parameters / 1e6)} M parameters), {found.dtype}, {found.batch} x {found.sequence} tokens",
         f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
         f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
     )
 
 
-def steps_s(each: TechniqueFound) -> list[float]:
+def steps_s(each: TechniqueResult) -> list[float]:
     """Whole steps, one per repeat."""
     return [sum(parts) for parts in zip(*each.parts_s.values(), strict=True)]
 
 
-def off(each: TechniqueFound) -> float:
+def off(each: TechniqueResult) -> float:
     """By how much the predicted peak is off the measured one, as a share."""
     return sum(each.predicted_bytes.values()) / sum(each.memory_bytes.values()) - 1
 
 
-def time_rows(found: TrainingFound) -> list[tuple[str, ...]]:
+def time_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     """Of each technique that was measured."""
     rows: list[tuple[str, ...]] = []
     for each in _measured(found):
@@ -68,7 +68,7 @@ def time_rows(found: TrainingFound) -> list[tuple[str, ...]]:
     return rows
 
 
-def memory_rows(found: TrainingFound) -> list[tuple[str, ...]]:
+def memory_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     """At the peak, by kind; by how much the predicted peak is off."""
     return [
         (
@@ -80,7 +80,7 @@ def memory_rows(found: TrainingFound) -> list[tuple[str, ...]]:
     ]
 
 
-def parts_rows(found: TrainingFound) -> list[tuple[str, ...]]:
+def parts_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     """Every part of time and kind of memory, measured and predicted."""
     rows: list[tuple[str, ...]] = []
     for each in _measured(found):
@@ -94,16 +94,16 @@ def parts_rows(found: TrainingFound) -> list[tuple[str, ...]]:
     return rows
 
 
-def sentences(found: TrainingFound) -> list[str]:
+def sentences(found: TrainingResult) -> list[str]:
     """What could not be measured, and why; how far the predictions are off."""
     lines = [f"Not here: {each.technique}: {each.cannot}." for each in found.techniques if each.cannot]
     worst = max(_measured(found), key=lambda each: abs(off(each)))
-    lines.append(f"The predicted peak of memory is off by at most {share(abs(off(worst)))} ({worst.technique}).")
+    lines.append(f"The predicted peak of memory is off by at most {percent(abs(off(worst)))} ({worst.technique}).")
     linked = next((each for each in _measured(found) if each.bounds and each.bounds.links), None)
     return [*lines, *(links(linked.bounds, linked.processes) if linked and linked.bounds else [])]
 
 
-def text(found: TrainingFound) -> str:
+def text(found: TrainingResult) -> str:
     """All of it for a terminal of 80 columns."""
     times = [(*row[:2], *row[3:]) for row in (TIME_HEADS, *time_rows(found))]  # the margin is in JSON and on the page
     short = {
@@ -123,7 +123,7 @@ def text(found: TrainingFound) -> str:
     return "\n\n".join(blocks)
 
 
-def document(found: TrainingFound) -> Document:
+def document(found: TrainingResult) -> Document:
     """The page: the tables, and everything measured beside everything predicted."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import numbers, table
@@ -159,7 +159,7 @@ def document(found: TrainingFound) -> Document:
     return doc.Document("loadgen dissect", title, sections, bounds, "", look, [], data, version("llm-loadgen"))
 
 
-def _run(found: TrainingFound, title: str) -> dict[str, Any]:
+def _run(found: TrainingResult, title: str) -> dict[str, Any]:
     """What the charts draw: of each technique the parts of a step that are not communication, and that; memory."""
     measured = _measured(found)
     names = {"technique": [_named(each) for each in measured], "label": [_broken(_named(each)) for each in measured]}
@@ -214,9 +214,9 @@ def _broken(name: str) -> str:
     return "+<br>".join("+".join(words[at : at + 2]) for at in range(0, len(words), 2))
 
 
-def _measured(found: TrainingFound) -> list[TechniqueFound]:
+def _measured(found: TrainingResult) -> list[TechniqueResult]:
     return [each for each in found.techniques if not each.cannot]
 
 
-def _named(each: TechniqueFound) -> str:
+def _named(each: TechniqueResult) -> str:
     return f"{each.technique} x {each.processes}" if each.processes > 1 else each.technique

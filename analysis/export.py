@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from loadgen.analysis.build_summary import server_info
-from loadgen.analysis.frame import Gathering, Window, frame_of
+from loadgen.analysis.frame import FrameBuilder, Window, frame_of
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run, Telemetry, scan
@@ -139,7 +139,7 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
     Raises RunFileError where there is no run, OSError where the folder cannot be written, ImportError where Parquet is
     asked for and pyarrow is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
-    outline, pending = Gathering(), list[Record]()
+    outline, pending = FrameBuilder(), list[Record]()
     with _tables(folder, form) as write:
 
         def add(record: Record) -> None:

@@ -46,7 +46,7 @@ def duration(seconds: float | None, digits: int = 3) -> str:
     return f"{significant(seconds * factor, digits)} {unit}"
 
 
-def share(value: float | None) -> str:
+def percent(value: float | None) -> str:
     """A share as a percentage."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
 
@@ -59,7 +59,7 @@ def size(number: float | None, digits: int = 3) -> str:
     return f"{significant(number / factor, digits)} {unit}"
 
 
-def count(number: int, noun: str) -> str:
+def pluralise(number: int, noun: str) -> str:
     """`1 request`, `1,000 requests`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -124,18 +124,18 @@ def times_speed(*speeds: float) -> str:
     return f" at {' and '.join(f'{speed:g}' for speed in distinct)} times speed" if distinct not in ([], [1.0]) else ""
 
 
-def who(summary: Summary) -> str:
+def server_label(summary: Summary) -> str:
     """The server, its version, and what it runs on where that was said."""
     server = summary.server
     name = " ".join(str(part) for part in (server.name, server.version) if part)
     return f"{name} on {platform}" if (platform := server.platform) else name
 
 
-def asked(summary: Summary) -> str:
+def workload_sentence(summary: Summary) -> str:
     """What was asked, in one sentence without its full stop: how many requests, how long, when, how much back."""
     run = summary.run
     what = "session" if run.load.sessions else "request"
-    number, until = count(run.n or summary.requests.sent, what), ""
+    number, until = pluralise(run.n or summary.requests.sent, what), ""
     if run.asked_s:
         number, until = f"Up to {number}" if run.n else f"{what}s".capitalize(), f", for {run.asked_s:g} s"
     when = f"{number}{_prompts(run)}, {run.load.text}{until}"
@@ -156,7 +156,7 @@ def _prompts(run: RunInfo) -> str:
     about = "" if run.prompts_exact else "about "
     if rest.startswith("turns="):
         thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
-        return f" of {count(run.load.turns, 'question')}{thinking}, each of {about}{length(run.input_tokens)}"
+        return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {about}{length(run.input_tokens)}"
     if kind in OWN_LENGTHS:
         path, comma, options = rest.partition(",")
         return f" from {kind} {PurePath(path).name}{comma}{options}"
@@ -169,7 +169,7 @@ def _prompts(run: RunInfo) -> str:
 def length(value: int | str | None) -> str:
     """A number of tokens, or the canonical text of lengths, in words."""
     if value is None or isinstance(value, int) or value.isdecimal():
-        return count(int(value or 0), "token")
+        return pluralise(int(value or 0), "token")
     kind, _, rest = value.partition(":")
     if mean := re.search(r"mean=([\d.]+)", rest):
         return f"about {significant(float(mean[1]))} tokens ({kind})"

@@ -39,7 +39,7 @@ COUNT_FACTS = attrgetter("chunk_counts", "counted_by", "hidden_tokens", "refuted
 NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
 
-class Ending(NamedTuple):
+class Outcome(NamedTuple):
     """How a request ended, in the words of its Record."""
 
     measured: bool
@@ -49,7 +49,7 @@ class Ending(NamedTuple):
     http_status: int | None
 
 
-class Origin(NamedTuple):
+class CountSource(NamedTuple):
     """Who counted a request's tokens, and who stamped them."""
 
     measured: bool
@@ -138,8 +138,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Length of the rows + 1."""
     ending: Integers
     """Which of `endings`, by its place there."""
-    endings: Mapping[Ending, EndingCount]
-    sources: Mapping[Origin, int]
+    endings: Mapping[Outcome, EndingCount]
+    sources: Mapping[CountSource, int]
     window: Window | None = None
     """None is the whole run of a burst or of interactive users."""
 
@@ -319,21 +319,21 @@ def total(values: Floats, rows: Booleans) -> int:
 
 def frame_of(records: Iterable[Record]) -> Frame:
     """The Frame of these Records; its window is the whole run."""
-    gathering = Gathering()
+    gathering = FrameBuilder()
     for record in records:
         gathering.add(record)
     return gathering.frame()
 
 
-class Gathering:
+class FrameBuilder:
     """Takes Records one by one; `frame` is called once, after the last."""
 
     def __init__(self) -> None:
         self._pending: list[Record] = []
         self._columns: dict[str, GrowingArray | GrowingTokens] = {"chunk_tokens": GrowingTokens()}
-        self._endings: dict[Ending, EndingCount] = {}
-        self._places: dict[Ending, int] = {}
-        self._sources = Counter[Origin]()
+        self._endings: dict[Outcome, EndingCount] = {}
+        self._places: dict[Outcome, int] = {}
+        self._sources = Counter[CountSource]()
 
     def add(self, record: Record) -> None:
         """Take one Record."""
@@ -354,13 +354,13 @@ class Gathering:
         for name, values in _block(records).items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
         for (phase, state, *said), number in Counter(map(COUNTED, records)).items():
-            self._sources[Origin(phase == "measured", state, *said)] += number
+            self._sources[CountSource(phase == "measured", state, *said)] += number
         firsts = {ENDED(record): record.id for record in reversed(records)}
         ended, places = [*map(ENDED, records)], {}
         for how, number in Counter(ended).items():
             phase, state, kind, detail, http_status = how
             kind = "" if state == "complete" else kind or state
-            ending = Ending(phase == "measured", state, kind, detail if kind else "", http_status)
+            ending = Outcome(phase == "measured", state, kind, detail if kind else "", http_status)
             if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
                 ending = ending._replace(detail=OTHER_DETAIL)
             before, first = self._endings.get(ending, (0, firsts[how]))

@@ -79,7 +79,7 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
     """Of a decode step of that framework, as others measured it: launches, gaps, scheduling."""
 
     @property
-    def beaten(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Whether more was measured than there can be, beyond what means of a load that varies leave open."""
         least = min(self.ttft_ratio or 1, self.tpot_ratio or 1)
         return (self.throughput_share or 0) > 1.02 or least < 0.98

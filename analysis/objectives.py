@@ -89,7 +89,7 @@ class Objective(msgspec.Struct, frozen=True):
         match = _PERCENTILE.fullmatch(self.statistic)
         return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
-    def keeps(self, value: float) -> bool:
+    def satisfied_by(self, value: float) -> bool:
         """Whether this value is within the bound."""
         return COMPARISONS[self.comparison](value, self.bound)
 

@@ -48,7 +48,7 @@ def predicted(
     return found
 
 
-def foretold(server: Mapping[str, Any]) -> list[Predicted]:
+def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
     """What the run file of a twin's simulation holds; nothing of a damaged one, or another version's."""
     try:
         found = msgspec.convert(server.get("prediction") or [], list[Predicted])

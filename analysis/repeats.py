@@ -17,19 +17,19 @@ import msgspec
 from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
     UNKNOWN,
-    asked,
-    count,
     figure_title,
     page_mark,
+    percent,
+    pluralise,
     scale_of,
-    share,
+    server_label,
     significant,
     simulated,
     speed_of,
     started,
     times_speed,
     unit_of,
-    who,
+    workload_sentence,
 )
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import (
@@ -225,7 +225,7 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
         factor, unit = unit_of(figure_name, figure.mean)
         ends = UNKNOWN if figure.ci95 is None else " to ".join(significant(end * factor, 4) for end in figure.ci95)
         each = ", ".join(significant(value and value * factor, 4) for value in figure.values)
-        last = each if few else share(None if figure.std is None or not figure.mean else figure.std / figure.mean)
+        last = each if few else percent(None if figure.std is None or not figure.mean else figure.std / figure.mean)
         mark = "*" if figure.thin else ""
         rows.append((figure_title(figure_name), unit, significant(figure.mean * factor, 4) + mark, ends, last))
         if figure.thin:
@@ -240,9 +240,9 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
         id="repeats",
         notes=notes,
     )
-    text = Paragraph(f"The interval is of the mean over {count(found.runs, 'run')} (Student's t).")
+    text = Paragraph(f"The interval is of the mean over {pluralise(found.runs, 'run')} (Student's t).")
     if found.runs < RUNS_LEAST:
-        text = Paragraph(f"{count(found.runs, 'run')}: an interval between runs takes {RUNS_LEAST}.", "warning")
+        text = Paragraph(f"{pluralise(found.runs, 'run')}: an interval between runs takes {RUNS_LEAST}.", "warning")
     return Section(name, title, [shown, text, Paragraph(found.state_said)])
 
 
@@ -257,7 +257,10 @@ def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
         blocks.append(Paragraph(f"repeat {summary.run.repeat or place}: {said}", "ok" if good else "error"))
         blocks.append(Findings([each for each in known if each.level == "warning"]))
         blocks += [objectives([summary])] if summary.objectives else []
-    title, subtitle = f"{who(first)}  {first.server.model or ''}", f"{asked(first)}, {found.runs} times"
+    title, subtitle = (
+        f"{server_label(first)}  {first.server.model or ''}",
+        f"{workload_sentence(first)}, {found.runs} times",
+    )
     sections = [section(found, title=""), Section("repeats", "", blocks)]
     return Document("loadgen report", title, sections, subtitle, simulated(first))
 
@@ -269,7 +272,7 @@ def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Docu
     named = list[Cells]()
     for name, _, link, summary in shown:
         run = summary.run
-        load = f"{count(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
+        load = f"{pluralise(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
         cells = [TableCell(_server(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
         began = started(summary).removesuffix(" UTC")
         named.append((TableCell(name, link=link), began, run.label, *cells))
@@ -300,7 +303,7 @@ def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Docu
 
 def _server(summary: Summary) -> str:
     """Return the server's name, with the speed of a simulated one that is not real time: only one speed is compared."""
-    return f"{who(summary)}{times_speed(speed_of(summary))}"
+    return f"{server_label(summary)}{times_speed(speed_of(summary))}"
 
 
 def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from loadgen.analysis import summary
-from loadgen.analysis.frame import Ending, EndingCount, Frame
+from loadgen.analysis.frame import EndingCount, Frame, Outcome
 from loadgen.analysis.run.runfile import Run
 
 EXAMPLES_MAX = 3
@@ -42,9 +42,9 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     )
 
 
-def _examples(endings: Mapping[Ending, EndingCount]) -> dict[str, list[summary.ErrorExample]]:
+def _examples(endings: Mapping[Outcome, EndingCount]) -> dict[str, list[summary.ErrorExample]]:
     """Of each kind of error its most frequent wordings."""
-    alike: dict[tuple[str, int | None, str], list[Ending]] = {}
+    alike: dict[tuple[str, int | None, str], list[Outcome]] = {}
     for how in endings:
         alike.setdefault((how.kind, how.http_status, NUMBER.sub("N", how.detail)), []).append(how)
     found: dict[str, list[summary.ErrorExample]] = {}

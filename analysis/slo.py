@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis import stats
-from loadgen.analysis.format import UNKNOWN, count, scale_of, significant, simulated, who
+from loadgen.analysis.format import UNKNOWN, pluralise, scale_of, server_label, significant, simulated
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.objectives import (
     GOOD,
@@ -74,7 +74,7 @@ def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> li
 def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> ObjectiveVerdict:
     verdict: Literal["pass", "fail", "inconclusive"] = "fail"
     if found is not None:
-        kept = {objective.keeps(found.low), objective.keeps(found.high)}
+        kept = {objective.satisfied_by(found.low), objective.satisfied_by(found.high)}
         verdict = "inconclusive" if len(kept) == 2 else "pass" if True in kept else "fail"
     return ObjectiveVerdict(
         objective=objective.text,
@@ -168,13 +168,13 @@ def _said(objective: Objective, found: _Evidence | None, verdict: str) -> str:
     if found.requests_needed is None:
         return f"{said}; too close to the bound for any number of requests to tell"
     noun = "complete request" if latency else "request"
-    return f"{said}; about {count(found.requests_needed, noun)} would tell"
+    return f"{said}; about {pluralise(found.requests_needed, noun)} would tell"
 
 
 def _figures(objective: Objective, found: _Evidence) -> str:
     """The figure and its interval, in the unit in which the figure reads best."""
     if objective.unit == "requests":
-        return count(int(found.measured), "request")
+        return pluralise(int(found.measured), "request")
     if objective.unit == "per second":
         return f"{significant(found.measured, 4)} per second"
     # A share near 100 % needs more digits than a duration to differ from it.
@@ -195,11 +195,11 @@ def _figures(objective: Objective, found: _Evidence) -> str:
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
     """The `goodput` part of the summary."""
-    needed = needs(frame, bounds)
+    needed = bound_scale(frame, bounds)
     everyone = np.sort(np.concatenate((needed[frame.inside], np.full(unrecorded, math.inf))))
     total, good, span = len(everyone), int((everyone <= 1).sum()), frame.span_ns
     ended = int((frame.measured & (needed <= 1) & frame.within(frame.end_ns)).sum())
-    alone = {bound.text: int((needs(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
+    alone = {bound.text: int((bound_scale(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
     return Goodput(
         bounds=[bound.text for bound in bounds],
         good=good,
@@ -213,7 +213,7 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
     )
 
 
-def needs(frame: Frame, bounds: Sequence[Objective]) -> Floats:
+def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
     """Per request the scale of all bounds at which it keeps them; infinite for one that is not complete."""
     found = np.zeros(len(frame))
     for bound in bounds:
@@ -259,7 +259,7 @@ def junit(summaries: Sequence[Summary]) -> str:
             root,
             "testsuite",
             id=place,
-            name=" ".join(part for part in (mark, who(summary), run.id) if part),
+            name=" ".join(part for part in (mark, server_label(summary), run.id) if part),
             package="loadgen",
             hostname="localhost",
             timestamp=started.strftime("%Y-%m-%dT%H:%M:%S"),

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.analysis.frame import NS_PER_S, Floats, Frame, Gathering, Integers, Window, frame_of
+from loadgen.analysis.frame import NS_PER_S, Floats, Frame, FrameBuilder, Integers, Window, frame_of
 from loadgen.analysis.run.runfile import Header, Run, scan
 from loadgen.analysis.stats import BATCHES_LEAST, BATCHES_MOST, STAYS_PER_BATCH, has_trend, rounded
 from loadgen.analysis.summary import OutsideWindow
@@ -63,7 +63,7 @@ class InFlight(NamedTuple):
 
 def load(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
-    gathering = Gathering()
+    gathering = FrameBuilder()
     run = scan(path, gathering.add)
     return run, windowed(gathering.frame(), run.header)
 

@@ -41,7 +41,7 @@ from loadgen.analysis.client_health import (
     stamps_row,
 )
 from loadgen.analysis.run import runfile
-from loadgen.cli.calibrate import TTFT_S, drive
+from loadgen.cli.calibrate import TTFT_S, run_calibration_point
 from loadgen.cli.options import seconds
 from loadgen.machine import Point
 from loadgen.servers.simulated.config import SimulatedConfig
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, others(busy=asked.busy):
         if asked.stop:
             Thread(target=stop_workers, args=(Path(folder) / "run", asked.stop), daemon=True).start()
-        run, log = drive(point, Path(folder))
+        run, log = run_calibration_point(point, Path(folder))
         show(runfile.read(run), log)
 
 

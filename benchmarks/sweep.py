@@ -57,8 +57,8 @@ class Case:
         return parse([self.objective])
 
     @property
-    def modelled(self) -> simulate.Modelled:
-        return simulate.Modelled("H100", "llama-3.1-8b", running_limit=self.running)
+    def modelled(self) -> simulate.ServerModel:
+        return simulate.ServerModel("H100", "llama-3.1-8b", running_limit=self.running)
 
     def plan(self, seed: int, duration_s: float = 0.0, arrivals: str = "poisson:1") -> Plan:
         lengths = {"input_tokens": 512, "output_tokens": self.output_tokens}
@@ -120,7 +120,7 @@ def latencies(case: Case, plan: Plan) -> Floats:
 def truth_of(case: Case) -> Truth:
     """By formula where there is one, else of long runs."""
     (objective,) = case.judged
-    alone = case.plan(0).but(n=1, duration_s=None)
+    alone = case.plan(0).replaced(n=1, duration_s=None)
     whole_s = float(METRICS["e2e_s"].values(frame_of_run(simulate.in_memory(alone, case.modelled)))[0])
     if case.running == 1:
         served_s = whole_s - simulate.serving(alone, case.modelled).path_s

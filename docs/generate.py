@@ -33,7 +33,9 @@ LIMITS = """`Whole` is a whole number between -2^61 and 2^61, `Count` one from 0
 
 def run_file() -> str:
     """The page of every field in a run file, from the annotations and docstrings of its structs."""
-    modules = [ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")]
+    modules = [
+        ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")
+    ]
     structs = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     sections = [
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"

@@ -165,9 +165,9 @@ def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[
     `objectives` and `goodput` are as for `run`; by default the run is judged by those that it was made with. Raises
     RunFileError when it is no run or cannot be read, PlanError for an
     expression that is none."""
-    from loadgen.results import expressions, summarised
+    from loadgen.results import expressions, load_and_summarise
 
-    return Result(Path(path), summarised(Path(path), *expressions(objectives, goodput)))
+    return Result(Path(path), load_and_summarise(Path(path), *expressions(objectives, goodput)))
 
 
 def compare(
@@ -212,15 +212,15 @@ class _Measurement:
         objectives: Sequence[str],
         goodput: Sequence[str],
     ) -> None:
-        from loadgen.engine.resolve_server import named
+        from loadgen.engine.resolve_server import with_detected_server
         from loadgen.folders import chosen
         from loadgen.plan_fields import command_of
         from loadgen.results import expressions
 
-        plan = named(plan)
+        plan = with_detected_server(plan)
         if plan.repeats > 1:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
-        plan = plan.but(objectives=tuple(objectives or plan.objectives), goodput=tuple(goodput or plan.goodput))
+        plan = plan.replaced(objectives=tuple(objectives or plan.objectives), goodput=tuple(goodput or plan.goodput))
         self._judged = expressions(plan.objectives, plan.goodput)
         self._progress, self._say = progress, say
         self._reserved = contextlib.ExitStack()
@@ -257,9 +257,9 @@ class _Measurement:
             raise self._error
         if not self._began:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
-        from loadgen.results import summarised, write_summary
+        from loadgen.results import load_and_summarise, write_summary
 
-        found = summarised(self._folder, *self._judged)
+        found = load_and_summarise(self._folder, *self._judged)
         write_summary(self._folder, found.summary)
         return Result(self._folder, found)
 
@@ -291,10 +291,10 @@ class _Measurement:
         if kind == "progress":
             self._began = True
             if self._progress:
-                from loadgen.engine.client_health import Counts
+                from loadgen.engine.client_health import LiveCounters
 
                 phase, counts = said
-                self._progress(phase, Counts.from_buffer_copy(counts))
+                self._progress(phase, LiveCounters.from_buffer_copy(counts))
         elif kind == "say" and self._say:
             self._say(*said)
         elif kind == "error":  # as it was there, whatever its class wants to be called with

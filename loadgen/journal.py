@@ -126,7 +126,7 @@ def footer_of(run: Path) -> Footer | None:
         return None
 
 
-def make_way(folder: Path) -> Path | None:
+def move_aside(folder: Path) -> Path | None:
     """Move what an earlier attempt left of a run aside, under the first free name; nothing measured is deleted."""
     if not folder.exists():
         return None

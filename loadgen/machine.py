@@ -106,7 +106,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """What kept it from being larger."""
 
 
-def remember(found: Calibration, machine: Mapping[str, object]) -> Path:
+def save_calibration(found: Calibration, machine: Mapping[str, object]) -> Path:
     """Keep what was found about this machine (host.facts) beside what is known of others; the file. Raises OSError."""
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def remember(found: Calibration, machine: Mapping[str, object]) -> Path:
     return file
 
 
-def recall(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibration | None:
+def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibration | None:
     """What is known of this machine (host.facts), or None. `say` gets a line when that cannot be read."""
     raw = _known(say).get(_key(machine))
     if raw is None:

@@ -26,12 +26,12 @@ from loadgen.plan_fields import (
     known_gpu,
     must,
     one_of,
-    settled,
     sizes,
+    validate_fields,
     within,
 )
 from loadgen.servers.auth import certificates, header_lines, redacted, server_url
-from loadgen.servers.backends import KINDS, any_of
+from loadgen.servers.backends import KINDS, join_or
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.datasets import user_fields
@@ -53,7 +53,7 @@ def endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
 
 
-_ARRIVALS = any_of(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
+_ARRIVALS = join_or(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
 ARRIVALS, WORKLOAD = canonical(arrivals.parse), canonical(workload.parse)
 INPUTS, OUTPUTS = canonical(lengths.parse), canonical(lengths.outputs)
 A_KIND, AN_ENDPOINT, A_SOURCE = one_of(lambda: KINDS), one_of(endpoints), one_of(lambda: (AUTO, *SOURCES))
@@ -74,16 +74,16 @@ SELDOM = must(
 class Plan:
     """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
 
-    # Empty until loadgen.engine.resolve_server.named has asked.
+    # Empty until loadgen.engine.resolve_server.with_detected_server has asked.
     server: Annotated[
         str,
         A_KIND,
-        RunOption("Server", "start", f"Which server answers: {any_of(KINDS)}; with --url by default what it says."),
+        RunOption("Server", "start", f"Which server answers: {join_or(KINDS)}; with --url by default what it says."),
     ] = ""
     endpoint: Annotated[
         str | None,
         AN_ENDPOINT,
-        RunOption("Advanced", "start", f"{any_of(endpoints())}; the server's native one by default."),
+        RunOption("Advanced", "start", f"{join_or(endpoints())}; the server's native one by default."),
     ] = None
     url: Annotated[URL | None, RunOption("Server", "start")] = None
     """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
@@ -181,11 +181,11 @@ class Plan:
 
         def __init__(self, **values: Any) -> None:
             """Raises PlanError whose message has one line per mistake, named by its command-line option."""
-            vars(self).update(settled(type(self), values))
+            vars(self).update(validate_fields(type(self), values))
             if mistake := next(self._mistakes(), ""):
                 raise PlanError(mistake, NOTHING_SENT)
 
-    def but(self, **changes: Any) -> Self:
+    def replaced(self, **changes: Any) -> Self:
         """The plan with these changes, which are right."""
         plan = object.__new__(type(self))
         vars(plan).update(vars(self) | changes)
@@ -200,7 +200,7 @@ class Plan:
         """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
         and chance in lengths and gaps would be the same each time."""
         changes = ({"repeat": place, "seed": self.seed + place - 1} for place in range(1, self.repeats + 1))
-        return [self.but(**each) for each in changes]
+        return [self.replaced(**each) for each in changes]
 
     @property
     def of_sessions(self) -> bool:
@@ -221,7 +221,7 @@ class Plan:
         """What no single field shows."""
         named = arrivals.parse(self.arrivals)
         if not (self.server or self.url):
-            yield (f"--server is missing: name {any_of(KINDS)}; or --url, and who answers there is asked")
+            yield (f"--server is missing: name {join_or(KINDS)}; or --url, and who answers there is asked")
         if not named.ends(self.n, self.duration_s):
             yield (f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:

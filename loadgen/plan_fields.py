@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from loadgen.errors import PlanError
 from loadgen.servers.auth import redacted, without_secrets
-from loadgen.servers.backends import any_of
+from loadgen.servers.backends import join_or
 from loadgen.servers.errors import read_settings, read_toml
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads import images as pictures
@@ -56,7 +56,7 @@ class RunOption(msgspec.Struct, frozen=True):
     """Where it follows from the settings before it."""
 
 
-class Before(msgspec.Struct, frozen=True):
+class Preprocess(msgspec.Struct, frozen=True):
     """Beside the type of a field: makes of what was given what the type takes. Raises ValueError."""
 
     read: Callable[[Any], Any]
@@ -67,7 +67,7 @@ def one_of(known: Callable[[], Iterable[str]]) -> Check:
 
     def check(name: str) -> str:
         if name not in (names := [*known()]):
-            raise ValueError(f"unknown; choose {any_of(map(repr, names))}")
+            raise ValueError(f"unknown; choose {join_or(map(repr, names))}")
         return name
 
     return check
@@ -139,7 +139,7 @@ def _object(given: Any) -> Any:
     return given
 
 
-SEVERAL, OBJECT = Before(_several), Before(_object)
+SEVERAL, OBJECT = Preprocess(_several), Preprocess(_object)
 POSITIVE = must(lambda number: number > 0, "must be more than 0")
 
 
@@ -149,7 +149,7 @@ class PlanField(NamedTuple):
     type: Any
     """Without what stands beside it."""
     option: RunOption | None
-    before: list[Before]
+    before: list[Preprocess]
     checks: list[Check]
     default: Any
 
@@ -192,7 +192,7 @@ def fields_of(plan: type[Plan]) -> dict[str, PlanField]:
 def _field(field: Field[Any], hint: Any, bare: Any) -> PlanField:
     beside = [*_beside(hint)]
     option = next((each for each in beside if isinstance(each, RunOption)), None)
-    before = [each for each in beside if isinstance(each, Before)]
+    before = [each for each in beside if isinstance(each, Preprocess)]
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return PlanField(bare, option, before, [each for each in beside if callable(each)], default)
 
@@ -206,7 +206,7 @@ def _beside(hint: Any) -> Iterator[Any]:
         yield from getattr(hint, "__metadata__", ())
 
 
-def settled(plan: type[Plan], given: Mapping[str, Any]) -> dict[str, Any]:
+def validate_fields(plan: type[Plan], given: Mapping[str, Any]) -> dict[str, Any]:
     """A value for each field, as given or by default. Raises PlanError with a line for each mistake, named by its
     option."""
     known, found = fields_of(plan), dict[str, Any]()
@@ -311,7 +311,7 @@ def lengths_said(plan: Plan) -> tuple[str, str]:
     return "the file's" if plan.of_file else f"{plan.input_tokens}", "at most " * plan.may_end + told
 
 
-def in_words(plan: Plan, dialect: Dialect) -> str:
+def describe_plan(plan: Plan, dialect: Dialect) -> str:
     """The plan in one line."""
     how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"

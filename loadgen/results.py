@@ -135,7 +135,7 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
                     raise FileNotFoundError  # as if it were not there
                 summary = from_json(file.read_bytes())
             except (OSError, MsgspecError):
-                summary = summarised(run, (), (), drawn=False).summary
+                summary = load_and_summarise(run, (), (), drawn=False).summary
                 write_summary(run, summary)
         except RunFileError as error:
             unread.append(f"Left out: {error}")
@@ -145,7 +145,7 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
     return found, unread
 
 
-def summarised(
+def load_and_summarise(
     path: Path,
     objectives: Sequence[Objective],
     bounds: Sequence[Objective],

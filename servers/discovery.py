@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.servers.auth import OPEN, Access, bare
-from loadgen.servers.backends import KINDS, any_of
+from loadgen.servers.backends import KINDS, join_or
 from loadgen.servers.backends.base import Ask, ServerFacts, ServerKind, as_dict, cards
 from loadgen.servers.backends.dialect import Dialect, Route, Told, whole_pieces
 from loadgen.servers.backends.error_messages import error_text, one_line
@@ -160,7 +160,7 @@ def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None],
     return dialect.variant(facts.version)
 
 
-def accepted(
+def drop_refused_fields(
     dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = OPEN
 ) -> Dialect:
     """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
@@ -306,7 +306,7 @@ def _recognised(ask: Ask, url: str, kinds: Iterable[ServerKind]) -> ServerFacts 
     refused = None
     for kind in kinds:
         try:
-            if facts := kind.recognise(ask, url):
+            if facts := kind.identify(ask, url):
                 return facts
         except UnauthorizedError as error:
             refused = refused or error
@@ -338,7 +338,7 @@ def _wrong_server(ask: Ask, url: str, named: ServerKind | None) -> WrongServerEr
     if found and named:
         called = f"{KINDS[found.name].called} {found.version}".rstrip()
         return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")
-    wanted = named.called if named else any_of(kind.called for kind in KINDS.values())
+    wanted = named.called if named else join_or(kind.called for kind in KINDS.values())
     with suppress(UnauthorizedError):
         status, _ = ask("/v1/models")
         wanted += f": /v1/models {'lists no model' if status == 200 else f'answers {status}'}"

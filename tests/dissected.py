@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loadgen.dissect.results import (
-    Bounds,
+    DeviceLimits,
     Direction,
-    InferenceFound,
+    InferenceResult,
+    LinkProbe,
     Operator,
     StepCase,
-    TechniqueFound,
-    TrainingFound,
-    Transfer,
+    TechniqueResult,
+    TrainingResult,
 )
 
-BOUNDS = Bounds("2 CPU threads", 1e11, 1e10, "measured: best GEMM, and STREAM's triad")
+BOUNDS = DeviceLimits("2 CPU threads", 1e11, 1e10, "measured: best GEMM, and STREAM's triad")
 
 
 def operator(
@@ -42,8 +42,8 @@ def case(batch: int) -> StepCase:
     return StepCase(batch, 512 * batch, [0.139, 0.140, 0.141], spread, operators, (0.126, 0.125))
 
 
-def inference_found() -> InferenceFound:
-    return InferenceFound(
+def inference_found() -> InferenceResult:
+    return InferenceResult(
         *("Llama-2-7B", "standard", 2, 32, 512, "prefill", "cpu", "fp32", 1, 2, False),
         bounds=BOUNDS,
         cases=[case(1), case(8)],
@@ -51,16 +51,16 @@ def inference_found() -> InferenceFound:
     )
 
 
-def training_found() -> TrainingFound:
+def training_found() -> TrainingResult:
     kinds = {"weights": 4e8, "gradients": 0.0, "optimiser": 8e8, "activations": 8e8}
-    naive = TechniqueFound(
+    naive = TechniqueResult(
         *("naive", 1, ""),
         parts_s={"forward": [1.0, 1.2, 0.8], "backward": [2.0, 2.2, 1.8], "optimiser": [0.5, 0.5, 0.5]},
         memory_bytes=kinds,
         predicted_s={"forward": 0.8, "backward": 1.6, "optimiser": 0.4},
         predicted_bytes=kinds | {"activations": 7e8},
     )
-    zero3 = TechniqueFound(
+    zero3 = TechniqueResult(
         *("zero3", 2, ""),
         parts_s={"forward": [2.0, 2.2, 1.8], "backward": [4.0, 4.2, 3.8], "optimiser": [0.3, 0.3, 0.3]},
         communication_s={"forward": 0.5, "backward": 1.5},
@@ -68,7 +68,9 @@ def training_found() -> TrainingFound:
         predicted_s={"forward": 1.8, "backward": 3.6, "optimiser": 0.2},
         predicted_bytes=kinds | {"weights": 2e8, "gradients": 2e8, "optimiser": 4e8},
         predicted_communication_s={"forward": 0.4, "backward": 1.2},
-        bounds=replace(BOUNDS, links={"all-gather": Transfer(2e-4, 3e8)}),
+        bounds=replace(BOUNDS, links={"all-gather": LinkProbe(2e-4, 3e8)}),
     )
-    offload = TechniqueFound("zero3+offload", 2, "offload needs a GPU: on CPUs weights are with the host already")
-    return TrainingFound("small", 110_000_000, 12, 12, 2, 350, "cpu", "fp32", BOUNDS, [naive, zero3, offload], "2.13.0")
+    offload = TechniqueResult("zero3+offload", 2, "offload needs a GPU: on CPUs weights are with the host already")
+    return TrainingResult(
+        "small", 110_000_000, 12, 12, 2, 350, "cpu", "fp32", BOUNDS, [naive, zero3, offload], "2.13.0"
+    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.workloads.lengths import Fixed
-from loadgen.workloads.prompts import Count, Judge, Tokenizer, WantedText, id_prompts, text_prompts
+from loadgen.workloads.prompts import Count, ServerTokenCounter, TextSpec, Tokenizer, id_prompts, text_prompts
 from loadgen.workloads.workload import Synthetic, WorkloadSpec, prompts_for
 
 
@@ -19,7 +19,7 @@ class Prompts:
 
 
 def exact_prompts(
-    n: int, tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: Judge | None
+    n: int, tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: ServerTokenCounter | None
 ) -> Prompts:
     """The prompts of a run that asks for one length."""
     order = WorkloadSpec(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
@@ -35,4 +35,4 @@ def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[s
 
 def alike_texts(count: Count, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
     """Texts 0 to n - 1."""
-    return text_prompts(count, words, [WantedText(number, tokens) for number in range(n)], seed)
+    return text_prompts(count, words, [TextSpec(number, tokens) for number in range(n)], seed)

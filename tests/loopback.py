@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from loadgen.servers.auth import Target
 from loadgen.servers.wire.connection import Connection, connect
-from loadgen.servers.wire.timestamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 RESET = "reset"
 """Close with RST instead of FIN."""
@@ -97,7 +97,7 @@ def chunked(*pieces: bytes, end: bool = True) -> list[bytes]:
     return [head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), *([b"0\r\n\r\n"] if end else [])]
 
 
-async def connected(target: Target, timeout_s: float, stamps: StampSource = PLAIN) -> Connection:
+async def connected(target: Target, timeout_s: float, stamps: TimestampSource = PLAIN) -> Connection:
     """A connection to it."""
     begun = connect(target, timeout_s, stamps)
     return begun if isinstance(begun, Connection) else await begun

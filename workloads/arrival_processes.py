@@ -29,7 +29,7 @@ ROOT_PRECISION = 10**30
 REPLAY_LIMIT_NS = 10 * 366 * 86_400 * NS_PER_S
 
 
-class OneRate(Arrivals, frozen=True):
+class FixedRate(Arrivals, frozen=True):
     """What processes have in common whose rate stays the same."""
 
     rate: Fraction
@@ -46,7 +46,7 @@ class OneRate(Arrivals, frozen=True):
         return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
 
 
-class Constant(OneRate, frozen=True):
+class Constant(FixedRate, frozen=True):
     """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
 
     SYNTAX = "constant:R, such as constant:20"
@@ -60,7 +60,7 @@ class Constant(OneRate, frozen=True):
         return (syntax.nearest(index * step, divisor) for index in count())
 
 
-class Poisson(OneRate, frozen=True):
+class Poisson(FixedRate, frozen=True):
     """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
 
     SYNTAX = "poisson:R, such as poisson:20"
@@ -75,7 +75,7 @@ class Poisson(OneRate, frozen=True):
         return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
 
 
-class Gamma(OneRate, frozen=True):
+class Gamma(FixedRate, frozen=True):
     """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0. Shape 1 /
     cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps."""
 
@@ -192,7 +192,7 @@ class Steps(Arrivals, frozen=True):
         )
 
 
-class Concurrency(Arrivals, frozen=True):
+class ClosedLoopArrivals(Arrivals, frozen=True):
     """Closed loop: each of `clients` sends, waits for its answer, thinks for `think_ns`, and sends again."""
 
     clients: int

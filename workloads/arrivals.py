@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen.workloads import spec_syntax as syntax
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
-from loadgen.workloads.arrival_processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
+from loadgen.workloads.arrival_processes import ClosedLoopArrivals, Constant, Gamma, Poisson, Ramp, Steps, Trace
 from loadgen.workloads.spec_syntax import WorkloadError
 
 BURST_LIMIT = 1_000_000
@@ -64,7 +64,7 @@ KINDS: dict[str, type[Arrivals]] = {
     "gamma": Gamma,
     "ramp": Ramp,
     "steps": Steps,
-    "closed": Concurrency,
+    "closed": ClosedLoopArrivals,
     "trace": Trace,
 }
 """What parse reads, by first word."""

@@ -81,7 +81,7 @@ class Tokenizer(Protocol):
         """Ids of a text without special tokens; empty when they cannot be known."""
 
 
-class Judge(Tokenizer, Protocol):
+class ServerTokenCounter(Tokenizer, Protocol):
     """The server: what it counts is what the length is."""
 
     @property
@@ -297,7 +297,7 @@ def learn(count: Count, candidates: Sequence[str]) -> Words:
     return Words(opening, costs, fits)
 
 
-class WantedText(msgspec.Struct, frozen=True):
+class TextSpec(msgspec.Struct, frozen=True):
     """One text to build: its number, its tokens in all, and the stretches that it begins with."""
 
     number: int
@@ -305,7 +305,7 @@ class WantedText(msgspec.Struct, frozen=True):
     shared: tuple[Stretch, ...] = ()
 
 
-class Draft(msgspec.Struct):
+class PromptDraft(msgspec.Struct):
     """A text in the making."""
 
     words: list[str]
@@ -314,7 +314,7 @@ class Draft(msgspec.Struct):
     random: Random
 
 
-def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[WantedText], seed: int) -> list[str]:
+def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[TextSpec], seed: int) -> list[str]:
     """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on. The
     cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not enough
     different texts of it."""
@@ -323,13 +323,13 @@ def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[Wante
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(wanted)), LEAD_LIMIT)
     writer = Writer(words, seed, openings(words, wanted, seed), [shuffled(wheel, seed)] * depth)
     heads = list(dict.fromkeys(want.shared[0] for want in wanted if want.shared))
-    drafts = (writer.draft(WantedText(*head)) for head in heads)
+    drafts = (writer.draft(TextSpec(*head)) for head in heads)
     for head, text in zip(heads, _exact(count, words, drafts), strict=True):
         writer.stretches[head, True] = text.split()
     return _exact(count, words, map(writer.draft, wanted))
 
 
-def openings(words: Words, wanted: Sequence[WantedText], seed: int) -> dict[Stretch, tuple[list[str], int]]:
+def openings(words: Words, wanted: Sequence[TextSpec], seed: int) -> dict[Stretch, tuple[list[str], int]]:
     """The first words of every text that begins anew, and how many tokens are then left to fill. Texts are numbered
     through, whatever their length. Those too short to hold such a number are numbered among themselves; their length
     sets them apart from the others."""
@@ -356,7 +356,7 @@ class Writer(msgspec.Struct, frozen=True):
     stretches: dict[tuple[Stretch, bool], list[str]] = {}
     """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
 
-    def draft(self, want: WantedText) -> Draft:
+    def draft(self, want: TextSpec) -> PromptDraft:
         """Stretches first, then the text's own words, numbered as far as there is room for that."""
         random = generator(self.seed, want.number)
         begun: list[str] = []
@@ -371,9 +371,9 @@ class Writer(msgspec.Struct, frozen=True):
         else:
             lead, left = self.openings[want.number, want.tokens]
             keep = len(lead)
-        return Draft([*begun, *lead, *self.words.fill(left, random)], keep, want.tokens, random)
+        return PromptDraft([*begun, *lead, *self.words.fill(left, random)], keep, want.tokens, random)
 
-    def _begun(self, want: WantedText) -> tuple[list[str], int]:
+    def _begun(self, want: TextSpec) -> tuple[list[str], int]:
         """The stretches, cut where they are longer than the text, and the tokens left to fill."""
         begun: list[str] = []
         left = want.tokens
@@ -395,7 +395,7 @@ class Writer(msgspec.Struct, frozen=True):
         return begun, left
 
 
-def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
+def _exact(count: Count, words: Words, drafts: Iterable[PromptDraft]) -> list[str]:
     """Count the drafts, and mend those that are off until none is."""
     texts: list[str] = []
     waiting = iter(drafts)
@@ -419,7 +419,7 @@ def _exact(count: Count, words: Words, drafts: Iterable[Draft]) -> list[str]:
     return texts
 
 
-def _mend(draft: Draft, missing: int, words: Words) -> None:
+def _mend(draft: PromptDraft, missing: int, words: Words) -> None:
     """Replace the end of a draft by words that cost `missing` tokens more."""
     freed = 0
     while len(draft.words) > draft.keep:

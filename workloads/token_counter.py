@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgen.workloads.prompts import COMMON_WORDS, Count, Judge, PromptError, Tokenizer
+from loadgen.workloads.prompts import COMMON_WORDS, Count, PromptError, ServerTokenCounter, Tokenizer
 
 Counter = Literal["server", "tokenizer", "approximate"]
 APPROXIMATE = "six letters, three digits or one other character are taken for a token"
@@ -34,7 +34,7 @@ WAYS = (
 _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
-class Ruler(msgspec.Struct, frozen=True):
+class TokenCounter(msgspec.Struct, frozen=True):
     """A count of texts, and what is known of it."""
 
     count: Count
@@ -53,19 +53,21 @@ class Ruler(msgspec.Struct, frozen=True):
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 
 
-def ruler_of(local: Tokenizer | None, server: Judge | None, by: Counter | None, *, drawn: bool) -> Ruler:
+def ruler_of(
+    local: Tokenizer | None, server: ServerTokenCounter | None, by: Counter | None, *, drawn: bool
+) -> TokenCounter:
     """The best there is, or what was chosen. `drawn`: prompts are made, not those of a file, which go as they are.
     Raises PromptError when prompts cannot be made exact and no assumption was chosen, or when tokenizer and server
     disagree."""
     if by == "approximate":
-        return Ruler(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
+        return TokenCounter(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
     if by == "tokenizer" and local:
         how = "text, counted with the tokenizer file, not held against the server's count"
-        return Ruler(local.count, how, local.words or COMMON_WORDS, exact=False)
+        return TokenCounter(local.count, how, local.words or COMMON_WORDS, exact=False)
     if exact := _exact(None if by else local, server):
         return exact
     if not drawn:
-        return Ruler(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
+        return TokenCounter(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
     if by == "server" and server:
         return _of_samples(server)
     raise PromptError("the server does not tell how many tokens a text has without running it", WAYS)
@@ -76,23 +78,23 @@ def approximate(texts: Sequence[str]) -> list[int]:
     return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
 
 
-def _exact(local: Tokenizer | None, server: Judge | None) -> Ruler | None:
+def _exact(local: Tokenizer | None, server: ServerTokenCounter | None) -> TokenCounter | None:
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     if local:
         return _corrected(local, server, words, "text, counted with the tokenizer file")
     if server and not server.generates:
-        return Ruler(server.count, "text, counted by the server", words)
+        return TokenCounter(server.count, "text, counted by the server", words)
     if server and server.plain:
         return _corrected(server.plain, server, words, "text, counted by the server, plus what the endpoint adds")
     return None
 
 
-def _corrected(ruler: Tokenizer, server: Judge | None, words: Sequence[str], how: str) -> Ruler:
+def _corrected(ruler: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], how: str) -> TokenCounter:
     """With what the server counts on top: the chat template, a BOS the tokenizer does not know. A text of many words
     and a short one must show the same difference; otherwise the tokenizer is another model's."""
     if server is None:
-        return Ruler(ruler.count, how, words)
+        return TokenCounter(ruler.count, how, words)
     texts = [f"{words[0]} {text} {words[0]}" for text in (words[-1], " ".join(words[:SAMPLE_WORDS]))]
     ours, theirs = ruler.count(texts), server.count(texts)
     shift = theirs[0] - ours[0]
@@ -103,10 +105,10 @@ def _corrected(ruler: Tokenizer, server: Judge | None, words: Sequence[str], how
             ANOTHER_MODEL,
         )
     frame = words[0] if shift else ""
-    return Ruler(lambda texts: [tokens + shift for tokens in ruler.count(texts)], how, words, frame)
+    return TokenCounter(lambda texts: [tokens + shift for tokens in ruler.count(texts)], how, words, frame)
 
 
-def _of_samples(server: Judge) -> Ruler:
+def _of_samples(server: ServerTokenCounter) -> TokenCounter:
     """Of the words that cost the server a token each, found by halves: most often one sample holds them all."""
     words = server.words or COMMON_WORDS
     (bare,) = server.count([f"{words[0]} {words[0]}"])
@@ -121,4 +123,6 @@ def _of_samples(server: Judge) -> Ruler:
         why = f"only {len(found)} of {len(words)} plain words cost the server one token each"
         raise PromptError(why, "pass the model's --tokenizer, or go on with --lengths approximate")
     how = "text of words that cost the server one token each; that a prompt counts their sum is assumed"
-    return Ruler(lambda texts: [len(text.split()) - 2 + bare for text in texts], how, found, words[0], exact=False)
+    return TokenCounter(
+        lambda texts: [len(text.split()) - 2 + bare for text in texts], how, found, words[0], exact=False
+    )

@@ -22,12 +22,12 @@ from loadgen.workloads.lengths import Fixed, Lengths
 from loadgen.workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
-    Judge,
     Prompt,
     PromptError,
+    ServerTokenCounter,
     Stretch,
+    TextSpec,
     Tokenizer,
-    WantedText,
     id_prompts,
     text_prompts,
 )
@@ -122,7 +122,7 @@ class Prompts(msgspec.Struct, frozen=True):
     count: Callable[[str], int]  # tokens of a text as the server counts them
     how: str = ""  # how the lengths of prompts were made exact, or what is assumed of them
     chat: bool = False  # the Requests of sessions hold messages
-    exact: bool = True  # as in loadgen.workloads.token_counter.Ruler, and so is the next
+    exact: bool = True  # as in loadgen.workloads.token_counter.TokenCounter, and so is the next
     any_text: bool = True
 
     @property
@@ -191,7 +191,7 @@ def prompts_for(
     *,
     token_ids: bool,
     local: Tokenizer | None,
-    server: Judge | None,
+    server: ServerTokenCounter | None,
     chat: bool = False,
     by: Counter | None = None,
 ) -> Prompts:
@@ -202,7 +202,7 @@ def prompts_for(
     own = getattr(spec.workload, "path", None) is not None
     ruler = ruler_of(local, server, by, drawn=not own)
     built: dict[int, str] = {}
-    wanted: list[WantedText] = []
+    wanted: list[TextSpec] = []
 
     def lookup(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:  # noqa: ARG001 - as a Prompt
         if number not in built:
@@ -210,7 +210,7 @@ def prompts_for(
         return built[number]
 
     def note(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:
-        wanted.append(WantedText(number, input_tokens, tuple(shared)))
+        wanted.append(TextSpec(number, input_tokens, tuple(shared)))
         return ""
 
     count = cache(lambda text: ruler.count([text])[0])

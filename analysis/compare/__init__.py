@@ -38,7 +38,7 @@ from loadgen.analysis.compare.figures import (
     of_single_runs,
 )
 from loadgen.analysis.compare.run_variance import RUNS_DIFFER, ComparedRun, name_of
-from loadgen.analysis.format import UNKNOWN, count, figure_title, share, significant, simulated, started, unit_of
+from loadgen.analysis.format import UNKNOWN, figure_title, percent, pluralise, significant, simulated, started, unit_of
 from loadgen.analysis.repeats import state
 from loadgen.analysis.report import tables, terminal
 from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
@@ -168,7 +168,7 @@ def compare(
     )
     notes = [*cold, *_notes(a, b, alone=alone)]
     if short := [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]:
-        notes.append(TOO_SHORT.format(", ".join(short), share(run_variation)))
+        notes.append(TOO_SHORT.format(", ".join(short), percent(run_variation)))
     mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
     name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
     method = _method(what, rows, gates, run_variation)
@@ -184,8 +184,8 @@ def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], ru
     others = f", the {len(gates)} with a --fail-if at 5 % by themselves (Bonferroni's)" if gates else ""
     return (
         f"From {what}; intervals are 95 % each. Two runs of one server are taken to differ by at most "
-        f"{share(run_variation)} (--run-variation), or as these runs show: beyond that a difference is called. Better "
-        f"and worse are said at 5 % for all {tested} figures together (Holm's correction){others}."
+        f"{percent(run_variation)} (--run-variation), or as these runs show: beyond that a difference is called. "
+        f"Better and worse are said at 5 % for all {tested} figures together (Holm's correction){others}."
     )
 
 
@@ -394,7 +394,9 @@ def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.
 
 
 def _who(found: Comparison) -> str:
-    return f"A: {found.name_a} ({count(found.runs_a, 'run')}). B: {found.name_b} ({count(found.runs_b, 'run')})."
+    return (
+        f"A: {found.name_a} ({pluralise(found.runs_a, 'run')}). B: {found.name_b} ({pluralise(found.runs_b, 'run')})."
+    )
 
 
 def headline(found: Comparison) -> doc.Finding:
@@ -402,7 +404,7 @@ def headline(found: Comparison) -> doc.Finding:
     if found.invalid:
         return doc.Finding("verdict", "error", f"No verdict: {found.invalid}.")
     number = Counter[str](row.verdict for row in found.rows)
-    named = {"better": "better", "worse": "worse", "no difference": f"within {share(found.margin)}"}
+    named = {"better": "better", "worse": "worse", "no difference": f"within {percent(found.margin)}"}
     named |= {"inconclusive": "inconclusive"}
     counts = ", ".join(f"{number[verdict]} {text}" for verdict, text in named.items())
     said: tuple[doc.Level, str] = ("warning", "Inconclusive")
@@ -411,7 +413,7 @@ def headline(found: Comparison) -> doc.Finding:
         said = ("warning", "B is better and worse") if number["better"] and number["worse"] else said
     elif number["no difference"] > number["inconclusive"]:
         said = ("ok", "No difference")
-    return doc.Finding("verdict", said[0], f"{said[1]}: of {count(len(found.rows), 'figure')} {counts}.")
+    return doc.Finding("verdict", said[0], f"{said[1]}: of {pluralise(len(found.rows), 'figure')} {counts}.")
 
 
 def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
@@ -454,7 +456,7 @@ def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
 
 def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
     if brief and row.verdict == "no difference":
-        return f"{row.verdict} > {share(row.no_larger_than or 0)}"
+        return f"{row.verdict} > {percent(row.no_larger_than or 0)}"
     return f"{row.verdict} ({row.needs_more:,} more)" if brief and row.needs_more else row.verdict
 
 
@@ -462,13 +464,13 @@ def remark(row: ComparedFigure) -> str:
     """What goes with a verdict: how large a difference there may be, or what would help to tell."""
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
-        return f"at most {share(row.no_larger_than or 0)}{points}"
+        return f"at most {percent(row.no_larger_than or 0)}{points}"
     if row.verdict != "inconclusive" or row.why:
         return row.why
     if row.needs_more is None:
         other = "" if row.more_of == "runs" else ", repeats may"
         return f"no practical number of {row.more_of} would help{other}"
-    return f"needs about {count(row.needs_more, f'more {row.more_of[:-1]}')} in each"
+    return f"needs about {pluralise(row.needs_more, f'more {row.more_of[:-1]}')} in each"
 
 
 def _texts(row: ComparedFigure, *, brief: bool) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from loadgen.analysis import stats
 from loadgen.analysis.compare import run_variance as noise
 from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
-from loadgen.analysis.format import count, significant, unit_of
+from loadgen.analysis.format import pluralise, significant, unit_of
 from loadgen.analysis.metrics import Metric, by_key
 from loadgen.analysis.objectives import LATENCIES, RATES, read_each
 from loadgen.analysis.repeats import completed
@@ -485,6 +485,6 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
         if not told:
             aim = abs(row.effect - row.effect_of(sign * gate.bound))
             more = _number_for(row, aim, 1 - error / 2) if aim else None
-            said += f"; about {count(more, f'more {row.more_of[:-1]}')} in each would tell" if more else ""
+            said += f"; about {pluralise(more, f'more {row.more_of[:-1]}')} in each would tell" if more else ""
         found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "inconclusive", said))
     return found

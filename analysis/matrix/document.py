@@ -15,11 +15,11 @@ import numpy as np
 from loadgen.analysis import report as doc
 from loadgen.analysis.format import (
     UNKNOWN,
-    count,
     duration,
     figure_title,
+    percent,
+    pluralise,
     scale_of,
-    share,
     significant,
     size,
     times_speed,
@@ -161,8 +161,8 @@ class MatrixReport:
             (found.models, "model"),
             (found.workloads, "workload"),
         )
-        servers, platforms, *rest = (count(len(each), noun) for each, noun in groups)
-        title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {count(found.repeats, 'repeat')} each"
+        servers, platforms, *rest = (pluralise(len(each), noun) for each, noun in groups)
+        title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {pluralise(found.repeats, 'repeat')} each"
         looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
         scripts = ["matrix.js"] if data and found.cells else []
         return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, found.version)
@@ -243,11 +243,13 @@ class MatrixReport:
         asked = requests["sent"] + requests["dropped"]
         ended = "".join(f"; {requests[state]:,} {state}" for state in STATES[2:] if requests[state])
         limited = sum(cell.verdicts.get("limited", 0) for cell in cells)
-        client = f"Valid: the load generator was not a bottleneck in any of {count(runs, 'run')}."
+        client = f"Valid: the load generator was not a bottleneck in any of {pluralise(runs, 'run')}."
         if limited:
             left = "" if limited == runs else "; left out of the figures where a cell has valid ones"
-            client = f"Invalid: possible client bottleneck in {limited} of {count(runs, 'run')}{left}."
-        measured = f"{states['measured']} of {count(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
+            client = f"Invalid: possible client bottleneck in {limited} of {pluralise(runs, 'run')}{left}."
+        measured = (
+            f"{states['measured']} of {pluralise(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
+        )
         complete = f"{requests['complete']:,} of {asked:,} requests complete{ended}."
         all_complete = runs > 0 and requests["complete"] == asked
         return [
@@ -288,7 +290,7 @@ class MatrixReport:
         rows = list[tuple[CellName, Cells]]()
         for cell, each in ((cell, cell.limit) for cell in self.cells if cell.limit):
             ratios = (significant(ratio, 2) for ratio in (each.ttft_ratio, each.tpot_ratio))
-            of = share(each.throughput_share), *ratios, share(each.mbu), share(each.mfu)
+            of = percent(each.throughput_share), *ratios, percent(each.mbu), percent(each.mfu)
             rows.append((cell, (f"{each.gpus} x {each.gpu}", significant(each.output_tokens_per_s), *of, each.bound)))
         heads: dict[str, Kind] = {"hardware": "text", **numbers("at most, tokens/s", "reached", "TTFT / limit")}
         heads |= {**numbers("TPOT / limit", "MBU", "MFU"), "bound by": "text"}
@@ -389,7 +391,7 @@ class MatrixReport:
         """How the runs were spread over time, and what that is good for."""
         found = self.found
         first = (
-            f"Each server was started {count(found.starts, 'time')} per host and model, and its runs were shuffled "
+            f"Each server was started {pluralise(found.starts, 'time')} per host and model, and its runs were shuffled "
             f"within a start (seed {found.seed}); repeat k of every cell has the same prompts."
         )
         lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD] if found.cells else [SWEPT_ONCE]
@@ -494,7 +496,7 @@ def _cache_peak(cache: CellKvCache | None) -> str:
     if cache is None:
         return UNKNOWN
     fullest = cache.peak_fullest_share
-    return share(cache.peak_share) + (f", fullest engine {share(fullest)}" if fullest is not None else "")
+    return percent(cache.peak_share) + (f", fullest engine {percent(fullest)}" if fullest is not None else "")
 
 
 def _with_ends(cell: TableCell) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from loadgen.analysis.format import UNKNOWN, count, significant, times_speed
+from loadgen.analysis.format import UNKNOWN, pluralise, significant, times_speed
 from loadgen.analysis.matrix import CellName, CellSweep
 from loadgen.analysis.report import Finding, Kind, TableCell
 from loadgen.analysis.report.tables import Cells, numbers
@@ -19,7 +19,7 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
         return []
     states = Counter(each.state for each in sweeps)
     missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
-    said = f"{states['measured']} of {count(len(sweeps), 'sweep')} measured{missing}."
+    said = f"{states['measured']} of {pluralise(len(sweeps), 'sweep')} measured{missing}."
     speeds = {each.result.speed for each in sweeps if each.result and each.result.steps}
     differ = (
         f"Sweeps ran{times_speed(*speeds)}: their figures cannot be compared, and a frontier has those of one speed."

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.analysis.format import count, duration, scale_of, significant
+from loadgen.analysis.format import duration, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import samples_of
 from loadgen.analysis.metrics import METRICS
@@ -189,7 +189,7 @@ def _cdf(name: str) -> Chart:
         thin = [each for each in ("p50", "p99") if each in described.thin]
         said = (f"{each} {duration(described.of(each), 4)}{'*' * (each in thin)}" for each in ("p50", "p99"))
         needed = f" (* {samples_needed(PERCENTILES[thin[0]]):,} needed)" if thin else ""
-        return f"{', '.join(said)}; {count(curve['n'], 'sample')}{needed}."
+        return f"{', '.join(said)}; {pluralise(curve['n'], 'sample')}{needed}."
 
     edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}}
@@ -255,10 +255,10 @@ def _position(first: Data, _: Summary) -> str:
     if not first["n"]:
         return "No sample."
     if not trend["x"]:
-        return f"{count(first['n'], 'request')}: too few for a trend."
+        return f"{pluralise(first['n'], 'request')}: too few for a trend."
     told = set(first["prompts"])
     text = f"{_rise(trend)}."
-    text += f" Every prompt had {count(told.pop(), 'token')}." if len(told) == 1 else ""
+    text += f" Every prompt had {pluralise(told.pop(), 'token')}." if len(told) == 1 else ""
     return f"{text} {first['drawn']:,} of {first['n']:,} points drawn." if first["drawn"] < first["n"] else text
 
 

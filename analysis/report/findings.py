@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loadgen.analysis.client_health import RING_OFF
-from loadgen.analysis.format import count, duration, share, significant, size, times_speed
+from loadgen.analysis.format import duration, percent, pluralise, significant, size, times_speed
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
@@ -57,14 +57,16 @@ def findings(summary: Summary) -> list[Finding]:
         found.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
     if summary.machines:
         each = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
-        found.append(Finding("machines", "ok", f"{count(len(summary.machines), 'machine')}, clocks known to: {each}."))
+        found.append(
+            Finding("machines", "ok", f"{pluralise(len(summary.machines), 'machine')}, clocks known to: {each}.")
+        )
     found += [*(Finding("goodput", "note", text, "goodput") for text in goodput(summary)), *_counters(summary)]
     found += _window(summary)
     if contradiction := littles_law(summary):
         found.append(Finding("littles_law", "warning", contradiction, "course"))
     found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
     if summary.limit:
-        found.append(Finding("limit", "warning" if summary.limit.beaten else "note", limit(summary.limit)))
+        found.append(Finding("limit", "warning" if summary.limit.exceeds_limit else "note", limit(summary.limit)))
     return [*found, *_warnings(summary)]
 
 
@@ -78,7 +80,7 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     if not summary.client.ok:
         return Finding("invalid", "error", f"Invalid: {_blame(summary.client)}.")
     if doubts := sum(each.level in ("warning", "error") for each in found):
-        return Finding("warning", "warning", f"Valid, with {count(doubts, 'warning')} below.")
+        return Finding("warning", "warning", f"Valid, with {pluralise(doubts, 'warning')} below.")
     return Finding("valid", "ok", "Valid: every check passed.")
 
 
@@ -129,9 +131,9 @@ def lengths(summary: Summary) -> str:
         return "Lengths unchecked: no request was complete."
     prompt = "all prompt lengths as requested"
     if tokens.prompt_mismatches:
-        prompt = f"{tokens.prompt_mismatches:,} of {count(complete, 'prompt length')} not as requested"
+        prompt = f"{tokens.prompt_mismatches:,} of {pluralise(complete, 'prompt length')} not as requested"
     if tokens.prompt_unreported:
-        prompt = f"prompt length not reported for {count(tokens.prompt_unreported, 'request')}"
+        prompt = f"prompt length not reported for {pluralise(tokens.prompt_unreported, 'request')}"
     elif tokens.prompt_unknown == complete:
         prompt = "prompt lengths not known beforehand"
     elif later := tokens.prompt_unknown:
@@ -145,18 +147,18 @@ def _output_lengths(summary: Summary) -> str:
     """Return a clause on how many responses ended early or were longer than requested, by how much, and why."""
     tokens, complete = summary.tokens, summary.requests.complete
     if chunks := _chunks(summary):
-        return f"output lengths unknown for {count(chunks, 'request')}, as only chunks were counted"
+        return f"output lengths unknown for {pluralise(chunks, 'request')}, as only chunks were counted"
     early, longer = tokens.output_early, tokens.output_longer
     parts = []
     if early:
-        subject = f"{early.responses:,} of {count(complete, 'response')}"
+        subject = f"{early.responses:,} of {pluralise(complete, 'response')}"
         parts.append(f"{subject} ended early, after {_mean_tokens(early, 'of')}")
     if longer:
-        subject = f"{longer.responses:,}" if early else f"{longer.responses:,} of {count(complete, 'response')}"
+        subject = f"{longer.responses:,}" if early else f"{longer.responses:,} of {pluralise(complete, 'response')}"
         verb = "was" if longer.responses == 1 else "were"
         parts.append(f"{subject} {verb} longer than requested: {_mean_tokens(longer, 'tokens instead of')}")
     if not parts and tokens.output_mismatches:  # a summary of an older version says no more
-        parts.append(f"{tokens.output_mismatches:,} of {count(complete, 'output length')} not as requested")
+        parts.append(f"{tokens.output_mismatches:,} of {pluralise(complete, 'output length')} not as requested")
     clauses = [", and ".join(parts) or "all output lengths as requested"]
     clauses += dict.fromkeys(each.why for each in (early, longer) if each and each.why)
     if summary.run.may_end:
@@ -179,25 +181,26 @@ def streamed(summary: Summary) -> list[Finding]:
     by, found = tokens.streamed_by, list[Finding]()
     if contradicted := by.get("contradicted", 0):
         text = (
-            f"Token counts contradict each other in {contradicted:,} of {count(complete, 'response')}: their chunks "
-            f"hold {tokens.contradicted_chunks:,} tokens, and the server's totals are {tokens.contradicted_totals:,}. "
+            f"Token counts contradict each other in {contradicted:,} of {pluralise(complete, 'response')}: "
+            f"their chunks hold {tokens.contradicted_chunks:,} tokens, and the server's totals are "
+            f"{tokens.contradicted_totals:,}. "
             "Figures use the totals, spread evenly over the chunks; where a total is 0, they use the chunks."
         )
         found.append(Finding("tokens-contradicted", "warning", text, "lengths"))
     if tokens.unstreamed:
         text = (
             f"{tokens.unstreamed:,} generated tokens were never streamed, in {tokens.unstreamed_requests:,} of "
-            f"{count(complete, 'response')} (hidden reasoning, for example). TPOT and ITL are of the streamed tokens; "
-            "lengths and throughput are of all tokens."
+            f"{pluralise(complete, 'response')} (hidden reasoning, for example). TPOT and ITL are of the streamed "
+            "tokens; lengths and throughput are of all tokens."
         )
         assumed = by.get("assumed_hidden", 0)
         if assumed:
-            text += f" For {count(assumed, 'response')} this is assumed from text and timing."
+            text += f" For {pluralise(assumed, 'response')} this is assumed from text and timing."
         found.append(Finding("tokens-hidden", "warning" if assumed else "note", text, "lengths"))
     if spread := by.get("spread", 0):
         text = (
-            f"The server does not say how many tokens the chunks of {spread:,} of {count(complete, 'response')} hold: "
-            f"{significant(tokens.spread_per_chunk or 0.0)} on average. TPOT and ITL assume that tokens are spread "
+            f"The server does not say how many tokens the chunks of {spread:,} of {pluralise(complete, 'response')} "
+            f"hold: {significant(tokens.spread_per_chunk or 0.0)} on average. TPOT and ITL assume that tokens are spread "
             "evenly over the chunks."
         )
         found.append(Finding("tokens-spread", "note", text, "lengths"))
@@ -216,7 +219,7 @@ def client_said(summary: Summary) -> str:
     own = client.error_bar_e2e_s
     bar = f"error ±{duration(own, 2)}" if own is not None else "error unknown"
     said = f"{word}; {client.source.title}, {bar}"
-    requests = count(summary.requests.sent, "request")
+    requests = pluralise(summary.requests.sent, "request")
     if client.ring_rejected:
         said += f"; packet timestamps and socket timestamps disagreed in {client.ring_rejected:,} of {requests}"
         said += ": socket timestamps used" + ("" if client.ring_given_up else " for those")
@@ -224,9 +227,11 @@ def client_said(summary: Summary) -> str:
         said += f"; kernel timestamps contradicted {client.socket_rejected:,} of {requests}"
         said += ": user-space timestamps used for those"
     if client.ring_drops:
-        said += f"; the packet ring lost {count(client.ring_drops, 'segment')}"
+        said += f"; the packet ring lost {pluralise(client.ring_drops, 'segment')}"
     if client.ring_missed:
-        said += f"; {count(client.ring_missed, 'instant')} missing in the packet ring: socket timestamps used for those"
+        said += (
+            f"; {pluralise(client.ring_missed, 'instant')} missing in the packet ring: socket timestamps used for those"
+        )
     if client.lacking:
         said += f"; {client.lacking}"
     if found := client.calibration:
@@ -259,7 +264,7 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
     known = {name: bar for name, bar in bars.items() if bar is not None}
     wide = [name for name, bar in known.items() if (middle := middles[name]) and bar > ERROR_MOST * middle]
     said = [f"{METRICS[name].short} ±{duration(bar, 2)}" for name, bar in known.items()]
-    parts = (f"{METRICS[name].short} uncertain by {share(known[name] / (middles[name] or 1))}" for name in wide)
+    parts = (f"{METRICS[name].short} uncertain by {percent(known[name] / (middles[name] or 1))}" for name in wide)
     more = f"{', '.join(parts)} of the median (limit {ERROR_MOST:.0%})".replace("%)", " %)")
     text = f"Worst-case error from coalesced reads: {', '.join(said)}"
     text += f"; {more}" if wide else ""
@@ -284,7 +289,7 @@ def delivery(summary: Summary) -> str:
     if not sent.asked:
         return ""
     noun, gone = ("session", "begun") if summary.run.load.sessions else ("request", "sent")
-    parts = [f"{sent.sent:,} of {count(sent.asked, noun)} {gone}"]
+    parts = [f"{sent.sent:,} of {pluralise(sent.asked, noun)} {gone}"]
     rate, variation, check = sent.rate_per_s, sent.cv, sent.ks.sent
     if rate.named is not None and rate.sent is not None:
         parts.append(f"{significant(rate.sent, 4)} /s (target {significant(rate.named, 4)})")
@@ -313,9 +318,9 @@ def goodput(summary: Summary) -> list[str]:
         return []
     low, high = (significant(end * 100, 3) for end in found.attainment_ci95)
     due = "" if summary.window.whole else " due in the window"
-    good = f"{found.good:,} of {count(found.requests, 'request')}{due} met {' and '.join(found.bounds)}"
+    good = f"{found.good:,} of {pluralise(found.requests, 'request')}{due} met {' and '.join(found.bounds)}"
     text = f"Goodput {significant(found.per_s)} requests/s: {good}"
-    text += f" ({share(found.attainment)}, 95 %: {low} to {high} %)."
+    text += f" ({percent(found.attainment)}, 95 %: {low} to {high} %)."
     if not (met := found.met_by["90%"]):
         return [text, "No bounds would have been met by 90 %: too many were not complete."]
     if not (bounds := bounds_met(met, " < ")):
@@ -340,7 +345,7 @@ def _window(summary: Summary) -> list[Finding]:
     if window.whole:
         return []
     ends = f"{significant(window.from_s)} s to {significant(window.to_s)} s"
-    text = f"Measured from {ends} of the run ({window.reason}): {count(window.requests, 'request')} due within."
+    text = f"Measured from {ends} of the run ({window.reason}): {pluralise(window.requests, 'request')} due within."
     found = [Finding("window", "ok", text, "course")]
     if window_is_empty(summary):
         text = f"No complete request was due in the window, {ends} of the run: there are no latencies."
@@ -359,7 +364,7 @@ def window_is_empty(summary: Summary) -> bool:
 
 def outside(total: int, left_out: OutsideWindow) -> str:
     """Describe the requests outside the window: how many, how they ended, and the slowest."""
-    parts = [f"{left_out.requests:,} of {count(total, 'request')} outside the window"]
+    parts = [f"{left_out.requests:,} of {pluralise(total, 'request')} outside the window"]
     if left_out.incomplete:
         parts.append(", ".join(f"{number:,} {state}" for state, number in left_out.incomplete.items()))
     if left_out.slowest_s is not None:
@@ -394,16 +399,18 @@ def limit(found: HardwareLimit) -> str:
     """Return sentences on what the hardware allows for the load, and on how much of that was reached."""
     rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
     text = f"Hardware limit{times_speed(found.speed)} ({cards}, {found.model}, {found.format}): "
-    text += f"{share(found.throughput_share)} of {rate} tokens/s, bound by {found.bound}."
+    text += f"{percent(found.throughput_share)} of {rate} tokens/s, bound by {found.bound}."
     if found.tpot_ratio is not None:
         text += f" TPOT is {significant(found.tpot_ratio, 2)} times the {found.tpot_bound} limit"
         text += f" of {duration(found.tpot_s)}."
     if found.ttft_ratio is not None:
         text += f" TTFT is {significant(found.ttft_ratio, 2)} times one prompt's {duration(found.ttft_s)}."
-    used = [f"{name} {share(part)}" for name, part in (("MBU", found.mbu), ("MFU", found.mfu)) if part is not None]
-    text += f" {', '.join(used)}; at {significant(found.decoding, 2)} decoding {share(found.overhead_share)} of a step"
+    used = [f"{name} {percent(part)}" for name, part in (("MBU", found.mbu), ("MFU", found.mfu)) if part is not None]
+    text += (
+        f" {', '.join(used)}; at {significant(found.decoding, 2)} decoding {percent(found.overhead_share)} of a step"
+    )
     text += f" is overhead ({found.framework}, as measured elsewhere)."
-    if found.beaten:
+    if found.exceeds_limit:
         text += " No GPU is faster than its limit: is it another, or are there more? Name them with --gpu-model."
     return text
 
@@ -416,14 +423,14 @@ def memory(summary: Summary) -> list[str]:
     lines = []
     if (cache := found.kv_cache) and cache.peak_share is not None:
         room = f" of {cache.tokens:,} tokens" if cache.tokens else ""
-        peak = f"peak {share(cache.peak_share)}"
+        peak = f"peak {percent(cache.peak_share)}"
         if cache.peak_fullest_share is not None:
             room += f" in {cache.engines} engines"
-            peak += f" on average and {share(cache.peak_fullest_share)} in the fullest"
+            peak += f" on average and {percent(cache.peak_fullest_share)} in the fullest"
         lines.append(f"KV cache{room}: {peak}, by the server's own gauge.")
     lines += [_level(each) for each in found.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
     if (more := len(found.gpus) - GPUS_NAMED) > 0:
-        lines.append(f"{count(more, 'more GPU')} in summary.json.")
+        lines.append(f"{pluralise(more, 'more GPU')} in summary.json.")
     if found.taken_at_start and lines:
         lines.append(f"{found.taken_at_start.note}.")
     return lines + [_level(each) for each in found.processes if each.on == "host" and each.peak_bytes is not None]
@@ -443,7 +450,7 @@ def _counters(summary: Summary) -> list[Finding]:
     found = []
     if same := [title for title, each in counters if each.agree and (title != "rejections" or each.server)]:
         warmup = summary.requests.warmup
-        included = f", {count(warmup, 'warm-up request')} included" if warmup else ""
+        included = f", {pluralise(warmup, 'warm-up request')} included" if warmup else ""
         listed = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))
         found.append(Finding("counters", "ok", f"The server counted the same {listed}{included}.", "machines"))
     for title, each in counters:
@@ -457,20 +464,21 @@ def _counters(summary: Summary) -> list[Finding]:
 def _warnings(summary: Summary) -> list[Finding]:
     run, client = summary.run, summary.client
     merged = f"{client.first_token_merged:,} of {summary.requests.sent:,} first tokens coalesced with later ones"
-    reopened = f"{count(client.reopened, 'connection')} closed by the server and reopened."
-    again = f"{count(client.sent_again, 'request')} sent again: the server closed idle connections as requests left. "
-    again += "TTFT counts from the second send, latency from the due instant counts both."
-    paused = (
-        f"The closed loop waited {count(client.pauses or 0, 'time')}, {duration(client.paused_s)} of its clients' time"
+    reopened = f"{pluralise(client.reopened, 'connection')} closed by the server and reopened."
+    again = (
+        f"{pluralise(client.sent_again, 'request')} sent again: the server closed idle connections as requests left. "
     )
+    again += "TTFT counts from the second send, latency from the due instant counts both."
+    pauses = pluralise(client.pauses or 0, "time")
+    paused = f"The closed loop waited {pauses}, {duration(client.paused_s)} of its clients' time"
     paused += " in all, because requests failed or were rejected at once (no connection, overload, status 5xx)."
     part = "Still going on: figures are of what is recorded so far; `loadgen report` makes them again."
     if not run.going_on:
         part = "Interrupted: figures are of the part that was recorded."
-    damaged = f"{count(run.damaged_lines, 'damaged line')} of the run file left out."
+    damaged = f"{pluralise(run.damaged_lines, 'damaged line')} of the run file left out."
     proxy = f"docker-proxy forwards every byte from {summary.server.url}, and its delay is in every latency."
     proxy += f' Measure {summary.server.proxied_to}, or set "userland-proxy": false for the Docker engine.'
-    warming = f"{summary.requests.warmup_incomplete:,} of {count(summary.requests.warmup, 'warm-up request')}"
+    warming = f"{summary.requests.warmup_incomplete:,} of {pluralise(summary.requests.warmup, 'warm-up request')}"
     said = [
         ("warmup", summary.requests.warmup_incomplete, f"{warming} did not complete.", "failures"),
         *(("bottleneck", True, f"{reason[0].upper()}{reason[1:]}.", "client") for reason in client.reasons),
@@ -489,7 +497,7 @@ def _warnings(summary: Summary) -> list[Finding]:
 
 def measured(entry: ObjectiveVerdict) -> str:
     """What was measured of an objective, and what that leaves out."""
-    out = f"; {count(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
+    out = f"; {pluralise(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
     return f"{entry.said}{out}"
 
 

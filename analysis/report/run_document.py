@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from loadgen.analysis import report as doc
 from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
-    asked,
-    count,
     page_mark,
+    pluralise,
+    server_label,
     simulated,
     size,
     speed_of,
     started,
-    who,
+    workload_sentence,
 )
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.metrics import METRICS
@@ -98,9 +98,9 @@ def brief(summary: Summary) -> Document:
         doc.Findings(findings.findings(summary)),
         *([tables.objectives([summary])] if summary.objectives else []),
     ]
-    title = f"{who(summary)}  {summary.server.model}" if summary.server.model else who(summary)
+    title = f"{server_label(summary)}  {summary.server.model}" if summary.server.model else server_label(summary)
     sections = [Section("", "", [block]) for block in blocks]
-    return Document("loadgen report", title, sections, asked(summary), simulated(summary))
+    return Document("loadgen report", title, sections, workload_sentence(summary), simulated(summary))
 
 
 def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
@@ -111,7 +111,7 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     answer += [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
     limits = [(each.limit, place if len(runs) > 1 else None) for place, each in enumerate(summaries) if each.limit]
-    answer += [Paragraph(findings.limit(found), "note", place) for found, place in limits if not found.beaten]
+    answer += [Paragraph(findings.limit(found), "note", place) for found, place in limits if not found.exceeds_limit]
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     words = {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),
@@ -130,7 +130,7 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
             sections.append(Section(name, title, blocks, short, switches.get(name, []), note))
     sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
     sections += [_again(runs), DEFINITIONS]
-    title, version = asked(summaries[0]), summaries[0].run.version
+    title, version = workload_sentence(summaries[0]), summaries[0].run.version
     mark = page_mark(summaries)
     scripts = list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script))
     return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
@@ -138,7 +138,7 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
 
 def names(summaries: Sequence[Summary]) -> list[str]:
     """A short name per run, different for each: server and version, with its repeat or place where these are equal."""
-    chosen = [who(summary) for summary in summaries]
+    chosen = [server_label(summary) for summary in summaries]
     repeats = [f"{name} (repeat {summary.run.repeat})" for name, summary in zip(chosen, summaries, strict=True)]
     if len({*repeats}) == len(repeats) > 1 and all(summary.run.repeats > 1 for summary in summaries):
         return repeats
@@ -235,7 +235,7 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
     for place, found in ((place, each.memory) for place, each in enumerate(summaries) if each.memory):
         missing = dict(found.not_measured)
         for source, reasons in found.gaps.items():
-            failed = (f"{count(number, 'reading')} failed: {why}" for why, number in reasons.items())
+            failed = (f"{pluralise(number, 'reading')} failed: {why}" for why, number in reasons.items())
             missing[source] = "; ".join(failed)
         if missing:
             text = "; ".join(f"{what} ({why})" for what, why in missing.items())

@@ -10,11 +10,11 @@ from loadgen.analysis.client_health import LIMITS
 from loadgen.analysis.client_health import text as limit_text
 from loadgen.analysis.format import (
     UNKNOWN,
-    count,
     duration,
     figure_title,
+    percent,
+    pluralise,
     scale_of,
-    share,
     significant,
     size,
     unit_of,
@@ -66,8 +66,8 @@ def cards(summary: Summary) -> dict[str, Card]:
         return {"requests": Card("Requests complete", "0", f"of {requests.planned:,}", took)}
     ended = _joined(_completed(summary), _interval(summary, "requests_per_s"))
     error, steady = throughput.error_share or 0, throughput.steady_output_tokens_per_s
-    drain = f"{significant(steady, 4)} excluding drain ({share(throughput.tail_share)} of the run)"
-    timing = f"±{share(error)} timing error" if error >= ERROR_SAID else ""
+    drain = f"{significant(steady, 4)} excluding drain ({percent(throughput.tail_share)} of the run)"
+    timing = f"±{percent(error)} timing error" if error >= ERROR_SAID else ""
     tokens = ""
     if throughput.output_tokens is not None:
         tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s)}"
@@ -189,7 +189,7 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
             both = [(each, figure) for each in (turn.ttft_s, turn.e2e_s) for figure in ("p50", "p90")]
             rows.append([_run(place), *heads, *(statistic(each, figure, 1e3, bare=True) for each, figure in both)])
     more = len(summaries[0].turns) - TURNS_BRIEF
-    notes = [f"{count(more, 'later turn')} in summary.json and on the page."] if brief and more > 0 else []
+    notes = [f"{pluralise(more, 'later turn')} in summary.json and on the page."] if brief and more > 0 else []
     columns = numbers("turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
     several = len(summaries) > 1
     return table("Latency by turn", {"run": "text", **columns}, rows, several=several, id="turns", notes=notes)
@@ -207,7 +207,7 @@ def failures(summary: Summary, run: int | None = None) -> Table:
             lines.append(f"{each.count:,} x {said}")
         if (others := number - sum(each.count for each in requests.examples[kind])) > 0:
             lines.append(f"and {others:,} others")
-        part = share(number / max(1, requests.sent + requests.dropped))
+        part = percent(number / max(1, requests.sent + requests.dropped))
         level: Level = "warning" if kind == "rejected" else "error"
         cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level=level), TableCell(part)]
         firsts = [each.request for each in requests.examples[kind]] if run is None else []
@@ -228,7 +228,7 @@ def objectives(summaries: Summaries) -> Table:
         verdict = TableCell(each.verdict, level=LEVELS[each.verdict])
         rows.append((_run(place), verdict, TableCell(each.objective, code=True), findings.measured(each)))
     untold = sum(each.verdict == "inconclusive" for _, each in stated)
-    notes = [f"{count(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
+    notes = [f"{pluralise(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
     heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
 
@@ -257,7 +257,7 @@ def goodput(summaries: Summaries) -> Table:
         met = found.met_by["90%"]
         bounds = (", ".join(findings.bounds_met(met, " ")) or "any bounds") if met else UNKNOWN
         interval = " to ".join(significant(end * 100) for end in found.attainment_ci95)
-        figures = (f"{found.good:,}", f"{found.requests:,}", share(found.attainment), f"{interval} %")
+        figures = (f"{found.good:,}", f"{found.requests:,}", percent(found.attainment), f"{interval} %")
         rows.append([_run(place), *figures, significant(found.per_s), bounds])
     columns = numbers("good", "of", "attainment", "95 %", "goodput, requests/s")
     heads: Mapping[str, Kind] = {"run": "head", **columns, "90 % would have met": "text"}

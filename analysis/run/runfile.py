@@ -64,10 +64,10 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 def stamp_facts(*names: str) -> StampFacts:
     """What the least of these sources says of itself; of one that is not known here, the least."""
-    from loadgen.servers.wire.timestamp_sources import SOURCES, common
+    from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source
     from loadgen.servers.wire.timestamps import PLAIN
 
-    name = names[0] if len(set(names)) == 1 else common(names)
+    name = names[0] if len(set(names)) == 1 else least_exact_source(names)
     name = STAMPS_RENAMED.get(name, name)
     source = SOURCES.get(name, PLAIN)
     title = source.title if name in SOURCES else f"{name} timestamps"
@@ -335,11 +335,11 @@ def _lines(file: Path) -> Iterator[bytes]:
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
     """Write the header of a run that starts at this instant, on either clock: a busy disk would take longer than there
     is until then, and has it when the run has ended. Raises OutputError."""
-    from loadgen.servers.wire.timestamp_sources import lacking
+    from loadgen.servers.wire.timestamp_sources import missing_requirement
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
-    header.client["stamps_lacking"] = lacking(str(header.plan.get("stamps")), stamps)
+    header.client["stamps_lacking"] = missing_requirement(str(header.plan.get("stamps")), stamps)
     append(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
 
 

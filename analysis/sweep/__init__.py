@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.analysis.format import knows_speed, simulated, speed_of, who
+from loadgen.analysis.format import knows_speed, server_label, simulated, speed_of
 from loadgen.analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import CONFIDENCE
 from loadgen.analysis.summary import Summary
-from loadgen.analysis.sweep.capacity_search import Capacity, Evidence, State
+from loadgen.analysis.sweep.capacity_search import Capacity, LoadObservation, State
 from loadgen.analysis.telemetry import number, samples
 
 FORMAT = 1
@@ -113,9 +113,9 @@ class Measured(NamedTuple):
     summary: Summary
 
 
-def evidence(lines: Iterable[Mapping[str, Any]]) -> list[Evidence]:
+def evidence(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
     """Of the steps that ended."""
-    return [Evidence(each["load"], each["over"], each.get("carried")) for each in lines]
+    return [LoadObservation(each["load"], each["over"], each.get("carried")) for each in lines]
 
 
 def carried(summary: Summary, load: float, *, overloaded: bool) -> float | None:
@@ -173,7 +173,7 @@ def result(
     }
     read = any(each.line.get("power_w") for each in measured)
     return SweepResult(
-        name="" if last is None else who(last) + (f", {gpus} x {limit.gpu}" if limit else ""),
+        name="" if last is None else server_label(last) + (f", {gpus} x {limit.gpu}" if limit else ""),
         mark="" if last is None else simulated(last),
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,

@@ -25,7 +25,7 @@ from loadgen.analysis import stats
 from loadgen.analysis.frame import Booleans, Floats, Frame, sum_by_row
 from loadgen.analysis.objectives import LATENCIES, Objective, ObjectiveError
 from loadgen.analysis.run.record import State as RequestState
-from loadgen.analysis.slo import needs
+from loadgen.analysis.slo import bound_scale
 from loadgen.analysis.summary import Summary
 
 DOUBT = 0.01
@@ -60,7 +60,7 @@ HINT = "Name what gets worse with load: ttft.p99 < 500ms, tpot.p50 < 50ms, compl
 State = Literal["found", "open", "at least", "below"]
 
 
-class Evidence(NamedTuple):
+class LoadObservation(NamedTuple):
     """What one run says of its load."""
 
     load: float
@@ -97,7 +97,7 @@ class Search:
         self._tail, self._precision = (1 - confidence) / 2, precision
         self._grid = np.geomspace(least, most, max(3, math.ceil(math.log(most / least) / STEP)))
 
-    def capacity(self, evidence: Sequence[Evidence]) -> Capacity:
+    def capacity(self, evidence: Sequence[LoadObservation]) -> Capacity:
         """What is known after these runs."""
         kept = [each.load for each in evidence if each.over <= 0.5]
         broken = [each.load for each in evidence if each.over > 0.5]
@@ -113,7 +113,7 @@ class Search:
         exact = high - low <= max(2 * self._precision * middle, float(self._whole))
         return Capacity("found" if exact else "open", middle, low, high)
 
-    def next_load(self, evidence: Sequence[Evidence], start: float) -> float | None:
+    def next_load(self, evidence: Sequence[LoadObservation], start: float) -> float | None:
         """The load to try next; None when the capacity is known well enough."""
         if evidence and self.capacity(evidence).state != "open":
             return None
@@ -135,7 +135,7 @@ class Search:
                 load = far
         return float(max(1, round(load))) if self._whole else float(f"{load:.3g}")
 
-    def _weights(self, evidence: Sequence[Evidence]) -> Floats:
+    def _weights(self, evidence: Sequence[LoadObservation]) -> Floats:
         # Flat in the logarithm up to the largest load tried; beyond, all that was never tried would weigh most.
         weights = 1 / np.maximum(self._grid, max((each.load for each in evidence), default=1.0))
         for load, over, carried in evidence:
@@ -145,7 +145,7 @@ class Search:
                 weights *= np.where(self._grid < where * (1 - 1e-9), likely, 1 - likely)
         return np.asarray(weights / weights.sum())
 
-    def _hints(self, evidence: Sequence[Evidence]) -> Floats:
+    def _hints(self, evidence: Sequence[LoadObservation]) -> Floats:
         """Where the capacity is likely, by what is no evidence: not far below the throughput of an overload, and
         about where it was predicted."""
         hints = np.ones(len(self._grid))
@@ -243,7 +243,7 @@ def _broken(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> 
     if objective.figure not in LATENCIES:
         values: Floats
         if objective.figure == "attainment":
-            values = needs(frame, bounds)[rows]
+            values = bound_scale(frame, bounds)[rows]
         elif objective.figure in FEW:
             values = np.where(frame.ended_as(objective.figure)[rows], 2.0, 0.0)
         else:
@@ -257,7 +257,9 @@ def _broken(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> 
     known = np.isfinite(value) & (of > 0)
     if objective.statistic != "mean":
         return float(
-            not objective.keeps(float((value[known].min if objective.statistic == "min" else value[known].max)()))
+            not objective.satisfied_by(
+                float((value[known].min if objective.statistic == "min" else value[known].max)())
+            )
         )
     mean, size = float(np.average(value[known], weights=of[known])), known.sum() / autocorrelation_time(value[known])
     error = float(value[known].std()) / math.sqrt(max(1.0, size - 1))

@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import Any
 
 from loadgen.analysis import report as doc
-from loadgen.analysis.format import UNKNOWN, count, duration, share, significant, times_speed
+from loadgen.analysis.format import UNKNOWN, duration, percent, pluralise, significant, times_speed
 from loadgen.analysis.report import (
     Block,
     Card,
@@ -64,7 +64,7 @@ def answer(found: SweepResult) -> str:
     low, high = (significant(each) for each in (found.capacity_low, found.capacity_high))
     chance = f"{found.confidence:.0%}".replace("%", " %")
     if found.state is None:
-        return f"{count(len(found.steps), 'load')} measured; no objective says which is too much."
+        return f"{pluralise(len(found.steps), 'load')} measured; no objective says which is too much."
     if found.state == "below":
         return f"{holds}: not even at the lowest load, {high} {unit}."
     if found.capacity is None:
@@ -145,7 +145,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     for place, each in enumerate(found):
         steps += [Paragraph("", run=place)] if several else []
         steps.append(_steps(each, rate_of(found), link))
-    title = f"{count(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
+    title = f"{pluralise(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
     unit = "load" if mixed else LOADS[found[0].over]
     sections = [
         Section("answer", "Capacity", answers),
@@ -217,8 +217,8 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
                 cell(significant(step.load), step.load),
                 VERDICTS.get(step.verdict, step.verdict),
                 cell(chance(step.over), step.over),
-                cell(share(step.complete / step.planned) if step.planned else UNKNOWN),
-                cell(share(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
+                cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
+                cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
                 *(cell(significant(each), each) for each in plain),
                 *(cell(duration(each), each) for each in times),
                 *(cell(significant(getattr(step, name)), getattr(step, name)) for _, name in extra),

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadgen.servers.wire.timestamp_sources import common
+from loadgen.servers.wire.timestamp_sources import least_exact_source
 
 _NS_PER_MS = 1e6
 
@@ -56,7 +56,7 @@ def judge(requests: Sequence[dict[str, Any]], summary: dict[str, Any], n: int) -
         ttft_ms=median(line["sent_ns"][0] - at for at, line in burst) / _NS_PER_MS,
         tpot_ms=median(tpot_ms(line) for _, line in burst),
         server_late_ms=summary["late_ns"]["p99"] / _NS_PER_MS,
-        stamps=common(line["stamps"] for _, line in burst),
+        stamps=least_exact_source(line["stamps"] for _, line in burst),
     )
 
 

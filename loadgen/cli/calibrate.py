@@ -23,8 +23,8 @@ from typer import Option
 
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
-from loadgen.machine import Calibration, Point, allow_open_files, facts, remember
-from loadgen.servers.backends import any_of, simulated_kinds
+from loadgen.machine import Calibration, Point, allow_open_files, facts, save_calibration
+from loadgen.servers.backends import join_or, simulated_kinds
 
 if TYPE_CHECKING:
     from loadgen.analysis.client_health import StampComparison
@@ -46,7 +46,7 @@ No packet ring: tokens that are read together share a stamp. It needs Linux and 
 
 
 def calibrate(
-    server: Annotated[str, Option(help=f"Whose protocol: {any_of(simulated_kinds())}.")] = "vllm",
+    server: Annotated[str, Option(help=f"Whose protocol: {join_or(simulated_kinds())}.")] = "vllm",
     n: Annotated[int, Option("--n", help="Streams, all at once.")] = 1000,
     itl_s: Annotated[
         float, Option("--itl", parser=seconds, metavar="T", help="Time between two tokens of a stream.")
@@ -87,7 +87,7 @@ def calibrate(
         limited_by=limited_by,
     )
     try:
-        say(f"Remembered in {remember(found, facts())}.")
+        say(f"Remembered in {save_calibration(found, facts())}.")
     except OSError as error:
         say(f"Not remembered: {error}")
     if as_json:
@@ -119,7 +119,7 @@ def search(
     return fastest, "server"
 
 
-def drive(point: Point, folder: Path) -> tuple[Path, Path]:
+def run_calibration_point(point: Point, folder: Path) -> tuple[Path, Path]:
     """Run the burst in `folder`, which must exist and be empty; the run's folder and the server's log. Raises
     LoadgenError when the burst did not take place, loadgen.servers.simulated.StartError."""
     from loadgen.servers.simulated.config import SimulatedConfig
@@ -152,7 +152,7 @@ def _measure(folder: Path, say: Callable[[str], None], point: Point) -> StampCom
     from loadgen.analysis.client_health import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read
 
-    run, log = drive(point, Path(mkdtemp(dir=folder)))
+    run, log = run_calibration_point(point, Path(mkdtemp(dir=folder)))
     try:
         comparison = compare_with_log(read(run), read_log(log))
     except ValueError as error:

@@ -26,7 +26,7 @@ failures or peaks. In parentheses: if steps take {share:.0f} % more or less time
 modelled; nine of ten published measurements are within that."""
 
 
-def drive(
+def run_capacity(
     settings: dict[str, Any],
     *,
     rate: Annotated[float, Option(min=0.001, help="Requests per second, or sessions, of all users.", **LOAD)],
@@ -50,25 +50,25 @@ def drive(
     quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
 ) -> None:
     """Simulate each candidate at several rates, and print what each takes."""
-    from loadgen.analysis.capacity import figures_of, met, unfit
+    from loadgen.analysis.capacity import figures_of, met, unplannable
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
     from loadgen.studies import capacity
-    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.simulate import ServerModel
 
     try:
         objectives = parse(objective or (), "--objective")
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
-    if not objectives or unfit(objectives):
-        said = ", ".join(unfit(objectives)) or "no objective"
+    if not objectives or unplannable(objectives):
+        said = ", ".join(unplannable(objectives)) or "no objective"
         raise PlanError(
             f"{said}: a capacity is the load up to which latencies stay below bounds",
             "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
         )
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
-    base = Modelled(model=model, hardware=hardware)
+    base = ServerModel(model=model, hardware=hardware)
     tried = capacity.candidates(gpu or GPUS, _numbers(tp), format_name.split(","), base)
     options = []
     for place, candidate in enumerate(tried, 1):
@@ -145,7 +145,7 @@ def _numbers(listed: str) -> list[int]:
 
 
 @run_command(
-    drive,
+    run_capacity,
     without=(
         *LEFT_OUT,
         "arrivals",
@@ -171,4 +171,4 @@ def plan_capacity(
     """
     from loadgen.plan_fields import read_plan
 
-    drive(({} if plan is None else read_plan(plan)) | settings, **shared)
+    run_capacity(({} if plan is None else read_plan(plan)) | settings, **shared)

@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli import BETWEEN_SIDES
 from loadgen.cli.options import share
-from loadgen.cli.output import CountsAs, Inconclusive, complain, show, shown, verdicts_code
+from loadgen.cli.output import CountsAs, Inconclusive, print_error, show, shown, verdicts_code
 from loadgen.errors import PlanError
 from loadgen.results import compare_paths, report_link, write_text
 
@@ -109,4 +109,4 @@ def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markd
         return
     for each in found.gates:
         if shown(each.verdict, inconclusive, quiet=quiet):
-            complain(each.sentence)
+            print_error(each.sentence)

@@ -62,11 +62,11 @@ def inference(
     The model has its real shape and random weights. Exit codes: 0 measured, 2 usage.
     """
     with _told():
-        from loadgen.dissect.inference import InferenceAsked
+        from loadgen.dissect.inference import InferenceSpec
         from loadgen.dissect.inference import inference as measure
 
         found = measure(
-            InferenceAsked(
+            InferenceSpec(
                 model=model,
                 layers=layers,
                 batches=_sizes(batch),
@@ -121,11 +121,11 @@ def training(
     """
     with _told():
         from loadgen.dissect.techniques import parse
-        from loadgen.dissect.training import TrainingAsked
+        from loadgen.dissect.training import TrainingSpec
         from loadgen.dissect.training import training as measure
 
         found = measure(
-            TrainingAsked(
+            TrainingSpec(
                 model=model,
                 techniques=tuple(map(parse, technique or ["naive"])),
                 layers=layers,

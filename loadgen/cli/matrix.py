@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from loadgen import errors
-from loadgen.cli.output import Output, complain
+from loadgen.cli.output import Output, print_error
 from loadgen.cli.streams import results_are_kept
 from loadgen.cli.sweep import asked as grown
 from loadgen.cli.sweep import exit_code as sweep_code
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.matrix import CellRunData, CellSweep, MatrixSummary
     from loadgen.analysis.objectives import Objective
     from loadgen.plan import Plan
-    from loadgen.studies.matrix import MatrixPlan, Repeat, SweptBy
+    from loadgen.studies.matrix import MatrixPlan, Repeat, SweepOptions
     from loadgen.studies.matrix.run import Matrix
     from loadgen.studies.sweep import Measure, Over
 
@@ -108,7 +108,7 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
             if (
                 each.level in ("warning", "error") and each.id != "interrupted"
             ):  # of which there is a line with the hint
-                complain(each.sentence)
+                print_error(each.sentence)
     return errors.EXIT_INTERRUPTED if interrupted else exit_code(found)
 
 
@@ -142,7 +142,7 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
             else in_a_line(_summarised(folder, anew=True).summary)
         )
 
-    def sweep(swept: SweptBy, plan: Plan, folder: Path, serve: Measure, price: dict[str, Any]) -> bool:
+    def sweep(swept: SweepOptions, plan: Plan, folder: Path, serve: Measure, price: dict[str, Any]) -> bool:
         judged, loads, over = _grown(swept)
         settled = {"precision": swept.precision, "confidence": swept.confidence, "start": swept.start, **price}
         wanted = swept_plan(plan, over, folder, loads, judged, None)
@@ -164,7 +164,7 @@ def _say_below(output: Output, line: str) -> None:
     output.say(f"    {line}")
 
 
-def _grown(swept: SweptBy) -> tuple[list[Objective], tuple[float, ...], Over]:
+def _grown(swept: SweepOptions) -> tuple[list[Objective], tuple[float, ...], Over]:
     return grown(swept.objectives, swept.rates, swept.concurrency, swept.over)
 
 

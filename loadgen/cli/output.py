@@ -25,9 +25,9 @@ from loadgen.results import (
     Group,
     expressions,
     folder_of,
+    load_and_summarise,
     no_objectives,
     runs_in,
-    summarised,
     write_page,
     write_summary,
     write_text,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.report.run_document import ReportedRun
     from loadgen.analysis.run.runfile import Run
     from loadgen.analysis.summary import Summary
-    from loadgen.engine.client_health import Counts
+    from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.prepare import OnProgress
     from loadgen.plan import Plan
 
@@ -64,7 +64,7 @@ PLAIN_EVERY_S = 5.0
 BAR_LEAST, BAR_MOST = 6, 24
 
 
-def finish(output: Output, folder: Path, *, report: bool) -> int:
+def write_results(output: Output, folder: Path, *, report: bool) -> int:
     """Write and print the results of a run that has ended; return its exit code."""
     results_are_kept(folder, text_only=not output.as_json)
     return exit_code(output.results([folder], folder / "report.html" if report else None), output.inconclusive)
@@ -108,7 +108,7 @@ def unanswered(summary: Summary) -> bool:
     return any(getattr(summary.requests, state) for state in unnamed)
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """For people who asked for no text."""
     print(f"loadgen: {sentence}", file=sys.stderr)
 
@@ -155,7 +155,7 @@ class Output:
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
         """What the file of this run says, so that `results` need not read it."""
-        self._known[path] = summarised(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
+        self._known[path] = load_and_summarise(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json into the folder of each run and `page` for all of them, and print the figures as
@@ -204,7 +204,7 @@ class Output:
         parts = []
         for run in runs_in(path):
             known = self._known.pop(run, None)
-            parts.append(known or summarised(run, self.objectives, self._bounds, drawn=drawn))
+            parts.append(known or load_and_summarise(run, self.objectives, self._bounds, drawn=drawn))
             with _raised_later(problems):
                 write_summary(run, parts[-1].summary)
         summaries = [as_dict(part.summary) for part in parts]
@@ -227,12 +227,12 @@ class Output:
             failed = {"interrupted", "client", *(["complete"] if unanswered(summary) else [])}
             for each in findings(summary):
                 if each.id in failed and each.level != "ok":
-                    complain(of + each.sentence)
+                    print_error(of + each.sentence)
             for row in failures(summary).rows if unanswered(summary) else ():
-                complain(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
+                print_error(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
             for stated in summary.objectives:
                 if shown(stated.verdict, self.inconclusive, quiet=self.quiet):
-                    complain(f"{of}{stated.verdict}: {stated.objective}: {measured(stated)}")
+                    print_error(f"{of}{stated.verdict}: {stated.objective}: {measured(stated)}")
 
 
 @contextmanager
@@ -255,7 +255,7 @@ def shown_progress(requests: int | None, duration_s: float | None, stream: TextI
     look = _ProgressLine(requests, duration_s)
     shown_s = 0.0
 
-    def show_plain(phase: str, counts: Counts) -> None:
+    def show_plain(phase: str, counts: LiveCounters) -> None:
         nonlocal shown_s
         look.take(phase, counts)
         if look.now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
@@ -273,7 +273,7 @@ def shown_progress(requests: int | None, duration_s: float | None, stream: TextI
     bar = "━╌" if console.encoding.startswith("utf") else "#-"
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        def show_live(phase: str, counts: Counts) -> None:
+        def show_live(phase: str, counts: LiveCounters) -> None:
             look.take(phase, counts)
             live.update(Text(look.live(phase, counts, console.width, bar), no_wrap=True), refresh=True)
 
@@ -289,7 +289,7 @@ class _ProgressLine:
         self._running_s: float | None = None
         self._tokens = deque([(self.now_s, 0)])
 
-    def take(self, phase: str, counts: Counts) -> None:
+    def take(self, phase: str, counts: LiveCounters) -> None:
         """These are the counts now. The oldest one kept is as close to a second ago as there is."""
         self.now_s = time.monotonic()
         if phase != "connecting":
@@ -298,7 +298,7 @@ class _ProgressLine:
         while len(self._tokens) > 2 and self._tokens[1][0] <= self.now_s - 1:
             self._tokens.popleft()
 
-    def plain(self, phase: str, counts: Counts) -> str:
+    def plain(self, phase: str, counts: LiveCounters) -> str:
         """Every count."""
         of = "" if self._requests is None else f"/{self._requests}"
         return (
@@ -308,7 +308,7 @@ class _ProgressLine:
             f"{', '.join(self._figures(counts))}"
         )
 
-    def live(self, phase: str, counts: Counts, width: int, bar: str) -> str:
+    def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
         """One line of fewer than `width` characters; where that is too few, its end is left out, and first the bar."""
         done, left = self._far(counts)
         wrong = {state: n for state in ("failed", "truncated", "rejected", "dropped") if (n := getattr(counts, state))}
@@ -321,7 +321,7 @@ class _ProgressLine:
             said = f"{bar[0] * full}{bar[1] * (room - full)}  {said}"
         return f"{elapsed}{said}"[: width - 1]
 
-    def _far(self, counts: Counts) -> tuple[float | None, str]:
+    def _far(self, counts: LiveCounters) -> tuple[float | None, str]:
         """Which share is done, of the time or of the requests, and what is left of it."""
         ended = counts.complete + counts.truncated + counts.failed + counts.rejected + counts.dropped
         passed_s = self.now_s - (self._running_s or self.now_s)
@@ -332,7 +332,7 @@ class _ProgressLine:
             return None, f"{max(0, counts.sent + counts.dropped - ended):,} in flight"
         return ended / self._requests, f"{self._requests - ended:,} left"
 
-    def _figures(self, counts: Counts) -> list[str]:
+    def _figures(self, counts: LiveCounters) -> list[str]:
         from loadgen.analysis.format import duration
 
         (began_s, before), (ended_s, after) = self._tokens[0], self._tokens[-1]

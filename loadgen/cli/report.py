@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, complain, exit_code, show
+from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, print_error, show
 from loadgen.cli.sweep import is_sweep, write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.results import folder_of, indexed, runs_below, runs_in, write_text
@@ -88,17 +88,17 @@ def report(
 
 def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
     """Write the page of a folder of runs, and print the list of them as asked."""
-    from loadgen.analysis.format import count
+    from loadgen.analysis.format import pluralise
     from loadgen.analysis.repeats import index, listed
     from loadgen.analysis.report.page import render
     from loadgen.analysis.summary import as_dict
 
     runs, unread = indexed(below, folder, page)
     for sentence in unread:
-        complain(sentence)
+        print_error(sentence)
     if not runs:
         raise OutputError(f"no run in {folder} can be read.", "Name the folder of a run.")
-    title = f"{count(len(runs), 'run')} in {folder}"
+    title = f"{pluralise(len(runs), 'run')} in {folder}"
     write_text(page, render(index(runs, title, unread)))
     if output.as_json:
         print(json.dumps([as_dict(run.summary) for run in runs], indent=2))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.options import ADVANCED, OUTPUT, run_command, seconds
-from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
+from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, write_results
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BIND = (
 JOIN = "With --distributed: how long to wait for them."
 
 
-def drive(
+def run_load(
     settings: dict[str, Any],
     *,
     out: Annotated[
@@ -54,14 +54,14 @@ def drive(
     """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
     from loadgen import folders
     from loadgen.engine import prepare
-    from loadgen.engine.resolve_server import named
+    from loadgen.engine.resolve_server import with_detected_server
     from loadgen.plan import Plan
 
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
     asked = Plan(**settings)
     judged: dict[str, Any] = {"assertions": asked.objectives, "inconclusive": inconclusive, "goodput": asked.goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = named(asked)
+    asked = with_detected_server(asked)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
@@ -77,11 +77,11 @@ def drive(
         else:
             with folders.FolderClaim(folder):
                 _run_repeats(run_plan, asked, folder, output)
-        raise Exit(finish(output, folder, report=report))
+        raise Exit(write_results(output, folder, report=report))
 
 
 @run_command(
-    drive,
+    run_load,
     without=("arrivals", "duration_s", "max_in_flight", "window_s"),
     defaults={"n": 1000, "label": "burst"},
     helps={"n": "How many requests, all sent at once."},
@@ -93,10 +93,10 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
     server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is
     inconclusive, 130 interrupted.
     """
-    drive(settings, **shared)
+    run_load(settings, **shared)
 
 
-@run_command(drive)
+@run_command(run_load)
 def run(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
@@ -112,7 +112,7 @@ def run(
     from loadgen.plan_fields import from_catalog, read_plan
 
     named = {} if catalog is None else from_catalog(catalog)
-    drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
+    run_load(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
 
 
 def worker(

@@ -18,7 +18,7 @@ from loadgen.cli import PLAIN
 from loadgen.cli.options import SettingsCommand, seconds, timed
 from loadgen.errors import EXIT_SERVER, PlanError
 from loadgen.servers.auth import Access, bearer, secret_in
-from loadgen.servers.backends import KINDS, any_of, launchable
+from loadgen.servers.backends import KINDS, join_or, launchable
 from loadgen.servers.discovery import check_limits, probe
 from loadgen.servers.errors import LaunchError, ServerError
 from loadgen.servers.launch import compose, process
@@ -31,8 +31,8 @@ servers = Typer(
     no_args_is_help=True, help="Start, look at and end real servers, on this machine or on a GPU host.", **PLAIN
 )
 
-_Server = Annotated[str, Option(help=f"{any_of(launchable())}.")]
-_AnyServer = Annotated[str | None, Option(help=f"{any_of(launchable())}; all of them by default.")]
+_Server = Annotated[str, Option(help=f"{join_or(launchable())}.")]
+_AnyServer = Annotated[str | None, Option(help=f"{join_or(launchable())}; all of them by default.")]
 _HostName = Annotated[str, Option(help="A host of the hosts file; local is this machine.")]
 _Hosts = Annotated[Path | None, Option(help="The hosts file. Default: hosts.toml in this folder, if there is one.")]
 _File = Annotated[Path | None, Option(help="compose: another docker-compose.yml.")]

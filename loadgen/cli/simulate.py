@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen.cli.options import ADVANCED, OUTPUT, run_command
-from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, finish
+from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, write_results
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
-    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.simulate import ServerModel
 
 ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
 WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
@@ -41,7 +41,7 @@ LEFT_OUT = (
 """Options of a run that speak of connections, of bytes, or of this machine."""
 
 
-def drive(
+def run_simulation(
     settings: dict[str, Any],
     *,
     twin: TwinFile = None,
@@ -81,7 +81,9 @@ def drive(
     judged: dict[str, Any] = {"assertions": asked.objectives, "inconclusive": inconclusive, "goodput": asked.goodput}
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     limits = (kv_tokens, running_limit, step_tokens)
-    modelled = simulate.Modelled(gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known)
+    modelled = simulate.ServerModel(
+        gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known
+    )
     command = without_secrets(["loadgen", *sys.argv[1:]])
     output.say(f"SIMULATED (virtual) {simulate.described(asked, modelled)}; nothing is sent")
     with folders.chosen(out, asked.server, asked.label) as folder:
@@ -91,23 +93,25 @@ def drive(
             with folders.FolderClaim(folder):
                 for plan in asked.each_repeat():
                     _simulate(plan, modelled, folder / f"repeat-{plan.repeat}", command, output, drawn=report)
-        raise Exit(finish(output, folder, report=report))
+        raise Exit(write_results(output, folder, report=report))
 
 
-def _simulate(plan: Plan, modelled: Modelled, folder: Path, command: list[str], output: Output, *, drawn: bool) -> None:
+def _simulate(
+    plan: Plan, modelled: ServerModel, folder: Path, command: list[str], output: Output, *, drawn: bool
+) -> None:
     """Simulate one plan into a folder, and keep its figures for the report."""
-    from loadgen.analysis.frame import Gathering
+    from loadgen.analysis.frame import FrameBuilder
     from loadgen.analysis.steady_window import windowed
     from loadgen.cli.twin import predict
     from loadgen.studies import simulate
 
-    gathering = Gathering()
+    gathering = FrameBuilder()
     prediction = predict(plan, modelled) if modelled.twin else ()
     run = simulate.run(plan, modelled, folder, command, prediction, gathering.add, output.say)
     output.loaded(folder, run, windowed(gathering.frame(), run.header), drawn=drawn)
 
 
-@run_command(drive, without=LEFT_OUT, defaults={"label": "simulated"})
+@run_command(run_simulation, without=LEFT_OUT, defaults={"label": "simulated"})
 def simulate(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
@@ -122,4 +126,4 @@ def simulate(
     from loadgen.plan_fields import from_catalog, read_plan
 
     named = {} if catalog is None else from_catalog(catalog)
-    drive(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
+    run_simulation(named | ({} if plan is None else read_plan(plan)) | settings, **shared)

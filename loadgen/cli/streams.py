@@ -79,7 +79,7 @@ class TolerantStream:
             os.close(null)
 
 
-class Screen:
+class SafeStream:
     """A stream for people, to which all commands print. It removes control characters and hides secrets. Text that
     `loadgen.analysis.report.terminal` has made safe, and coloured, goes to its `own` stream."""
 
@@ -96,9 +96,9 @@ class Screen:
         return getattr(self.own, name)
 
 
-def protect() -> tuple[Screen, Screen]:
+def protect() -> tuple[SafeStream, SafeStream]:
     """Replace standard output and standard error by streams that tolerate errors. Raises nothing."""
-    out, err = (Screen(TolerantStream(stream or _null())) for stream in (sys.stdout, sys.stderr))
+    out, err = (SafeStream(TolerantStream(stream or _null())) for stream in (sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (out, err))
     return out, err
 

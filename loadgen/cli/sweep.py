@@ -14,11 +14,11 @@ from typer import Argument, Exit, Option
 
 from loadgen import errors
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds, share
-from loadgen.cli.output import Output, Quiet, complain, show
+from loadgen.cli.output import Output, Quiet, print_error, show
 from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
 from loadgen.cli.streams import results_are_kept
 from loadgen.errors import OutputError, PlanError
-from loadgen.results import report_link, summarised, write_page, write_summary, write_text
+from loadgen.results import load_and_summarise, report_link, write_page, write_summary, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loadgen.engine.prepare import OnProgress
     from loadgen.journal import Line
     from loadgen.plan import Plan
-    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.simulate import ServerModel
     from loadgen.studies.sweep import Measure, Sweep, Why
 
 OBJECTIVE = (
@@ -56,7 +56,7 @@ FORESEEN_MOST = 16
 """Loads at which a twin is asked what to expect."""
 
 
-def drive(
+def run_sweep(
     settings: dict[str, Any],
     *,
     objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE, **LOAD)] = None,
@@ -120,11 +120,11 @@ def drive(
         results_are_kept(folder, text_only=not as_json)
         found = write_frontier([folder], output, folder / "frontier.html")[0]
         if found.ended == "interrupted":
-            complain(f"interrupted; go on with the same command and --resume --out {folder}")
+            print_error(f"interrupted; go on with the same command and --resume --out {folder}")
         raise Exit(exit_code(found))
 
 
-@run_command(drive, without=("arrivals", "repeats"), defaults={"label": "sweep"})
+@run_command(run_sweep, without=("arrivals", "repeats"), defaults={"label": "sweep"})
 def sweep(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
@@ -141,7 +141,7 @@ def sweep(
 
     named = {} if catalog is None else from_catalog(catalog)
     given = named | ({} if plan is None else read_plan(plan)) | settings
-    drive({name: value for name, value in given.items() if name not in ("arrivals", "repeats")}, **shared)
+    run_sweep({name: value for name, value in given.items() if name not in ("arrivals", "repeats")}, **shared)
 
 
 def exit_code(found: SweepResult) -> int:
@@ -225,7 +225,7 @@ def read_sweep(folder: Path) -> SweepResult:
             try:
                 summary = from_json((run / "summary.json").read_bytes())
             except (OSError, MsgspecError):
-                summary = summarised(run, objectives, _bounds(objectives), drawn=False).summary
+                summary = load_and_summarise(run, objectives, _bounds(objectives), drawn=False).summary
             measured.append(Measured(line, step_folder(line["step"]), summary))
         found = _search(begun["plan"]["over"], settled).capacity(evidence(ended(lines))) if objectives else None
         why = next(
@@ -261,9 +261,9 @@ def asked(
     return judged, (), over
 
 
-def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> Modelled | None:
+def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> ServerModel | None:
     """What a sweep in virtual time is of, or what predicts; `more` as in Modelled. Raises PlanError."""
-    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import read
 
     if virtual == "twin" and twin is None:
@@ -271,7 +271,7 @@ def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: 
     if not (virtual or twin):
         return None
     gpu, named = None if virtual == "twin" else virtual, model if virtual else None
-    return replace(Modelled(gpu, named, *more), twin=read(twin) if twin else None)
+    return replace(ServerModel(gpu, named, *more), twin=read(twin) if twin else None)
 
 
 def _check_speed(plan: Plan, real_time: Mapping[str, bool]) -> None:
@@ -291,11 +291,13 @@ def _check_speed(plan: Plan, real_time: Mapping[str, bool]) -> None:
 
 def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
     """The plan of all steps, whose mistakes are found before the first. Raises PlanError."""
-    from loadgen.engine.resolve_server import named
+    from loadgen.engine.resolve_server import with_detected_server
     from loadgen.plan import Plan
     from loadgen.studies.sweep import ARRIVALS, length_of
 
-    return named(Plan(**settings | length_of(settings) | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)}))
+    return with_detected_server(
+        Plan(**settings | length_of(settings) | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)})
+    )
 
 
 def swept_plan(
@@ -304,7 +306,7 @@ def swept_plan(
     folder: Path,
     loads: tuple[float, ...],
     judged: Sequence[Objective],
-    made: Modelled | None,
+    made: ServerModel | None,
 ) -> Sweep:
     from loadgen.studies.sweep import Sweep
 
@@ -315,7 +317,7 @@ def swept_plan(
     return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)), allowed)
 
 
-def _serve(sweep: Sweep, made: Modelled | None, output: Output) -> Measure:
+def _serve(sweep: Sweep, made: ServerModel | None, output: Output) -> Measure:
     """What makes the run of a step: on a model, or on a server."""
     from loadgen.engine import prepare
     from loadgen.servers.auth import without_secrets
@@ -373,7 +375,7 @@ def measure(
     bounds = tuple(each.text for each in _bounds(judged))
 
     def serve_step(plan: Plan, folder: Path, show: OnProgress) -> Footer:
-        return serve(plan.but(objectives=objectives, goodput=bounds), folder, show)
+        return serve(plan.replaced(objectives=objectives, goodput=bounds), folder, show)
 
     def next_load(lines: Sequence[Line]) -> float | None:
         if not sweep.loads:
@@ -396,7 +398,9 @@ def measure(
         )
 
 
-def _foreseen(sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, settled: dict[str, Any]) -> dict[str, Any]:
+def _foreseen(
+    sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, settled: dict[str, Any]
+) -> dict[str, Any]:
     """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
     from loadgen.analysis.sweep import evidence, expected
 
@@ -408,7 +412,7 @@ def _foreseen(sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, set
 
 
 def in_memory(
-    sweep: Sweep, judged: Sequence[Objective], modelled: Modelled, search: Search, start: float, runs_most: int
+    sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, search: Search, start: float, runs_most: int
 ) -> list[tuple[Line, Summary]]:
     """A sweep in virtual time that is not written: of each step its line and its summary."""
     from loadgen.analysis.build_summary import summarise
@@ -449,7 +453,7 @@ def _judge(
 
     run, frame = loaded(folder)
     bounds = _bounds(judged)
-    part = summarised(folder, judged, bounds, known=(run, frame))
+    part = load_and_summarise(folder, judged, bounds, known=(run, frame))
     write_summary(folder, part.summary)
     write_page([part], folder / "report.html", [])
     summary = part.summary

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer
 
 from loadgen.cli import PLAIN
-from loadgen.cli.output import complain
+from loadgen.cli.output import print_error
 from loadgen.errors import PlanError
 from loadgen.results import write_text
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.prediction import Predicted
     from loadgen.analysis.run.runfile import Run
     from loadgen.plan import Plan
-    from loadgen.studies.simulate import Modelled
+    from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import Twin
     from loadgen.studies.twin_fitting import Observed
 
@@ -66,7 +66,7 @@ def fit(
     """
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, engine_of
-    from loadgen.studies.twin_fitting import figures, fit, foretold, observed
+    from loadgen.studies.twin_fitting import figures, fit, observed, simulate_run
 
     read = [_read(path) for path in runs]
     kind = str(read[0].header.server.get("name") or "")
@@ -89,7 +89,7 @@ def fit(
     found = fit(read, rules, deployment, known)
     for path, known_already in zip(runs, map(_cached, read), strict=True):
         if known_already > CACHED_MOST:
-            complain(f"{path}: {known_already:.0%} of its prompt tokens {ALREADY_CACHED}")
+            print_error(f"{path}: {known_already:.0%} of its prompt tokens {ALREADY_CACHED}")
     write_text(out, json.dumps(_plain(found), indent=1) + "\n", "Name another file with --out.")
     if as_json:
         print(json.dumps(_plain(found), indent=1))
@@ -97,7 +97,7 @@ def fit(
     print(_said(found))
     for run in map(observed, read):
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
-        replayed = {name: (each,) for name, each in foretold(run, found).items()}
+        replayed = {name: (each,) for name, each in simulate_run(run, found).items()}
         print(f"\n{run.name}, replayed ({WHOLE})\n{_beside(measured, replayed)}")
     print(f"\n{out}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
 
@@ -131,7 +131,7 @@ def check(
         print(json.dumps(told, indent=1))
 
 
-def predict(plan: Plan, modelled: Modelled, draws: int | None = None) -> list[Predicted]:
+def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list[Predicted]:
     """Figures of the plan on a twin, each with its 95 % interval; nothing is written. Empty for a load so long that it
     would take minutes. Raises as loadgen.studies.simulate.run does."""
     from loadgen.analysis.build_summary import summarise
@@ -157,9 +157,9 @@ def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     """The same, of the requests of a run."""
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.prediction import predicted
-    from loadgen.studies.twin_fitting import foretold
+    from loadgen.studies.twin_fitting import simulate_run
 
-    central, *others = (foretold(run, known, draw) for draw in (None, *range(len(known.draws))))
+    central, *others = (simulate_run(run, known, draw) for draw in (None, *range(len(known.draws))))
     return predicted(central, others, known.residual, RUN_VARIATION)
 
 
@@ -220,12 +220,12 @@ def _plain(found: Twin) -> Any:
 
 def _said(found: Twin) -> str:
     """Its constants and its limits."""
-    from loadgen.analysis.format import duration, share
+    from loadgen.analysis.format import duration, percent
     from loadgen.analysis.hardware import aligned
 
     rows = [("", "", "95 %")]
     for name, each in found.constants.items():
-        value, low, high = map(duration if each.unit == "s" else share, (each.value, each.low, each.high))
+        value, low, high = map(duration if each.unit == "s" else percent, (each.value, each.low, each.high))
         rows.append((f"{name}: {each.meaning}", value, f"{low} to {high}"))
     where = f"{found.tensor} x {found.gpu}, {found.model}, {found.number_format}" if found.gpu else "hardware unknown"
     number = sum(int(each["requests"]) for each in found.runs)

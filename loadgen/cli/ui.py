@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
-from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, finish
+from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, write_results
 from loadgen.errors import EXIT_USAGE, PlanError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def ui(
     if headless and not session.folders:
         raise PlanError("nothing was started within --run-time", "Give it more time.")
     if headless:
-        raise Exit(finish(output, session.folders[0], report=report))
+        raise Exit(write_results(output, session.folders[0], report=report))
     for folder in session.folders:
         output.say(str(folder / "run.jsonl"))
 

@@ -13,7 +13,7 @@ from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
 from loadgen.dissect import DissectError
-from loadgen.dissect.results import DATA_SHEET, Bounds, Transfer
+from loadgen.dissect.results import DATA_SHEET, DeviceLimits, LinkProbe
 from loadgen.servers.hardware import HardwareError, gpu
 
 Pick = Callable[[list[float]], float]
@@ -40,7 +40,7 @@ def check(device: str, dtype: str) -> None:
         raise DissectError(f"no number format is called {dtype!r}", f"Choose one of {', '.join(DTYPES)}.")
 
 
-def bounds(device: str, dtype: str, pick: Pick = min) -> Bounds:
+def bounds(device: str, dtype: str, pick: Pick = min) -> DeviceLimits:
     """Of a GPU that has a row in servers/hardware/gpus.csv the data sheet's; else what short probes reach: the fastest
     try, or the one that is picked."""
     if device == "cuda":
@@ -50,16 +50,18 @@ def bounds(device: str, dtype: str, pick: Pick = min) -> Bounds:
         except HardwareError:
             card = None
         if card and dtype != "fp32":
-            return Bounds(card.name, card.flops_per_s, card.memory_bytes_per_s, DATA_SHEET, card.architecture.launch_s)
+            return DeviceLimits(
+                card.name, card.flops_per_s, card.memory_bytes_per_s, DATA_SHEET, card.architecture.launch_s
+            )
     else:
         name = f"{torch.get_num_threads()} CPU threads"
     rate, moved = _gemm_flops_per_s(device, dtype, pick), _stream_bytes_per_s(device, pick)
     fresh = _fresh_bytes_per_s(pick) if device == "cpu" else 0.0
     source = f"measured: {'best' if pick is min else 'median'} GEMM, and STREAM's triad"
-    return Bounds(name, rate, moved, source, _launch_s(device), fresh, device == "cpu" and _sums_in_fp32(dtype))
+    return DeviceLimits(name, rate, moved, source, _launch_s(device), fresh, device == "cpu" and _sums_in_fp32(dtype))
 
 
-def bounds_together(device: str, dtype: str) -> Bounds:
+def bounds_together(device: str, dtype: str) -> DeviceLimits:
     """What each process has while all are busy, as a rule rather than at best: what a step is predicted of. And what
     the links between them have."""
     if not distributed.is_initialized():
@@ -68,7 +70,7 @@ def bounds_together(device: str, dtype: str) -> Bounds:
     return replace(bounds(device, dtype, median), links=links(device))
 
 
-def links(device: str) -> dict[str, Transfer]:
+def links(device: str) -> dict[str, LinkProbe]:
     """What collectives of the group take: the latency of a small message, the rate of a large one."""
     ranks = distributed.get_world_size()
     around = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": (ranks - 1) / ranks}
@@ -76,7 +78,7 @@ def links(device: str) -> dict[str, Transfer]:
     found = {}
     for name, share in around.items():
         small, large = (_collective_s(name, values, device, ranks) for values in (ranks, LINK_VALUES * ranks))
-        found[name] = Transfer(small, share * 4.0 * LINK_VALUES * ranks / max(large - small, 1e-9))
+        found[name] = LinkProbe(small, share * 4.0 * LINK_VALUES * ranks / max(large - small, 1e-9))
     return found
 
 

@@ -1,7 +1,7 @@
 """One step of a model of real shape and random weights, module by module and operator by operator.
 
-Each repeat is one step unwatched, which is the time that counts, then one with `Watch`, which says where it goes. In
-between, torch.profiler times operators in its own way: both must come to the same total.
+Each repeat is one step unwatched, which is the time that counts, then one with `OpProfiler`, which says where it goes.
+In between, torch.profiler times operators in its own way: both must come to the same total.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from loadgen.dissect import DissectError
 from loadgen.dissect import device_probe as machine
-from loadgen.dissect.op_profiler import Clock, Seen, Watch
+from loadgen.dissect.op_profiler import Clock, OpProfiler, Seen
 from loadgen.dissect.processes import shared
-from loadgen.dissect.results import Bounds, InferenceFound, Operator, Phase, StepCase
+from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, Phase, StepCase
 from loadgen.servers.hardware import model as shape_of
-from loadgen.servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, Shared
+from loadgen.servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, ProcessGroup
 from loadgen.servers.ladder.llama import Llama, build
 
 PROFILED = 5
@@ -34,7 +34,7 @@ COLLECTIVES = (ALL_REDUCE, WAIT, ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceAsked:
+class InferenceSpec:
     """What to measure."""
 
     model: str
@@ -55,7 +55,7 @@ class InferenceAsked:
     hardware: Path | None = None
 
 
-def inference(asked: InferenceAsked) -> InferenceFound:
+def inference(asked: InferenceSpec) -> InferenceResult:
     """All batch sizes. Raises DissectError, HardwareError."""
     machine.check(asked.device, asked.dtype)
     if asked.backward and asked.phase == "decode":
@@ -68,10 +68,10 @@ def inference(asked: InferenceAsked) -> InferenceFound:
     return shared(_measured, asked, asked.tensor_parallel, asked.device, asked.threads)
 
 
-def _measured(asked: InferenceAsked) -> InferenceFound:
+def _measured(asked: InferenceSpec) -> InferenceResult:
     shape = shape_of(asked.model, asked.hardware)
     torch.manual_seed(SEED)
-    group = Shared(asked.link_delay_s) if asked.tensor_parallel > 1 else None
+    group = ProcessGroup(asked.link_delay_s) if asked.tensor_parallel > 1 else None
     model = build(
         shape,
         architecture=asked.architecture,
@@ -84,7 +84,7 @@ def _measured(asked: InferenceAsked) -> InferenceFound:
     allowed = machine.bounds(asked.device, asked.dtype)
     if group:
         allowed = replace(allowed, links=machine.links(asked.device))
-    return InferenceFound(
+    return InferenceResult(
         model=shape.name,
         architecture=asked.architecture,
         layers=asked.layers,
@@ -116,7 +116,7 @@ class _Passes:
             self.backward(result)
 
 
-def _passes(model: Llama, asked: InferenceAsked, batch: int) -> _Passes:
+def _passes(model: Llama, asked: InferenceSpec, batch: int) -> _Passes:
     new = 1 if asked.phase == "decode" else asked.input_tokens
     tokens = torch.randint(model.shape.vocabulary, (batch, new), device=asked.device)
     if asked.backward:
@@ -137,7 +137,7 @@ def _passes(model: Llama, asked: InferenceAsked, batch: int) -> _Passes:
     return _Passes(asked_step, None)
 
 
-def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> StepCase:
+def _case(model: Llama, asked: InferenceSpec, batch: int, allowed: DeviceLimits) -> StepCase:
     passes, device = _passes(model, asked, batch), asked.device
 
     def together() -> None:
@@ -155,7 +155,7 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
         together()
         plain.append(machine.timed(device, passes.step))
         together()
-        watch = Watch(model, clock)
+        watch = OpProfiler(model, clock)
         _watched(watch, passes, device)
         seen.append(watch.seen)
         for name, seconds in _parts(watch).items():
@@ -174,7 +174,7 @@ def _case(model: Llama, asked: InferenceAsked, batch: int, allowed: Bounds) -> S
     )
 
 
-def by_turns(model: Llama, asked: InferenceAsked, batch: int) -> dict[str, list[float]]:
+def by_turns(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[float]]:
     """Steps as standard, as asked and without communication, by turns, which tell what of all-reduces is hidden."""
     if asked.tensor_parallel == 1 or (asked.architecture == "standard" and not asked.link_delay_s):
         return {}
@@ -194,7 +194,7 @@ def by_turns(model: Llama, asked: InferenceAsked, batch: int) -> dict[str, list[
     return found
 
 
-def _watched(watch: Watch, passes: _Passes, device: str) -> None:
+def _watched(watch: OpProfiler, passes: _Passes, device: str) -> None:
     """A GPU is given something to do first, so that no operator waits for the instruments to ask for it."""
     if device == "cuda":
         machine.settled(device)
@@ -210,14 +210,14 @@ def _watched(watch: Watch, passes: _Passes, device: str) -> None:
     machine.settled(device)
 
 
-def _parts(watch: Watch) -> dict[str, float]:
+def _parts(watch: OpProfiler) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, begin, end in watch.spans:
         found[name] = found.get(name, 0.0) + watch.clock.seconds(begin, end)
     return found
 
 
-def _operators(repeats: list[list[Seen]], clock: Clock, allowed: Bounds) -> list[Operator]:
+def _operators(repeats: list[list[Seen]], clock: Clock, allowed: DeviceLimits) -> list[Operator]:
     """Calls of one kind together, the longest first."""
     kinds: dict[tuple[Any, ...], list[list[Seen]]] = {}
     for place, calls in enumerate(repeats):

@@ -91,7 +91,7 @@ class Seen:
     end: Any
 
 
-class Watch(TorchDispatchMode):
+class OpProfiler(TorchDispatchMode):
     """Sees all operators of one step, and the stretches of time of its parts."""
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
@@ -105,7 +105,7 @@ class Watch(TorchDispatchMode):
         self._model, self._begun, self._collective = model, list[Any](), ""
 
     @contextmanager
-    def watching(self) -> Iterator[Watch]:
+    def watching(self) -> Iterator[OpProfiler]:
         """One step: hooks are there as long as this lasts."""
         hooks = [
             hook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.dissect.results import DATA_SHEET, Bounds
+from loadgen.dissect.results import DATA_SHEET, DeviceLimits
 from loadgen.dissect.techniques import RANK, Technique
 from loadgen.servers.hardware import Architecture, Gpu, Link, gpu, gpu_links
 from loadgen.servers.hardware.training import NF4_BYTES
@@ -12,13 +12,13 @@ from loadgen.servers.hardware.training_memory import StepMemory, TorchStep, peak
 from loadgen.servers.hardware.training_time import StepSeconds, TorchMachine, step_s
 
 if TYPE_CHECKING:
-    from loadgen.dissect.training import TrainingAsked
+    from loadgen.dissect.training import TrainingSpec
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 INT8_BYTES = 1.0
 
 
-def expected_bytes(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> dict[str, float]:
+def expected_bytes(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> dict[str, float]:
     """By kind."""
     held: StepMemory = peak(_step(asked, technique, allowed, count))
     return {
@@ -29,7 +29,7 @@ def expected_bytes(asked: TrainingAsked, technique: Technique, allowed: Bounds, 
     }
 
 
-def expected_s(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> StepSeconds:
+def expected_s(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> StepSeconds:
     """By phase, where each process has these bounds."""
     links = {
         name: Link(name, each.bytes_per_s, 1.0, 0.0, 0.0, 0.0, 0.0, each.latency_s, 0.0)
@@ -39,7 +39,7 @@ def expected_s(asked: TrainingAsked, technique: Technique, allowed: Bounds, coun
     return step_s(_step(asked, technique, allowed, count), machine)
 
 
-def _step(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: int) -> TorchStep:
+def _step(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> TorchStep:
     return TorchStep(
         model=asked.shape,
         sequences=asked.batch // count,
@@ -57,7 +57,7 @@ def _step(asked: TrainingAsked, technique: Technique, allowed: Bounds, count: in
     )
 
 
-def _card(allowed: Bounds) -> Gpu:
+def _card(allowed: DeviceLimits) -> Gpu:
     """A GPU by its row where the bounds are the data sheet's, or one core that reaches them."""
     if allowed.source == DATA_SHEET:
         return gpu(allowed.device)

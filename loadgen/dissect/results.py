@@ -16,7 +16,7 @@ DATA_SHEET = "data sheet"
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class LinkProbe:
     """One collective between the processes of a group, measured: what a small message takes, and the rate of a large
     one as the busiest link sees it (the bus bandwidth of nccl-tests)."""
 
@@ -25,7 +25,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DeviceLimits:
     """What the device allows, and who says so: a short probe, or the data sheet."""
 
     device: str
@@ -39,7 +39,7 @@ class Bounds:
     """At which memory is handed out that nobody has touched yet; 0 where an allocator keeps it (CUDA)."""
     sums_in_fp32: bool = False
     """A GEMM in 16 bits has an fp32 copy of its result while it runs, as oneDNN's on AVX-512 without bf16."""
-    links: Mapping[str, Transfer] = field(default_factory=dict)
+    links: Mapping[str, LinkProbe] = field(default_factory=dict)
     """By collective, where there are several processes."""
 
 
@@ -87,7 +87,7 @@ class StepCase:
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceFound:
+class InferenceResult:
     """What `loadgen dissect inference --json` prints."""
 
     model: str
@@ -101,7 +101,7 @@ class InferenceFound:
     tensor_parallel: int
     threads: int
     flash: bool
-    bounds: Bounds
+    bounds: DeviceLimits
     cases: Sequence[StepCase]
     torch: str
     link_delay_s: float = 0.0
@@ -112,7 +112,7 @@ KINDS = ("weights", "gradients", "optimiser", "activations")
 
 
 @dataclass(frozen=True, slots=True)
-class TechniqueFound:
+class TechniqueResult:
     """One technique, measured and predicted; of several processes the first."""
 
     technique: str
@@ -128,13 +128,13 @@ class TechniqueFound:
     predicted_s: Mapping[str, float] = field(default_factory=dict)
     """By loadgen.servers.hardware from the bounds; so are communication and memory."""
     predicted_communication_s: Mapping[str, float] = field(default_factory=dict)
-    bounds: Bounds | None = None
+    bounds: DeviceLimits | None = None
     """Of each process while all are busy, probed just before: what the prediction is made of."""
     predicted_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFound:
+class TrainingResult:
     """What `loadgen dissect training --json` prints."""
 
     model: str
@@ -146,6 +146,6 @@ class TrainingFound:
     sequence: int
     device: str
     dtype: str
-    bounds: Bounds
-    techniques: Sequence[TechniqueFound]
+    bounds: DeviceLimits
+    techniques: Sequence[TechniqueResult]
     torch: str

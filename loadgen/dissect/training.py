@@ -24,7 +24,7 @@ from loadgen.dissect import DissectError, check_installed
 from loadgen.dissect import device_probe as machine
 from loadgen.dissect.predictions import expected_bytes, expected_s
 from loadgen.dissect.processes import shared
-from loadgen.dissect.results import TechniqueFound, TrainingFound
+from loadgen.dissect.results import TechniqueResult, TrainingResult
 from loadgen.dissect.techniques import RANK, Technique, cannot
 from loadgen.servers.hardware import ModelShape
 from loadgen.servers.hardware import model as shape_of
@@ -38,7 +38,7 @@ COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingAsked:
+class TrainingSpec:
     """What to measure."""
 
     model: str
@@ -65,7 +65,7 @@ class TrainingAsked:
         return self.processes or (2 if technique.zero else 1)
 
 
-def training(asked: TrainingAsked) -> TrainingFound:
+def training(asked: TrainingSpec) -> TrainingResult:
     """Every technique in turn. Raises DissectError, also where none of them can be measured here; HardwareError."""
     machine.check(asked.device, asked.dtype)
     whole = shape_of(asked.model, asked.hardware)
@@ -79,14 +79,14 @@ def training(asked: TrainingAsked) -> TrainingFound:
     for technique in asked.techniques:
         count, reason = asked.count(technique), reasons[technique.name]
         if reason:
-            found.append(TechniqueFound(technique.name, count, reason))
+            found.append(TechniqueResult(technique.name, count, reason))
             continue
         try:
             measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
         except (torch.OutOfMemoryError, DissectError) as problem:
             if "out of memory" not in str(problem):
                 raise
-            found.append(TechniqueFound(technique.name, count, "it does not fit the memory of this GPU"))
+            found.append(TechniqueResult(technique.name, count, "it does not fit the memory of this GPU"))
             continue
         there = measured.bounds or allowed
         predicted = expected_s(asked, technique, there, count)
@@ -100,7 +100,7 @@ def training(asked: TrainingAsked) -> TrainingFound:
         )
     if all(each.cannot for each in found):
         raise DissectError("none of these fits the memory of this GPU", "Choose fewer --layers, or --technique Z3.")
-    return TrainingFound(
+    return TrainingResult(
         model=shape.name,
         parameters=sum(each.numel() for each in build(shape, device="meta").parameters()),
         layers=shape.layers,
@@ -115,7 +115,7 @@ def training(asked: TrainingAsked) -> TrainingFound:
     )
 
 
-def _cannot(asked: TrainingAsked, technique: Technique) -> str:
+def _cannot(asked: TrainingSpec, technique: Technique) -> str:
     count = asked.count(technique)
     if asked.batch % count:
         return f"a batch of {asked.batch} is no multiple of {count} processes"
@@ -129,11 +129,11 @@ def _cannot(asked: TrainingAsked, technique: Technique) -> str:
     return f"{technique.name} needs peft, bitsandbytes or torchao: pip install 'llm-loadgen[dissect]'"
 
 
-def _bounds(asked: TrainingAsked) -> Any:
+def _bounds(asked: TrainingSpec) -> Any:
     return machine.bounds(asked.device, asked.dtype)
 
 
-def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
+def _measured(both: tuple[TrainingSpec, Technique]) -> TechniqueResult:
     """In one of the processes."""
     asked, technique = both
     allowed = machine.bounds_together(asked.device, asked.dtype)
@@ -176,7 +176,7 @@ def _measured(both: tuple[TrainingAsked, Technique]) -> TechniqueFound:
         "activations": passing,
     }
     parts = dict(zip(PARTS, zip(*took, strict=True), strict=True))
-    return TechniqueFound(technique.name, count, "", parts, _communication_s(profiler), held, bounds=allowed)
+    return TechniqueResult(technique.name, count, "", parts, _communication_s(profiler), held, bounds=allowed)
 
 
 def _now(device: str) -> float:

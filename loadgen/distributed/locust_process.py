@@ -155,7 +155,7 @@ class MasterPeer(Peer):
                 missed = seen and seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS
                 if seen is None or missed:
                     del self.channels[node]
-                    self.frames.post(protocol.Gone(node, "no heartbeat came any more" if missed else "it left"))
+                    self.frames.post(protocol.PeerLost(node, "no heartbeat came any more" if missed else "it left"))
 
     def _challenge(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
@@ -173,7 +173,7 @@ class MasterPeer(Peer):
             return
         if not handshake.proves(protocol.WORKER, said.get("proof")):
             self.say(node, step="refused", reason=f"its {protocol.VARIABLE} is not the master's")
-            self.frames.post(protocol.Gone(node, f"its {protocol.VARIABLE} is not ours"))
+            self.frames.post(protocol.PeerLost(node, f"its {protocol.VARIABLE} is not ours"))
             return
         self.enter(node, handshake)  # first: the machine may answer at once
         self.say(node, step="welcome", proof=handshake.proof(protocol.MASTER))
@@ -217,7 +217,7 @@ class WorkerPeer(Peer):
 
     def _refused(self, _node: str, said: Said) -> None:
         if not self.channels:
-            self.frames.post(protocol.Gone(self.runner.client_id, str(said.get("reason"))))
+            self.frames.post(protocol.PeerLost(self.runner.client_id, str(said.get("reason"))))
 
     def _prove(self, node: str, said: Said) -> None:
         theirs = said.get("nonce")
@@ -250,7 +250,7 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     except (Exception, SystemExit) as error:
         taken = at_master and isinstance(error, SystemExit)
         reason = "something else listens there" if taken else str(error) or "no master answers there"
-        frames.post(protocol.Gone("", reason))
+        frames.post(protocol.PeerLost("", reason))
         return
     watching.kill()
     environment.runner = runner
@@ -275,7 +275,7 @@ def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
 
     def until_left() -> None:
         runner.greenlet.join()  # Locust's own greenlets end when the master has said so, or is silent
-        frames.post(protocol.Gone("", "the master is gone"))
+        frames.post(protocol.PeerLost("", "the master is gone"))
         obeying.kill()
 
     gevent.spawn(until_left)

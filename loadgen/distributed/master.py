@@ -22,9 +22,9 @@ from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append, open
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
 from loadgen.engine import prepare
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.merge_parts import Outcome, gather
+from loadgen.engine.merge_parts import WorkerExit, gather
 from loadgen.engine.prepare import OnProgress
 from loadgen.engine.resolve_server import Say
 from loadgen.engine.signals import Interrupts
@@ -32,7 +32,7 @@ from loadgen.engine.telemetry_sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
 from loadgen.servers.errors import NOT_READABLE
-from loadgen.servers.wire.timestamp_sources import common
+from loadgen.servers.wire.timestamp_sources import least_exact_source
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000
@@ -66,7 +66,7 @@ class Machine:
     host: dict[str, Any]
     tasks: Sequence[WorkerTask] = ()
     """Of its workers; none without a place in the run."""
-    drawn: protocol.Drawn | None = None
+    drawn: protocol.PromptsReady | None = None
     connecting: bool = False
     ready: protocol.Ready | None = None
     measured: bool = False
@@ -103,7 +103,7 @@ def run(
             f"--bind {bind}: without a token the master listens on this machine only",
             f"Give the same token to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
         )
-    total = plan.but(workers=plan.workers * spread.machines)
+    total = plan.replaced(workers=plan.workers * spread.machines)
     with (
         folders.FolderClaim(folder),
         prepare.prepare(total, folder, say) as prepared,
@@ -236,7 +236,7 @@ class Master:
             machine.offset = offset_of(machine.samples, start_ns)
             facts = {"name": machine.name, "workers": machine.workers, "host": machine.host}
             about.append(facts | machine.offset.before.facts | {"exchanges": len(machine.samples)})
-        stamps = common(machine.ready.stamps for machine in machines if machine.ready is not None)
+        stamps = least_exact_source(machine.ready.stamps for machine in machines if machine.ready is not None)
         open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         self._started = True
         for machine in machines:
@@ -281,7 +281,7 @@ class Master:
             line = Telemetry(source="clock", at_ns=at_ns, worker=machine.workers[0], values=values)
             yield msgspec.json.encode(line) + b"\n"
 
-    def _outcomes(self, machine: Machine) -> Iterator[Outcome]:
+    def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
         """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
         nobody else sends it."""
         tasks = machine.tasks
@@ -292,7 +292,7 @@ class Master:
         known = machine.due or [0] * len(tasks)
         exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
         for task, due, exit_ in zip(tasks, known, exits, strict=True):
-            yield Outcome(task, due if machine.ended else task.planned(due), exit_, None, convert)
+            yield WorkerExit(task, due if machine.ended else task.planned(due), exit_, None, convert)
 
     # What the machines say.
 
@@ -311,10 +311,10 @@ class Master:
                 "Locust's master process ended on its own", "What came is in the part files."
             ) from None
 
-    def counts(self) -> Counts:
+    def counts(self) -> LiveCounters:
         """Sums over the machines."""
         told = [machine.counts for machine in self.present if machine.counts]
-        return Counts(*map(sum, zip(*told, strict=True)))
+        return LiveCounters(*map(sum, zip(*told, strict=True)))
 
     def _take(self, event: Event) -> None:
         if isinstance(event, protocol.Listening):
@@ -323,7 +323,7 @@ class Master:
             self._joined.add(event.node)
         elif isinstance(event, protocol.Sealed):
             self._heard(event.node, protocol.WORKER_WORD.decode(event.body))
-        elif isinstance(event, protocol.Gone):
+        elif isinstance(event, protocol.PeerLost):
             self._gone(event)
         elif (machine := self._known.get(event.node)) is None:
             pass
@@ -340,7 +340,7 @@ class Master:
             self._greet(node, word)
         elif machine is None or machine.lost:
             pass  # who was given up has been told so
-        elif isinstance(word, protocol.Drawn):
+        elif isinstance(word, protocol.PromptsReady):
             machine.drawn = word
         elif isinstance(word, protocol.Ready):
             machine.ready = word
@@ -389,7 +389,7 @@ class Master:
         plan = {**self._header.plan, "url": self._header.server["url"]}
         self._link.tell(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)
 
-    def _gone(self, gone: protocol.Gone) -> None:
+    def _gone(self, gone: protocol.PeerLost) -> None:
         if self._port is None:
             raise DistributedError(f"cannot listen: {gone.reason}", "Name another address with --bind HOST:PORT.")
         if gone.node not in self._joined:

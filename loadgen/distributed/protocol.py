@@ -81,7 +81,7 @@ class Hello(Message, frozen=True):
     """Where its part files are, should it be unable to send them."""
 
 
-class Drawn(Message, frozen=True):
+class PromptsReady(Message, frozen=True):
     """It has found the server and drawn its prompts."""
 
     fingerprints: list[bytes]
@@ -104,7 +104,8 @@ class Unable(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """At the order to start and then twice a second: the sums of loadgen.engine.client_health.Counts, in its order."""
+    """At the order to start and then twice a second: the sums of loadgen.engine.client_health.LiveCounters, in its
+    order."""
 
     counts: list[int]
     due: list[int]
@@ -161,7 +162,7 @@ class Stop(Message, frozen=True):
     """End the run and keep what came."""
 
 
-class Taken(Message, frozen=True):
+class PieceAck(Message, frozen=True):
     """This worker's part is written down up to this offset."""
 
     worker: int
@@ -181,8 +182,8 @@ class Bye(Message, frozen=True):
     kept: bool
 
 
-WorkerWord = Hello | Drawn | Ready | Unable | Progress | Piece | Ended
-MasterWord = Assign | Connect | StartAt | Stop | Taken | Wait | Bye
+WorkerWord = Hello | PromptsReady | Ready | Unable | Progress | Piece | Ended
+MasterWord = Assign | Connect | StartAt | Stop | PieceAck | Wait | Bye
 WORKER_WORD: msgspec.msgpack.Decoder[WorkerWord] = msgspec.msgpack.Decoder(WorkerWord)
 MASTER_WORD: msgspec.msgpack.Decoder[MasterWord] = msgspec.msgpack.Decoder(MasterWord)
 
@@ -201,7 +202,7 @@ class Joined(Message, frozen=True):
     node: str
 
 
-class Gone(Message, frozen=True):
+class PeerLost(Message, frozen=True):
     """Event: the other side was not let in, left, or was not heard of for too long. At a worker machine, `node` is set
     where it is this machine that was not let in."""
 
@@ -257,7 +258,7 @@ class Sealed(Message, frozen=True):
     """A word. Only a holder of the token gets here, so anything else is a bug of ours."""
 
 
-Event = Listening | Joined | Gone | Exchanged | ClockSeries | Sealed
+Event = Listening | Joined | PeerLost | Exchanged | ClockSeries | Sealed
 Order = ClockSeries | Sealed
 
 
@@ -333,7 +334,7 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
                 child.wait()
 
 
-def write_down(piece: Piece, path: Path) -> Taken:
+def write_down(piece: Piece, path: Path) -> PieceAck:
     """Append what came to the worker's part. Raises OutputError when the disk does not take it."""
     try:
         with path.open("ab") as file:
@@ -344,7 +345,7 @@ def write_down(piece: Piece, path: Path) -> Taken:
             f"cannot write {path}: {error.strerror}",
             "Free some space. The worker machines keep their parts and say where: copy them into the run's folder.",
         ) from error
-    return Taken(piece.worker, piece.offset + len(piece.data))
+    return PieceAck(piece.worker, piece.offset + len(piece.data))
 
 
 # Who may take part.

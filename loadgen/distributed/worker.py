@@ -17,7 +17,7 @@ from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, finge
 from loadgen.engine import coordinator, prepare
 from loadgen.engine.client_health import COUNTED, total
 from loadgen.engine.coordinator import Worker
-from loadgen.engine.merge_parts import Outcome
+from loadgen.engine.merge_parts import WorkerExit
 from loadgen.engine.resolve_server import Say
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.worker import WorkerTask
@@ -42,7 +42,7 @@ class MasterSession:
     def __init__(self, link: Frames[Event], interrupts: Interrupts, on_progress: prepare.OnProgress) -> None:
         self.link = link
         self.joined = False
-        self.gone = ""
+        self.closed_by_peer = ""
         """Why the master says nothing more."""
         self.began = False
         """Whether this machine has been given the start."""
@@ -67,21 +67,21 @@ class MasterSession:
     @property
     def over(self) -> bool:
         """Whether the master has nothing more to say."""
-        return bool(self.gone or self.word(protocol.Bye))
+        return bool(self.closed_by_peer or self.word(protocol.Bye))
 
     def listen(self, timeout_s: float) -> None:
         """Take what has come, for so long at most until the first of it. Raises TokenError, DistributedError."""
         if os.getppid() != self._parent and not self.interrupts.count:  # who started this machine's command is gone
             detached = os.getsid(0) == os.getpid() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # setsid, nohup
             self.interrupts.count += not detached
-        if self.gone:
+        if self.closed_by_peer:
             time.sleep(timeout_s)
             return
         try:
             for event in self.link.available(timeout_s):
                 self._take(event)
         except EOFError:
-            self._take(protocol.Gone("", "the Locust process here ended on its own"))
+            self._take(protocol.PeerLost("", "the Locust process here ended on its own"))
 
     def until(self, reached: Callable[[], object]) -> None:
         """Listen until then, or until there is nothing more to wait for, or an interrupt here."""
@@ -91,18 +91,18 @@ class MasterSession:
     def _take(self, event: Event) -> None:
         if isinstance(event, protocol.Joined):
             self.joined = True
-        elif isinstance(event, protocol.Gone):
+        elif isinstance(event, protocol.PeerLost):
             if event.node:
                 hint = f"Set the master's {VARIABLE} here, and check the address."
                 raise TokenError(f"not let in: {event.reason}", hint)
-            self.gone = self.gone or event.reason
+            self.closed_by_peer = self.closed_by_peer or event.reason
             self._stop()
         elif isinstance(event, protocol.Sealed):
             word = protocol.MASTER_WORD.decode(event.body)
             self._words[type(word)] = word
             if isinstance(word, protocol.Stop | protocol.Bye):
                 self._stop()
-            elif isinstance(word, protocol.Taken):
+            elif isinstance(word, protocol.PieceAck):
                 self._outgoing.taken(word)
 
     def _stop(self) -> None:
@@ -111,16 +111,16 @@ class MasterSession:
             self._stopped = True
             self.interrupts.count += 1
 
-    def drive(self, tasks: Sequence[WorkerTask]) -> list[Outcome]:
+    def drive(self, tasks: Sequence[WorkerTask]) -> list[WorkerExit]:
         """Connect, wait for the start, and drive to the end."""
         self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.tell)
 
         def end() -> None:
             self._ended_ns = time.monotonic_ns()
 
-        return coordinator.drive(tasks, self._begin, self.interrupts, self._look, end)
+        return coordinator.run_workers(tasks, self._begin, self.interrupts, self._look, end)
 
-    def deliver(self, outcomes: Sequence[Outcome]) -> None:
+    def deliver(self, outcomes: Sequence[WorkerExit]) -> None:
         """Send the rest of the parts, and wait until the master has taken everything, or is gone."""
         for outcome in outcomes:
             if outcome.rescued is not None:
@@ -169,13 +169,13 @@ class Outgoing:
         self._files = {worker: [path] for worker, path in parts.items()}
         self._send = send
         self._sent = dict.fromkeys(parts, 0)
-        self._untaken: set[protocol.Taken] = set()
+        self._untaken: set[protocol.PieceAck] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
         """A worker has ended, and wrote the end of its part elsewhere, because its own disk was full."""
         self._files[worker].append(rescued)
 
-    def taken(self, word: protocol.Taken) -> None:
+    def taken(self, word: protocol.PieceAck) -> None:
         """The master has written down a piece."""
         self._untaken.discard(word)
 
@@ -191,7 +191,7 @@ class Outgoing:
                     more = True
                     self._send(protocol.Piece(worker, self._sent[worker], data))
                     self._sent[worker] += len(data)
-                    self._untaken.add(protocol.Taken(worker, self._sent[worker]))
+                    self._untaken.add(protocol.PieceAck(worker, self._sent[worker]))
         return not self._untaken
 
 
@@ -228,7 +228,7 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
                 continue
             if (bye and bye.kept) or session.word(protocol.Wait):
                 return EXIT_OK
-            raise DistributedError(bye.reason if bye else session.gone)
+            raise DistributedError(bye.reason if bye else session.closed_by_peer)
 
 
 def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
@@ -249,12 +249,12 @@ def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
     """Prepare, drive, deliver. What can go wrong before the start calls the whole run off."""
     try:
-        plan = Plan(**{**assign.plan, "workers": 1}).but(workers=assign.plan["workers"])
+        plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"])
         with prepare.prepare(plan, parts, say) as prepared:
             check_room(parts, prepared.bytes * assign.workers // plan.workers)
             mine = prepared.tasks[assign.first : assign.first + assign.workers]
             prints = [fingerprint(task.requests(), task.dialect, task.model) for task in mine]
-            session.link.tell(protocol.Drawn(prints, prepared.header.server))
+            session.link.tell(protocol.PromptsReady(prints, prepared.header.server))
             session.until(lambda: session.word(protocol.Connect))
             outcomes = session.drive(mine) if session.word(protocol.Connect) else []
     except Exception as error:
@@ -267,7 +267,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
         session.deliver(outcomes)
     bye = session.word(protocol.Bye)
     if session.began and not (bye and bye.kept):
-        reason = session.gone or (bye.reason if bye else "interrupted twice")
+        reason = session.closed_by_peer or (bye.reason if bye else "interrupted twice")
         raise DistributedError(
             f"{reason}: what this machine recorded is in {parts}",
             "Copy its part files into the run's folder on the master, then `loadgen report` it.",
@@ -276,4 +276,4 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
         for path in (outcome.task.part, outcome.rescued):
             if path is not None:
                 path.unlink(missing_ok=True)
-    say(bye.reason if bye else session.gone or "interrupted")
+    say(bye.reason if bye else session.closed_by_peer or "interrupted")

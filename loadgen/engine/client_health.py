@@ -16,7 +16,7 @@ from loadgen.servers import marks
 if TYPE_CHECKING:
     from loadgen.analysis.run.record import Record
     from loadgen.servers.marks import Mark
-    from loadgen.servers.wire.timestamps import StampSource, ToMonotonic
+    from loadgen.servers.wire.timestamps import TimestampSource, ToMonotonic
     from loadgen.servers.wire.transport import Exchange
 
 BUCKETS_PER_OCTAVE = 4
@@ -89,7 +89,7 @@ COUNTED = (
 )
 
 
-class Counts(Structure):
+class LiveCounters(Structure):
     """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
     not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
     flight of which something has arrived. `tokens` takes each piece of an answer that is not recorded yet for one
@@ -111,9 +111,9 @@ class Counts(Structure):
     ttft_ns: int
 
 
-def total(counts: Iterable[Counts]) -> Counts:
+def total(counts: Iterable[LiveCounters]) -> LiveCounters:
     """The sum of several workers' counts."""
-    summed = Counts()
+    summed = LiveCounters()
     for each in counts:
         for name in COUNTED:
             setattr(summed, name, getattr(summed, name) + getattr(each, name))
@@ -125,8 +125,8 @@ class FirstTokens:
 
     def __init__(
         self,
-        counts: Counts,
-        stamps: StampSource,
+        counts: LiveCounters,
+        stamps: TimestampSource,
         to_monotonic: ToMonotonic,
         first_token: Callable[[bytes], int | None],
     ) -> None:

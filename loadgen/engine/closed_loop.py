@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from loadgen.engine.request_queue import OpenLoop, Slot
+from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.http1 import joined
 from loadgen.servers.wire.sse import split
@@ -23,14 +23,16 @@ class ClosedLoop:
 
     closed = True
 
-    def __init__(self, slots: Iterator[Slot], clients: int, think_ns: int = 0, until_ns: int | None = None) -> None:
+    def __init__(
+        self, slots: Iterator[ScheduledRequest], clients: int, think_ns: int = 0, until_ns: int | None = None
+    ) -> None:
         self._slots = slots
         self._clients = self._starting = clients
         self._think_ns = think_ns
         self._until_ns = until_ns
         self._ahead = deque(islice(slots, 1))
 
-    def group(self) -> list[Slot]:
+    def group(self) -> list[ScheduledRequest]:
         """Each client's first slot; empty from then on."""
         while self.draw():
             pass
@@ -44,7 +46,7 @@ class ClosedLoop:
         self._ahead.extend(drawn)
         return bool(drawn)
 
-    def after_end(self, ended_ns: int) -> Slot | None:
+    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
         """The slot that this end makes due."""
         due_ns = ended_ns + self._think_ns
         if not self._ahead or (self._until_ns is not None and due_ns >= self._until_ns):
@@ -70,12 +72,12 @@ class Sessions:
     """Sessions that start as `starts` says, an open or a closed loop of first turns. The next turn of each is due when
     the answer to the last one has been decoded, `think_ns` later."""
 
-    def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], Slot]) -> None:
+    def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], ScheduledRequest]) -> None:
         self._starts = starts
         self._slot_of = slot_of
         self._under_way = 0
 
-    def group(self) -> list[Slot]:
+    def group(self) -> list[ScheduledRequest]:
         """The first turns of the sessions that start together next."""
         group = self._starts.group()
         self._under_way += len(group)
@@ -85,14 +87,14 @@ class Sessions:
         """There is time: draw a session's first turn ahead. False when enough are drawn, or none are left."""
         return self._starts.draw()
 
-    def after_end(self, ended_ns: int) -> Slot | None:
+    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
         """A session has ended: the first turn of the one that this makes due."""
         self._under_way -= 1
-        slot = self._starts.after_end(ended_ns)
+        slot = self._starts.next_after_completion(ended_ns)
         self._under_way += slot is not None
         return slot
 
-    def next_turn(self, conversation: Conversation, answer: str, decoded_ns: int) -> Slot | None:
+    def next_turn(self, conversation: Conversation, answer: str, decoded_ns: int) -> ScheduledRequest | None:
         """The turn after this one; None when the session is over."""
         following = conversation.after(answer)
         return None if following is None else self._slot_of(following, decoded_ns + following.think_ns)
@@ -113,7 +115,7 @@ class Sessions:
         return self._starts.more or self._under_way > 0
 
 
-def said(exchange: Exchange, dialect: Dialect) -> str:
+def answer_text(exchange: Exchange, dialect: Dialect) -> str:
     """The text of an answer that was recorded as complete. The next turn quotes it."""
     body = joined(exchange.raw, exchange.framing.body_bounds(exchange.raw))
     return dialect.text(split(body)[0])

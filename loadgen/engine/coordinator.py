@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from loadgen.analysis.run.runfile import Footer, Header, open_run
-from loadgen.engine.client_health import Counts, total
+from loadgen.engine.client_health import LiveCounters, total
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.merge_parts import Outcome, gather
+from loadgen.engine.merge_parts import WorkerExit, gather
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask, preload, work
-from loadgen.servers.wire.timestamp_sources import common
+from loadgen.servers.wire.timestamp_sources import least_exact_source
 
 START_LEAD_NS, LOOKED_AT_NS = 20_000_000, 5_000
 """From the order to start to the start: enough for every worker to have read it, to have looked at each of its
@@ -38,7 +38,7 @@ class Worker(msgspec.Struct):
     task: WorkerTask
     process: ForkProcess
     pipe: Pipe
-    counts: Counts
+    counts: LiveCounters
     stamps: str = ""
     """The source of its stamps, once its connections are open."""
     done: bool = False
@@ -49,7 +49,7 @@ def run(
     tasks: Sequence[WorkerTask],
     header: Header,
     folder: Path,
-    on_progress: Callable[[str, Counts], str | None],
+    on_progress: Callable[[str, LiveCounters], str | None],
     sampler: Callable[[], Sampler],
 ) -> Footer:
     """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second;
@@ -88,21 +88,21 @@ def run(
     interrupts = Interrupts()
     with interrupts.watched():
         try:
-            outcomes = drive(tasks, begin, interrupts, show, end, look)
+            outcomes = run_workers(tasks, begin, interrupts, show, end, look)
         finally:
             readings.stop()
         main, interrupted = folder / "run.jsonl", interrupts.count > 0
         return gather(outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes)
 
 
-def drive(
+def run_workers(
     tasks: Sequence[WorkerTask],
     begin: Callable[[str, Sequence[Worker]], int | None],
     interrupts: Interrupts,
     on_progress: Callable[[str, Sequence[Worker]], None],
     end: Callable[[], None],
     before: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
+) -> list[WorkerExit]:
     """Fork a worker per task, let them connect, start them together, and wait for their ends. What is to happen
     `before` they connect does while they prepare what they will send. `begin` gets the kind of
     stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or None when there is to be
@@ -113,7 +113,10 @@ def drive(
     gc.freeze()  # nothing that the workers look through, and so copy, when they collect
     try:
         for task in tasks:
-            (ours, theirs), counts = context.Pipe(), Counts.from_buffer(mmap(-1, sizeof(Counts)))  # on no disk
+            (ours, theirs), counts = (
+                context.Pipe(),
+                LiveCounters.from_buffer(mmap(-1, sizeof(LiveCounters))),
+            )  # on no disk
             pipes, share = [ours, *(worker.pipe for worker in workers)], (len(workers), len(tasks))
             process = context.Process(
                 target=work, args=(task, theirs, counts, pipes, share), name=f"loadgen-worker-{task.worker}"
@@ -124,7 +127,7 @@ def drive(
         before()
         _order(workers, ("connect",))
         _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
-        start_ns = begin(common(worker.stamps for worker in workers), workers)
+        start_ns = begin(least_exact_source(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
         _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
         end()
@@ -139,7 +142,7 @@ def drive(
         code = worker.process.exitcode or 0
         words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         due = worker.counts.due if interrupts.count or not code else worker.task.planned(worker.counts.due)
-        outcomes.append(Outcome(worker.task, due, words, worker.rescued))
+        outcomes.append(WorkerExit(worker.task, due, words, worker.rescued))
     return outcomes
 
 

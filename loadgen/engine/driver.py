@@ -27,19 +27,19 @@ from loadgen.analysis.run.record import ErrorKind, NoneOrKind, Record, unsent
 from loadgen.analysis.run.runfile import RunWriter, Telemetry
 from loadgen.analysis.run.token_counts import generated
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
-from loadgen.engine.client_health import Counts, FirstTokens, Health
+from loadgen.engine.client_health import FirstTokens, Health, LiveCounters
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.closed_loop import Feed, Sessions, said
-from loadgen.engine.record_buffer import Held
+from loadgen.engine.closed_loop import Feed, Sessions, answer_text
+from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.record_builder import first_token, records_of
-from loadgen.engine.request_queue import Slot
+from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.servers.auth import no_connection
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.connection import Connection
-from loadgen.servers.wire.disk_spill import Aside
+from loadgen.servers.wire.disk_spill import DiskSpill
 from loadgen.servers.wire.pool import Pool
-from loadgen.servers.wire.timestamps import RETRY_S, StampSource
+from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
@@ -87,12 +87,12 @@ class Driver:
         self._counts = recorder.counts
         self._recorder = recorder
         recorder.on_idle, recorder.on_turn, recorder.on_record = self._check_done, self._on_turn, self._on_record
-        self._group: list[Slot] = []
+        self._group: list[ScheduledRequest] = []
         """Encoded or prepared, and waiting for its instant."""
-        self._in_flight: dict[Exchange, Slot] = {}
-        self._opening: dict[asyncio.Task[None], Slot] = {}
+        self._in_flight: dict[Exchange, ScheduledRequest] = {}
+        self._opening: dict[asyncio.Task[None], ScheduledRequest] = {}
         """Requests that wait for a connection of their own. A request is here or in `_in_flight`, never in both."""
-        self._kept: deque[tuple[int, Slot]] = deque()
+        self._kept: deque[tuple[int, ScheduledRequest]] = deque()
         """Requests that may have to be sent again, each with the instant (CLOCK_MONOTONIC) from which its payload is no
         longer needed for that."""
         self._back_off = BackOff() if feed.closed else None
@@ -104,7 +104,7 @@ class Driver:
         """Why no connection could be opened when that last failed: the server, or this machine."""
         self._try_at_ns: int | None = None
         """When the clock will next look for a waiting client of the closed loop."""
-        self._thinking: list[Slot] = []
+        self._thinking: list[ScheduledRequest] = []
         """The next slots of closed loops and sessions, waiting for their instants."""
         self._started = False
         self._interrupted = False
@@ -153,7 +153,7 @@ class Driver:
         self._counts.due += sum(slot.turns for slot in self._group)
         self._prepare(self._group)
 
-    def _prepare(self, group: Sequence[Slot]) -> None:
+    def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
         """Attach connections and seal the bytes, while there is time."""
         for slot in group:
             if slot.not_encoded:
@@ -163,7 +163,7 @@ class Driver:
                 break
             self._attach(slot, connection)
 
-    def _attach(self, slot: Slot, connection: Connection) -> Exchange:
+    def _attach(self, slot: ScheduledRequest, connection: Connection) -> Exchange:
         exchange = slot.exchange = self._exchange(lambda exchange: self._on_end(exchange, slot))
         slot.connected_ns, slot.reused = connection.opened_ns, connection.reused
         exchange.prepare(connection, connection.seal(slot.payload))
@@ -176,9 +176,9 @@ class Driver:
             await self._pool.fill()
             self._prepare(closed)
 
-    def _close_gone(self) -> list[Slot]:
+    def _close_gone(self) -> list[ScheduledRequest]:
         """Close our end of the waiting group's connections that the server has closed, and return their requests."""
-        closed = [slot for slot in self._group if slot.gone()]
+        closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
             slot.close()
@@ -207,14 +207,14 @@ class Driver:
             self._arm()
         self._check_done()
 
-    def _send(self, group: Sequence[Slot], *, look: bool = True) -> None:
+    def _send(self, group: Sequence[ScheduledRequest], *, look: bool = True) -> None:
         room = len(group)
         if self._in_flight_max is not None:
             room = max(0, self._in_flight_max - len(self._in_flight) - len(self._opening))
         ready = []
         for slot in group[:room]:
             exchange = slot.exchange
-            if exchange is not None and look and len(group) <= CHECKED_GROUP and slot.gone():
+            if exchange is not None and look and len(group) <= CHECKED_GROUP and slot.closed_by_peer():
                 slot.reopened += 1
                 slot.close()
             if slot.exchange is None:
@@ -233,7 +233,7 @@ class Driver:
             self._give_up(slot, "dropped", f"{self._in_flight_max} requests were in flight")
         self._counts.sent += len(ready)
 
-    def _listen(self, exchange: Exchange, slot: Slot) -> None:
+    def _listen(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         if exchange.error_kind:
             return  # the send failed, and that has been dealt with
         if slot.reused and slot.first_sent_ns is None:
@@ -243,7 +243,7 @@ class Driver:
         self._in_flight[exchange] = slot
         exchange.listen()
 
-    def _open(self, slot: Slot, opening: Coroutine[None, None, None]) -> None:
+    def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
         """Start to open a connection for this request alone."""
         task = asyncio.get_running_loop().create_task(opening)
         self._opening[task] = slot
@@ -262,7 +262,7 @@ class Driver:
             self._give_up(slot, *NOT_SENT)
         self._check_done()
 
-    async def _open_and_send(self, slot: Slot) -> None:
+    async def _open_and_send(self, slot: ScheduledRequest) -> None:
         """Send a request late, on a new connection, because no open one was free."""
         try:
             connection = self._pool.take() or await self._pool.open()
@@ -278,7 +278,7 @@ class Driver:
 
     # Requests that an idle connection lost.
 
-    def _may_send_again(self, exchange: Exchange, slot: Slot) -> bool:
+    def _may_send_again(self, exchange: Exchange, slot: ScheduledRequest) -> bool:
         """Return whether a request was lost because the server closed an idle connection as the request was sent on it
         (RFC 9112, section 9.3.1). No byte of a response has come. A connection that carried no request before was not
         idle: a server that closes such a connection has refused the request. No request is sent a third time."""
@@ -287,7 +287,7 @@ class Driver:
         lost_after_ns = (exchange.given_up_ns or 0) - (exchange.sent_ns or 0)
         return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
 
-    async def _send_again(self, slot: Slot, lost: Exchange) -> None:
+    async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
         """Send a request once more, on a new connection."""
         try:
             connection = await self._pool.open()
@@ -305,7 +305,7 @@ class Driver:
 
     # After the end.
 
-    def _on_end(self, exchange: Exchange, slot: Slot) -> None:
+    def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
         free, exchange.free = exchange.free, None
         if free is not None and self._feed.more and not self._interrupted:
@@ -318,7 +318,7 @@ class Driver:
         else:
             self._end(slot, exchange)
 
-    def _end(self, slot: Slot, exchange: Exchange) -> None:
+    def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
         """Record a request that was sent and has ended, and let the next one follow."""
         if exchange.error_kind in ("connect", "client_limit"):
             self._last_failure = exchange.error_kind
@@ -327,7 +327,7 @@ class Driver:
         if slot.conversation is None and not slot.awaited:
             self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
-    def _give_up(self, slot: Slot, kind: ErrorKind, detail: str) -> None:
+    def _give_up(self, slot: ScheduledRequest, kind: ErrorKind, detail: str) -> None:
         """End a request of which nothing was sent."""
         slot.close()
         if kind in ("connect", "client_limit"):
@@ -336,7 +336,7 @@ class Driver:
         if slot.conversation is None:
             self._follow(slot, refused=kind != "not_encoded")
 
-    def _on_record(self, slot: Slot, record: Record) -> None:
+    def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
         """Use the time after a Record to draw ahead. A closed loop also learns here that a server rejects requests
         inside responses with status 200: from then on its clients wait for the Record of such a response."""
         self._feed.draw()
@@ -349,7 +349,7 @@ class Driver:
             self._looks_inside = rejected or self._back_off.waiting > 0
             self._follow(slot, refused=rejected)
 
-    def _on_turn(self, slot: Slot, record: Record, answer: str) -> None:
+    def _on_turn(self, slot: ScheduledRequest, record: Record, answer: str) -> None:
         """A session's turn has been recorded: the next one follows the answer, or none does."""
         assert isinstance(self._feed, Sessions)
         assert slot.conversation is not None
@@ -365,16 +365,16 @@ class Driver:
             why = f"the session had grown past {TRANSCRIPT_LIMIT:,} characters"
         for request in slot.conversation.to_come():
             ending = NOT_SENT if self._interrupted else ("session_ended", f"not sent, {why}")
-            self._recorder.take(Slot(request, b"", now_ns), None, *ending)
+            self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
-    def _follow(self, ended: Slot, *, refused: bool) -> None:
+    def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
         """In a closed loop make the next request due: now, or after a pause if the last one failed at once."""
         if self._interrupted:
             return
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         if self._back_off is None:
-            self._feed.after_end(now_ns)
+            self._feed.next_after_completion(now_ns)
             return
         if self._gave_up is not None:
             self._give_up_next()
@@ -388,7 +388,7 @@ class Driver:
 
     def _next(self, now_ns: int, *, is_try: bool = False) -> bool:
         """Make the next request of a closed loop due. Return False when none is left."""
-        slot = self._feed.after_end(now_ns)
+        slot = self._feed.next_after_completion(now_ns)
         if slot is None:
             return False
         slot.is_try = is_try
@@ -427,7 +427,7 @@ class Driver:
 
     def _give_up_next(self) -> None:
         """Record one client's next request as not sent, and then those after it, because the loop has given up."""
-        slot = self._feed.after_end(self._clock.now_ns() - self._recorder.start_ns)
+        slot = self._feed.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
             self._check_done()
             return
@@ -438,11 +438,11 @@ class Driver:
         if slot.conversation is None:  # a session goes on in `_on_turn`
             asyncio.get_running_loop().call_soon(self._give_up_next)
 
-    def _wait(self, slot: Slot) -> None:
+    def _wait(self, slot: ScheduledRequest) -> None:
         self._thinking.append(slot)
         self._clock.at(self._recorder.start_ns + slot.due_ns, lambda: self._on_thought(slot))
 
-    def _on_thought(self, slot: Slot) -> None:
+    def _on_thought(self, slot: ScheduledRequest) -> None:
         if not self._interrupted:
             self._thinking.remove(slot)
             self._prepare([slot])
@@ -491,20 +491,20 @@ class Recorder:
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""
-    on_record: Callable[[Slot, Record], object]
+    on_record: Callable[[ScheduledRequest, Record], object]
     """Called after each Record. This is the best moment for work that takes a while."""
-    on_turn: Callable[[Slot, Record, str], None]
+    on_turn: Callable[[ScheduledRequest, Record, str], None]
     """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""
 
     def __init__(
         self,
         dialect: Dialect,
-        sink: RunWriter | Held,
+        sink: RunWriter | RecordBuffer,
         worker: int,
-        counts: Counts,
-        stamps: StampSource,
+        counts: LiveCounters,
+        stamps: TimestampSource,
         sweep_ns: Callable[[], int] = int,
-        aside: Aside | None = None,
+        aside: DiskSpill | None = None,
     ) -> None:
         """`sweep_ns` says how far apart reads were at most since it was last asked; `aside` takes what is long."""
         self.start_ns = 0
@@ -518,7 +518,7 @@ class Recorder:
         self._sweep_ns = sweep_ns
         self._aside = aside
         self._clocks = ClockPairs()
-        self.ended: deque[tuple[Slot, Exchange | None, NoneOrKind, str]] = deque()
+        self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = self._took_ns = 0
         self._planned: asyncio.TimerHandle | None = None
@@ -530,7 +530,7 @@ class Recorder:
         self._clocks.take()
         self.health.sample()
 
-    def take(self, slot: Slot, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
+    def take(self, slot: ScheduledRequest, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
         """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
         self.ended.append((slot, exchange, kind, detail))
         self._took_ns = time.monotonic_ns()
@@ -555,7 +555,7 @@ class Recorder:
             self.counts.tokens = self._tokens + sum(arriving) + sum(ended) + self._stamps.unsorted
             self._first.look(in_flight)
         if self._aside is not None:
-            self._aside.relieve(in_flight)
+            self._aside.spill(in_flight)
 
     def _record_first(self, count: int) -> None:
         taken = [*islice(self.ended, count)]
@@ -575,7 +575,7 @@ class Recorder:
             slot.exchange, slot.payload = None, b""
             if slot.conversation is not None:
                 complete = exchange is not None and record.state == "complete"
-                self.on_turn(slot, record, said(exchange, self._dialect) if exchange and complete else "")
+                self.on_turn(slot, record, answer_text(exchange, self._dialect) if exchange and complete else "")
             self.ended.popleft()
             self.on_record(slot, record)
 

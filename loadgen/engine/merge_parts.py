@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class WorkerExit(msgspec.Struct, frozen=True):
     """How one worker ended."""
 
     task: WorkerTask
@@ -45,7 +45,7 @@ _ENDED = msgspec.json.Decoder(_Ended)
 
 
 def gather(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[WorkerExit],
     header: Header,
     main: Path,
     *,
@@ -82,7 +82,7 @@ def gather(
     return footer
 
 
-def _accounted(outcome: Outcome, counts: Counter[str], notes: list[str], *, interrupted: bool) -> Iterator[bytes]:
+def _accounted(outcome: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool) -> Iterator[bytes]:
     """The whole lines of a worker's part, then a Record for each request that has none."""
     seen: set[int] = set()
     worker = outcome.task.worker

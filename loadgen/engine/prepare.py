@@ -25,10 +25,10 @@ from msgspec.structs import asdict
 
 from loadgen import folders
 from loadgen import machine as host
-from loadgen.engine.resolve_server import Say, access_of, dialect_for, longest_of, server_for, simulated_name
+from loadgen.engine.resolve_server import Say, access_of, dialect_for, max_length, server_for, simulated_name
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.plan_fields import in_words, lengths_said
+from loadgen.plan_fields import describe_plan, lengths_said
 from loadgen.workloads import arrival_processes as processes
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads import images as pictures
@@ -39,7 +39,7 @@ from loadgen.workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer, Header
-    from loadgen.engine.client_health import Counts
+    from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.request_queue import Schedule
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.backends.base import ServerFacts
@@ -54,7 +54,7 @@ UNKNOWN_TOKENS = 1 << 15
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
-OnProgress = Callable[[str, "Counts"], str | None]
+OnProgress = Callable[[str, "LiveCounters"], str | None]
 """Gets a phase and the counts, ten times a second; what it says is why the run is to end now."""
 
 
@@ -92,7 +92,7 @@ def run(
         host.check_ports(prepared.schedule.at_once, len(prepared.tasks[0].target.addresses))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
-        header.client["calibration"] = host.recall(header.host, say)
+        header.client["calibration"] = host.load_calibration(header.host, say)
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 
@@ -112,7 +112,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(
-        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {in_words(plan, asked)}"
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {describe_plan(plan, asked)}"
     ) as probed:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
@@ -133,7 +133,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
                 worker=worker,
                 workers=plan.workers,
                 prompts=prompts,
-                schedule=schedule.dealt(worker, plan.workers),
+                schedule=schedule.share_for(worker, plan.workers),
                 timeout_s=plan.timeout_s,
                 target=target,
                 dialect=dialect,
@@ -144,7 +144,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             )
             for worker in range(plan.workers)
         ]
-        bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+        bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
         header = header_of(plan, facts, dialect, prompts, schedule.at_once)
         header.server |= target.facts
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
@@ -157,7 +157,7 @@ def schedule_of(plan: Plan) -> Schedule:
 
     named = arrivals.parse(plan.arrivals)
     until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
-    if isinstance(named, processes.Concurrency):
+    if isinstance(named, processes.ClosedLoopArrivals):
         clients = named.clients if plan.n is None else min(named.clients, plan.n)
         return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
     due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))

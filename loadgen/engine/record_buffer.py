@@ -6,7 +6,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Telemetry
 
 
-class Held:
+class RecordBuffer:
     """A sink in memory: warm-up Records wait here until the run's instant 0 is known."""
 
     def __init__(self) -> None:

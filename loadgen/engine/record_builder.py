@@ -18,10 +18,10 @@ from loadgen.servers.auth import hide
 from loadgen.servers.backends.dialect import Answer, Dialect, whole_pieces
 from loadgen.servers.backends.error_messages import error_text, is_rejection, one_line
 from loadgen.servers.errors import decompressed
-from loadgen.servers.wire.http1 import Framing, ProtocolError, joined
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined
 from loadgen.servers.wire.sse import is_event_stream, of_chunks, split
 from loadgen.servers.wire.stamp_check import checked
-from loadgen.servers.wire.timestamps import Instants, SocketStamps, StampSource
+from loadgen.servers.wire.timestamps import Instants, SocketTimestamps, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 
@@ -54,7 +54,7 @@ def records_of(
     clocks: ClockPairs,
     start_ns: int,
     health: Health,
-    stamps: StampSource = SocketStamps(),  # noqa: B008 - holds nothing; stamps that are there are used
+    stamps: TimestampSource = SocketTimestamps(),  # noqa: B008 - holds nothing; stamps that are there are used
 ) -> list[Record]:
     """Decode what these exchanges received, with the timestamps of `stamps`, or of its fallback where those cannot be
     right. Never raises on what a server sent. Each step runs over all exchanges: its code stays in the CPU cache."""
@@ -93,7 +93,7 @@ def first_token(raw: bytes, dialect: Dialect) -> int | None:
 
 
 def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
-    framing = Framing()
+    framing = ResponseFraming()
     try:
         framing.scan(raw)
         bounds = framing.body_bounds(raw)

@@ -39,7 +39,7 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.clients
         return len(self.due_ns) if self.due_ns and self.due_ns[0] == self.due_ns[-1] else 1
 
-    def dealt(self, worker: int, workers: int) -> Schedule:
+    def share_for(self, worker: int, workers: int) -> Schedule:
         """One worker's part, dealt out in turn."""
 
         def part(whole: int) -> int:
@@ -56,7 +56,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Slot:
+class ScheduledRequest:
     """One request's turn: when it is due, its bytes, and what becomes of it."""
 
     request: Request
@@ -79,10 +79,10 @@ class Slot:
     not_encoded: str = ""
     """Why the request has no bytes to send. Empty: `payload` holds them."""
 
-    def gone(self) -> bool:
+    def closed_by_peer(self) -> bool:
         """Whether the server has closed its connection."""
         connection = self.exchange.connection if self.exchange is not None else None
-        return connection is not None and connection.gone()
+        return connection is not None and connection.closed_by_peer()
 
     def close(self) -> None:
         """Close its connection, if it has one."""
@@ -101,12 +101,12 @@ class OpenLoop:
 
     closed = timed = False
 
-    def __init__(self, slots: Iterator[Slot]) -> None:
+    def __init__(self, slots: Iterator[ScheduledRequest]) -> None:
         self._slots = slots
         self._next = next(slots, None)
-        self._drawn: list[Slot] = []
+        self._drawn: list[ScheduledRequest] = []
 
-    def group(self) -> list[Slot]:
+    def group(self) -> list[ScheduledRequest]:
         """The next slots that share a due instant; empty at the end of the plan."""
         while self.draw():
             pass
@@ -122,7 +122,7 @@ class OpenLoop:
         self._next = next(self._slots, None)
         return True
 
-    def after_end(self, ended_ns: int) -> Slot | None:  # noqa: ARG002 - what ends does not matter here
+    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - what ends does not matter here
         """Nothing: no answer brings a request forward."""
         return None
 

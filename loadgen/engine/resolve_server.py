@@ -73,7 +73,7 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def named(plan: Plan) -> Plan:
+def with_detected_server(plan: Plan) -> Plan:
     """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
     loadgen.servers.errors.ServerError."""
     if plan.server or not plan.url:
@@ -81,20 +81,20 @@ def named(plan: Plan) -> Plan:
     from loadgen.servers.discovery import probe
 
     found = probe(plan.url, model=plan.model, access=access_of(plan))
-    return plan.but(server=found.name)
+    return plan.replaced(server=found.name)
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
     """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
     Raises EndpointError, VersionError and UnauthorizedError."""
-    from loadgen.servers.discovery import accepted, dialect_on, of_version
+    from loadgen.servers.discovery import dialect_on, drop_refused_fields, of_version
 
     found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
     found = of_version(found, facts, say, force=plan.force)
-    return accepted(found, facts, say, timeout_s=plan.timeout_s, access=access)
+    return drop_refused_fields(found, facts, say, timeout_s=plan.timeout_s, access=access)
 
 
-def longest_of(tokens: int | str) -> int:
+def max_length(tokens: int | str) -> int:
     """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
     named = lengths.outputs(str(tokens)).lengths
     if isinstance(named, lengths.Fixed):
@@ -104,7 +104,7 @@ def longest_of(tokens: int | str) -> int:
 
 def longest_prompt_of(plan: Plan) -> int:
     """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
-    asked, answered = longest_of(plan.input_tokens), longest_of(plan.output_tokens)
+    asked, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = workload.parse(plan.workload)
     if not isinstance(named, MultiTurn):
         return asked
@@ -188,7 +188,7 @@ def server_for(
 
     url = _url_of(plan)
     dialect = dialect_on(plan.server, plan.endpoint)
-    answered = longest_of(plan.output_tokens) if dialect.streams else 0
+    answered = max_length(plan.output_tokens) if dialect.streams else 0
     longest = [longest_prompt_of(plan), answered]
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)
     if facts is not None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.analysis.run.runfile import RunWriter, Telemetry
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.servers.telemetry import (
     Dcgm,
@@ -70,7 +70,7 @@ class Bursts(msgspec.Struct, frozen=True):
 
     due_by: Mapping[int, int] = {}
 
-    def hold_s(self, now_ns: int, counts: Counts) -> tuple[float, float]:
+    def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
         """How long to wait at this offset before reading anything, and how long a reading may then take. Requests that
         failed count as sent: of those that never got a connection no byte will be."""
         gone = counts.sent + counts.dropped + counts.failed
@@ -136,7 +136,7 @@ class Sampler:
         """The last reading before the run."""
         self._look("start")
 
-    def begin(self, start_ns: int, folder: Path, counts: Callable[[], Counts]) -> None:
+    def begin(self, start_ns: int, folder: Path, counts: Callable[[], LiveCounters]) -> None:
         """The run will start at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`.
         Raises OutputError when it cannot be written."""
         if not self._early:
@@ -179,7 +179,7 @@ class Sampler:
                 return
             last = now
 
-    def _watch(self, name: str, counts: Callable[[], Counts]) -> None:
+    def _watch(self, name: str, counts: Callable[[], LiveCounters]) -> None:
         """One source's readings during the run, at absolute instants; those that a slow reading has passed are left
         out."""
         number = 0
@@ -374,7 +374,7 @@ def main() -> None:
                 sampler.start()
                 answer = {"facts": sampler.facts}
             elif "folder" in told:
-                sampler.begin(told["start_ns"], Path(told["folder"]), Counts)
+                sampler.begin(told["start_ns"], Path(told["folder"]), LiveCounters)
             else:
                 answer = {"files": [str(path) for path in sampler.end(patient=told["patient"])]}
         except LoadgenError as error:

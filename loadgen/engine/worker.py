@@ -31,9 +31,9 @@ from msgspec.structs import replace
 
 from loadgen.analysis.run.record import encoding_problem, shifted
 from loadgen.analysis.run.runfile import RunWriter
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, Feed, Sessions
-from loadgen.engine.request_queue import OpenLoop, Schedule, Slot
+from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.auth import Target
 from loadgen.servers.backends.dialect import Dialect
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from loadgen.engine.driver import Driver
-    from loadgen.engine.record_buffer import Held
-    from loadgen.servers.wire.timestamps import Share, StampSource
+    from loadgen.engine.record_buffer import RecordBuffer
+    from loadgen.servers.wire.timestamps import Share, TimestampSource
 
 CONNECT_LIMIT_S = 30.0
 """A connection that takes longer than this, or than the request's own time limit, is given up."""
@@ -99,7 +99,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """What it sends before the clock starts; their Records are marked."""
         return self.prompts.warmup()[self.worker :: self.workers]
 
-    def slot(self, request: Request, due_ns: int, conversation: Conversation | None = None) -> Slot:
+    def slot(self, request: Request, due_ns: int, conversation: Conversation | None = None) -> ScheduledRequest:
         """Return the slot of a request with every byte that will be sent. A request that cannot be encoded gets a slot
         that says why, so that it fails alone and the other requests of the worker go on."""
         headers = {**self.headers, "X-Request-Id": str(request.id)}
@@ -110,9 +110,9 @@ class WorkerTask(msgspec.Struct, frozen=True):
         except Exception as error:
             not_encoded = encoding_problem(error)
         said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
-        return Slot(said, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
+        return ScheduledRequest(said, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
 
-    def turn(self, conversation: Conversation, due_ns: int) -> Slot:
+    def turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
         """The present turn of a session."""
         return self.slot(conversation.request(), due_ns, conversation)
 
@@ -138,7 +138,7 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
         from loadgen.engine import driver  # noqa: F401
 
 
-def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
+def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies; `share`
     says which of this machine's workers it is."""
     for other in inherited:
@@ -163,21 +163,21 @@ def work(task: WorkerTask, pipe: Pipe, counts: Counts, inherited: Sequence[Pipe]
         pipe.send(("done", part.close()))
 
 
-def _open_stamps(task: WorkerTask, share: Share) -> StampSource:
+def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
     """In a thread of its own, whose rights end with it."""
     may_see_packets(now=True)
     return open_source(task.stamps, task.target.addresses, share)
 
 
-async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, stamps: StampSource) -> None:
+async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCounters, stamps: TimestampSource) -> None:
     import asyncio
 
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
-    from loadgen.engine.record_buffer import Held
+    from loadgen.engine.record_buffer import RecordBuffer
     from loadgen.servers.wire.addresses import Connector
-    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, ROOM_BYTES, SELDOM, Sweeps
-    from loadgen.servers.wire.disk_spill import Aside
+    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, ROOM_BYTES, SELDOM, ReadPacer
+    from loadgen.servers.wire.disk_spill import DiskSpill
     from loadgen.servers.wire.poller import Poller
     from loadgen.servers.wire.pool import Pool
     from loadgen.servers.wire.transport import Exchange
@@ -189,12 +189,16 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     due_ns, most = task.schedule.due_ns, task.schedule.in_flight
     waited_for = task.prompts.of_sessions or due_ns is None or most < len(due_ns)
     apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == most else MODERATE
-    sweeps = None if stamps.by_read else Sweeps(*apart, ebbs=stamps.ebbs, by_read=lambda: stamps.at_work.by_read)
+    sweeps = (
+        None
+        if stamps.by_read
+        else ReadPacer(*apart, rate_dropped=stamps.rate_dropped, by_read=lambda: stamps.active_source.by_read)
+    )
     room = ROOM_BYTES if sweeps is not None and apart is SELDOM else 0
-    aside = None if sweeps is None else Aside(task.part.parent)
+    aside = None if sweeps is None else DiskSpill(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
-    def driver_of(feed: Feed, sink: RunWriter | Held, counts: Counts, spare: int) -> Driver:
+    def driver_of(feed: Feed, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
         connecting = Connector(task.target, limit_s, stamps, room, first=task.worker)
         pool = Pool(connecting, spare=spare, meanwhile=feed.draw)
@@ -208,11 +212,11 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     drivers = [driver]
     loop.add_reader(pipe.fileno(), _obey, pipe, drivers, allowed, started)
     await allowed
-    held, warmup, warm_ns = Held(), task.warmup(), 0
+    held, warmup, warm_ns = RecordBuffer(), task.warmup(), 0
     if warmup:
         slots, clients = (task.slot(request, 0) for request in warmup), task.schedule.clients
         feed = ClosedLoop(slots, clients) if due_ns is None else OpenLoop(slots)
-        drivers.append(driver_of(feed, held, Counts(), len(warmup) if due_ns is not None else clients))
+        drivers.append(driver_of(feed, held, LiveCounters(), len(warmup) if due_ns is not None else clients))
         await drivers[-1].open()
         warm_ns = time.monotonic_ns()
         await drivers[-1].run(warm_ns)
@@ -221,7 +225,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: Counts, s
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
     with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
-        pipe.send(("ready", stamps.at_work.name))
+        pipe.send(("ready", stamps.active_source.name))
     start_ns = await started
     for record in held.records:
         part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))

@@ -51,7 +51,7 @@ from loadgen.servers.discovery import dialect_on, tokenizer_of
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
 from loadgen.servers.wire.addresses import Rotation, addresses_said, reachable
-from loadgen.servers.wire.timestamps import RETRY_S, StampSource
+from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads import workload
 from loadgen.workloads.arrivals import INTERACTIVE
@@ -130,7 +130,7 @@ class LiveTarget(msgspec.Struct):
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_of(self.plan)
             if not (dialect.token_ids or self._of_file):
-                plan = plan.but(n=TEXTS)
+                plan = plan.replaced(n=TEXTS)
             schedule = prepare.schedule_of(plan)
             prepare.check_file(plan, schedule)
             with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
@@ -296,7 +296,13 @@ class LiveRun:
     """Takes what users did, from the start of a run to its end. The caller holds the claim on its folder."""
 
     def __init__(
-        self, folder: Path, target: LiveTarget, *, stamps: StampSource, command: Sequence[str], sampler: SamplerProcess
+        self,
+        folder: Path,
+        target: LiveTarget,
+        *,
+        stamps: TimestampSource,
+        command: Sequence[str],
+        sampler: SamplerProcess,
     ) -> None:
         check_room(folder, ROOM_BYTES)
         dialect = target.dialect(None)
@@ -323,7 +329,7 @@ class LiveRun:
         header.command = list(command)
         header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
-        header.client["calibration"] = host.recall(header.host, lambda _: None)
+        header.client["calibration"] = host.load_calibration(header.host, lambda _: None)
         open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
         self._part = RunWriter(folder / "run.jsonl")
         sampler.begin(self.start_ns, folder)
@@ -447,7 +453,7 @@ class LiveRun:
         passed_ns = time.monotonic_ns() - self.start_ns
         found = of_samples(
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
-            stamp_facts(self._stamps.at_work.name),
+            stamp_facts(self._stamps.active_source.name),
             np.sort(figures.send_late.copy()),
             reads=self._total["reads"],
             coalesced=self._total["coalesced_reads"],

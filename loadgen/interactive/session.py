@@ -35,7 +35,7 @@ from locust import events
 from locust.util.timespan import parse_timespan
 
 from loadgen import machine as host
-from loadgen.engine.resolve_server import longest_of, named
+from loadgen.engine.resolve_server import max_length, with_detected_server
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, chosen
@@ -48,7 +48,7 @@ from loadgen.servers.errors import LimitError, ServerError
 from loadgen.servers.simulated import SimulatedError
 from loadgen.servers.wire.packet_socket import may_see_packets
 from loadgen.servers.wire.timestamp_sources import open_source
-from loadgen.servers.wire.timestamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 from loadgen.workloads import lengths, workload
 from loadgen.workloads.spec_syntax import WorkloadError
 
@@ -98,7 +98,7 @@ class LocustSession:
         """What the Run says it was made with."""
         self.files: set[str] = set()
         """What requests may be read from: the files that were named at the start, and no other."""
-        self.stamps: StampSource = PLAIN
+        self.stamps: TimestampSource = PLAIN
         self._environment: Any = None
         self._attached = False
         self._turns = BoundedSemaphore(1)
@@ -162,7 +162,7 @@ class LocustSession:
         if url:
             self._environment.parsed_options.url = url
         of_answers = lengths.outputs(str(plan.output_tokens)).lengths is None
-        self.output_tokens = lengths.UNNAMED if of_answers else longest_of(plan.output_tokens)
+        self.output_tokens = lengths.UNNAMED if of_answers else max_length(plan.output_tokens)
 
     def fail(self, error: Exception) -> None:
         """Say what is wrong and end the run: with a page it can be started again, otherwise the process ends."""
@@ -178,7 +178,7 @@ class LocustSession:
             return  # users are elsewhere, and so are their Runs
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
         try:
-            plan = named(self.plan())
+            plan = with_detected_server(self.plan())
             environment.parsed_options.server, self.files = plan.server, _files(plan)
             self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)

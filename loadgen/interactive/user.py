@@ -47,7 +47,7 @@ from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.local_limits import explained_later
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.timestamps import StampSource
+from loadgen.servers.wire.timestamps import TimestampSource
 from loadgen.servers.wire.transport import Exchange
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
@@ -165,7 +165,7 @@ class UserConnection:
 
     late, most, total = False, 0, 0
 
-    def __init__(self, target: LiveTarget, stamps: StampSource) -> None:
+    def __init__(self, target: LiveTarget, stamps: TimestampSource) -> None:
         self.loop = self
         self._watchers: dict[tuple[int, int], Any] = {}
         self._timeout_s = target.plan.timeout_s
@@ -182,7 +182,7 @@ class UserConnection:
         """The idle connection, or a new one. Raises OSError, which includes TimeoutError and ssl.SSLError."""
         idle, self._idle = self._idle, None
         if idle is not None:
-            if not idle.gone():
+            if not idle.closed_by_peer():
                 return idle
             idle.close()
         return self._connect()
@@ -230,7 +230,7 @@ class UserConnection:
     add_writer, remove_writer = partialmethod(_watch, WRITE), partialmethod(_forget, WRITE)
 
 
-def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: StampSource) -> Connection:
+def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
     """Open one connection, TLS handshake included, while other greenlets run. Addresses of the target are tried in the
     order of `rotation`. Raises OSError: a LocalLimitError if this machine is the reason."""
     errors = list[OSError]()
@@ -245,7 +245,7 @@ def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: StampS
     raise blamed(errors)
 
 
-def _connect(target: Target, address: Address, timeout_s: float, stamps: StampSource) -> Connection:
+def _connect(target: Target, address: Address, timeout_s: float, stamps: TimestampSource) -> Connection:
     """Open one connection to one address."""
     family, place = address
     sock = gevent_socket.socket(family, socket.SOCK_STREAM)

@@ -21,7 +21,7 @@ from loadgen.servers.hardware import HardwareError, constant, gpu
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import Load, expected
 from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, engine_of
-from loadgen.studies.simulate import Modelled, Served, in_memory, serving
+from loadgen.studies.simulate import ResolvedModel, ServerModel, in_memory, serving
 
 FINE = 1.03
 """Rates that are tried are powers of it."""
@@ -80,9 +80,9 @@ class CapacityOption(msgspec.Struct, kw_only=True):
 class Replica:
     """One replica under any rate."""
 
-    def __init__(self, plan: Plan, modelled: Modelled, figures: Figures) -> None:
+    def __init__(self, plan: Plan, modelled: ServerModel, figures: Figures) -> None:
         self._plan, self._modelled, self._figures = plan, modelled, figures
-        self._served: Served | None = None
+        self._served: ResolvedModel | None = None
         self._known: dict[float, Sequence[float | None]] = {}
         self.output_tokens = 0.0
         """Mean of a request."""
@@ -93,7 +93,7 @@ class Replica:
             self._served = self._served or serving(self._plan, self._modelled)
             number = max(REQUESTS[0], min(REQUESTS[-1], round(LASTS_S * per_s)))
             run = in_memory(
-                self._plan.but(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled, served=self._served
+                self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled, served=self._served
             )
             self._known[per_s] = self._figures(run)
             self.output_tokens = sum(each.output_tokens or 0 for each in run.records) / max(1, len(run.records))
@@ -122,7 +122,7 @@ class Replica:
 
 
 def option(
-    plan: Plan, candidate: Candidate, base: Modelled, per_s: float, figures: Figures, met: Met
+    plan: Plan, candidate: Candidate, base: ServerModel, per_s: float, figures: Figures, met: Met
 ) -> CapacityOption:
     """What this candidate takes for `per_s` requests a second of `plan`; the rest of what serves is that of `base`.
     Raises LoadgenError."""
@@ -159,7 +159,7 @@ def option(
 
 
 def candidates(
-    gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], modelled: Modelled
+    gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], modelled: ServerModel
 ) -> list[Candidate]:
     """Of `H100=2.50` and so on, with or without what an hour costs. Raises PlanError."""
     found = []
@@ -176,7 +176,7 @@ def candidates(
     return found
 
 
-def _deployed(plan: Plan, modelled: Modelled) -> tuple[Engine, Deployment]:
+def _deployed(plan: Plan, modelled: ServerModel) -> tuple[Engine, Deployment]:
     """Raises PlanError for what nobody knows."""
     more: dict[str, Any] = {"format_name": modelled.format, "tensor": modelled.tensor, "file": modelled.hardware}
     try:

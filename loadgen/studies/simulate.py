@@ -23,7 +23,7 @@ from loadgen.analysis.run.record import Record, record_for, unsent
 from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append
 from loadgen.engine.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, schedule_of
 from loadgen.engine.request_queue import Schedule
-from loadgen.engine.resolve_server import Say, longest_of
+from loadgen.engine.resolve_server import Say, max_length
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import FolderClaim, check_room
 from loadgen.plan import Plan
@@ -52,7 +52,7 @@ TOKENS_PER_PIECE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Modelled:
+class ServerModel:
     """What serves: a generation of the plan's server, on hardware, or the twin of a server that was measured. What is
     None is the twin's, or else a default."""
 
@@ -74,7 +74,7 @@ class Modelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ResolvedModel:
     """A model that is resolved: what its steps take, by which rules, and what its run file says of it."""
 
     policy: Policy
@@ -88,7 +88,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class Asked:
+class SimulationSpec:
     """A request that is under way."""
 
     request: Request
@@ -100,7 +100,7 @@ class Asked:
 
 def run(
     plan: Plan,
-    modelled: Modelled,
+    modelled: ServerModel,
     folder: Path,
     command: list[str],
     prediction: Sequence[Any] = (),
@@ -116,7 +116,7 @@ def run(
 
 def _run(
     plan: Plan,
-    modelled: Modelled,
+    modelled: ServerModel,
     folder: Path,
     command: list[str],
     prediction: Sequence[Any],
@@ -125,7 +125,7 @@ def _run(
 ) -> Run:
     served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
     announce_trace(plan, schedule, say)
-    bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * longest_of(plan.output_tokens)
+    bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
     check_room(folder, (schedule.count or schedule.clients) * bytes_each)
     header = _header(plan, modelled, served, command)
     header.server |= {"prediction": list(prediction)} if prediction else {}
@@ -140,14 +140,14 @@ def _run(
         else:
             found.telemetry.append(item)
 
-    found.footer = Virtual(plan, served, prompts, schedule, keep).run()
+    found.footer = VirtualRun(plan, served, prompts, schedule, keep).run()
     writer.add(found.footer)
     if rescued := writer.close():
         raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
     return found
 
 
-def in_memory(plan: Plan, modelled: Modelled, draw: int | None = None, served: Served | None = None) -> Run:
+def in_memory(plan: Plan, modelled: ServerModel, draw: int | None = None, served: ResolvedModel | None = None) -> Run:
     """The same run, not written: with other constants, one draw of a twin's; or on what `serving` gave before. Raises
     as `run` does."""
     served = served or serving(plan, modelled, draw)
@@ -157,11 +157,11 @@ def in_memory(plan: Plan, modelled: Modelled, draw: int | None = None, served: S
         kept: list[Any] = found.records if isinstance(item, Record) else found.telemetry
         kept.append(item)
 
-    found.footer = Virtual(plan, served, _prompts(plan), schedule_of(plan), keep).run()
+    found.footer = VirtualRun(plan, served, _prompts(plan), schedule_of(plan), keep).run()
     return found
 
 
-def serving(plan: Plan, modelled: Modelled, draw: int | None = None) -> Served:
+def serving(plan: Plan, modelled: ServerModel, draw: int | None = None) -> ResolvedModel:
     """Raises PlanError for a model that nobody knows, or that does not fit."""
     if not dialect_on(plan.server, plan.endpoint).streams:
         raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
@@ -171,14 +171,14 @@ def serving(plan: Plan, modelled: Modelled, draw: int | None = None) -> Served:
         raise PlanError(str(problem)) from None
 
 
-def _modelled(server: str, modelled: Modelled) -> Served:
+def _modelled(server: str, modelled: ServerModel) -> ResolvedModel:
     """By the hardware model alone."""
     vintage, format_name = modelled.vintage or CURRENT, modelled.format or DEFAULT_FORMAT
     engine, tensor = engine_of(server, vintage), modelled.tensor or 1
     more: dict[str, Any] = {"tensor": tensor, "file": modelled.hardware, "changes": modelled.changes}
     deployment = engine.deployment(modelled.gpu or GPU, modelled.model or MODEL, format_name=format_name, **more)
     kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
-    return Served(
+    return ResolvedModel(
         policy=engine.rules(kv_tokens, modelled.running_limit, modelled.step_tokens),
         kv_tokens=kv_tokens,
         step_time=engine.step_time(deployment),
@@ -190,7 +190,7 @@ def _modelled(server: str, modelled: Modelled) -> Served:
     )
 
 
-def _twins(modelled: Modelled, twin: Twin, draw: int | None) -> Served:
+def _twins(modelled: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
     """As measured, but for what is asked to be otherwise."""
     engine, values = engine_of(twin.rules, modelled.vintage or twin.vintage), twin.values(draw)
     what_if: dict[str, Any] = {"gpu": modelled.gpu, "model": modelled.model, "tensor": modelled.tensor}
@@ -200,7 +200,7 @@ def _twins(modelled: Modelled, twin: Twin, draw: int | None) -> Served:
     if deployment and as_it_was and not modelled.kv_tokens:
         kv_tokens = round(kv_tokens * engine.kv_tokens(deployment) / engine.kv_tokens(as_it_was))
     limits = modelled.running_limit or twin.running_limit, modelled.step_tokens or twin.step_tokens
-    return Served(
+    return ResolvedModel(
         policy=engine.rules(kv_tokens, *limits),
         kv_tokens=kv_tokens,
         step_time=step_time_of(values, engine, deployment),
@@ -220,7 +220,7 @@ def _hardware(deployment: Deployment | None) -> dict[str, Any]:
     return {"gpu": deployment.gpu.name, "model": named, "tensor_parallel": deployment.tensor, "format": stored}
 
 
-def described(plan: Plan, modelled: Modelled) -> str:
+def described(plan: Plan, modelled: ServerModel) -> str:
     """What serves, in words. Raises PlanError."""
     served = serving(plan, modelled)
     told = served.hardware
@@ -233,7 +233,7 @@ def described(plan: Plan, modelled: Modelled) -> str:
     return f"{plan.server} ({kind}) on {where}"
 
 
-def _header(plan: Plan, modelled: Modelled, served: Served, command: list[str]) -> Header:
+def _header(plan: Plan, modelled: ServerModel, served: ResolvedModel, command: list[str]) -> Header:
     facts = {
         "name": plan.server,
         "title": KINDS[plan.server].title,
@@ -284,13 +284,13 @@ def _prompts(plan: Plan) -> Prompts:
     return Prompts(spec, ids, counted)
 
 
-class Virtual:
+class VirtualRun:
     """The event loop: arrivals, deadlines and samples of the server, in between an engine that runs by itself."""
 
     def __init__(
         self,
         plan: Plan,
-        served: Served,
+        served: ResolvedModel,
         prompts: Prompts,
         schedule: Schedule,
         keep: Callable[[Record | Telemetry], None],
@@ -300,7 +300,7 @@ class Virtual:
         self._front_end = FrontEnd(round(1e9 * served.request_s), self._path_ns)
         self._timeout_ns, self._every_ns = round(plan.timeout_s * 1e9), round(plan.metrics_every_s * 1e9)
         self._asked = self._sessions(prompts) if prompts.of_sessions else self._requests(prompts)
-        self._following: list[tuple[int, int, Asked]] = []  # a heap of what ends made due
+        self._following: list[tuple[int, int, SimulationSpec]] = []  # a heap of what ends made due
         self._places = count()
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
@@ -355,17 +355,18 @@ class Virtual:
             each.due_ns = each.due_ns if due_ns is None else due_ns
             heappush(self._following, (each.due_ns, next(self._places), each))
 
-    def _requests(self, prompts: Prompts) -> Iterator[Asked]:
+    def _requests(self, prompts: Prompts) -> Iterator[SimulationSpec]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        return map(Asked, prompts.requests(), due_ns)
+        return map(SimulationSpec, prompts.requests(), due_ns)
 
-    def _sessions(self, prompts: Prompts) -> Iterator[Asked]:
+    def _sessions(self, prompts: Prompts) -> Iterator[SimulationSpec]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
         return (
-            Asked(each.request(), at_ns, each) for each, at_ns in zip(prompts.conversations(), due_ns, strict=False)
+            SimulationSpec(each.request(), at_ns, each)
+            for each, at_ns in zip(prompts.conversations(), due_ns, strict=False)
         )
 
-    def _arrive(self, asked: Asked) -> None:
+    def _arrive(self, asked: SimulationSpec) -> None:
         """A request is due: it joins the queue, or is refused, or dropped past the limit on requests in flight."""
         request, due_ns = asked.request, asked.due_ns
         if self._schedule.due_ns is not None and not request.turn:
@@ -406,7 +407,7 @@ class Virtual:
 
     def _end(self, job: Job, instants: list[int], given_up_ns: int | None = None) -> None:
         """A job has all its tokens, or nobody waits for the rest."""
-        asked: Asked = job.owner
+        asked: SimulationSpec = job.owner
         self._live.discard(job)
         end_ns = instants[-1] if given_up_ns is None else given_up_ns
         record = record_for(
@@ -431,7 +432,7 @@ class Virtual:
         asked.said += job.output_tokens
         self._keep(asked, record, end_ns)
 
-    def _keep(self, asked: Asked, record: Record, end_ns: int) -> None:
+    def _keep(self, asked: SimulationSpec, record: Record, end_ns: int) -> None:
         """Writes a Record, and finds out what its end makes due."""
         self._write(record)
         self._counts[record.state] += 1
@@ -441,7 +442,7 @@ class Virtual:
             following = conversation.after("") if complete else None
             if following is not None:
                 due_ns = end_ns + following.think_ns
-                turn = Asked(following.request(), due_ns, following, asked.said)
+                turn = SimulationSpec(following.request(), due_ns, following, asked.said)
                 heappush(self._following, (due_ns, next(self._places), turn))
                 return
             for request in () if complete else conversation.to_come():

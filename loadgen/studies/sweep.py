@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.errors import PlanError
-from loadgen.journal import Journal, JournalKind, Line, make_way, opened, read
+from loadgen.journal import Journal, JournalKind, Line, move_aside, opened, read
 from loadgen.plan import Plan
 from loadgen.servers.auth import without_secrets
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer
-    from loadgen.engine.client_health import Counts
+    from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.prepare import OnProgress
 
 Over = Literal["rate", "concurrency"]
@@ -84,7 +84,7 @@ class Sweep:
         A load above the limit that the server states is sent too: where it begins to reject is what a sweep looks for.
         """
         arrivals = ARRIVALS[self.over].format(load)
-        return self.plan.but(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True)
+        return self.plan.replaced(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True)
 
 
 def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
@@ -136,7 +136,7 @@ class Backlog:
         self._sent = 0
         self.overloaded = self.late = False
 
-    def __call__(self, phase: str, counts: Counts) -> str | None:
+    def __call__(self, phase: str, counts: LiveCounters) -> str | None:
         """Return why the run must end now; None while it may go on."""
         self._show(phase, counts)
         now_s = time.monotonic()
@@ -152,7 +152,7 @@ class Backlog:
             return "stopped: --max-time was over"
         return None
 
-    def _rejects(self, now_s: float, counts: Counts) -> bool:
+    def _rejects(self, now_s: float, counts: LiveCounters) -> bool:
         """Return whether the server has rejected enough requests, and for long enough, to call the load too much."""
         self._began_s = self._began_s or now_s
         enough = counts.rejected >= BACKLOG_LEAST and counts.rejected > REJECTED_SHARE * counts.sent
@@ -234,7 +234,7 @@ def step_folder(number: int) -> str:
 def _step(sweep: Sweep, book: Journal, load: float, measure: Measure, judge: Judge, backlog: Backlog) -> Why:
     number = len(ended(book.lines)) + 1
     folder, began_s = sweep.folder / step_folder(number), time.monotonic()
-    make_way(folder)
+    move_aside(folder)
     book.write("begin", step=number, load=load)
     footer = measure(sweep.step(number, load), folder, backlog)
     if footer.interrupted and not backlog.overloaded:

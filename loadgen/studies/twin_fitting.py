@@ -350,7 +350,7 @@ def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> di
     return found
 
 
-def foretold(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
+def simulate_run(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
     """What the twin makes of the requests of a run, sent when they were."""
     engine, values = engine_of(twin.rules, twin.vintage), twin.values(draw)
     limits = StepLimits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)

@@ -26,7 +26,7 @@ def simulated_versions() -> dict[str, tuple[str, ...]]:
     return {kind.name: tuple(kind.simulated_versions) for kind in KINDS.values() if kind.simulated_versions}
 
 
-def any_of(names: Iterable[str]) -> str:
+def join_or(names: Iterable[str]) -> str:
     """Names as a choice in a sentence: `vllm, tgi or lightllm`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last

@@ -88,7 +88,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     title: str
     dialects: Mapping[str, Dialect]  # By endpoint
     native: str  # The endpoint it is measured on unless another is asked for
-    recognise: Callable[[Ask, str], ServerFacts | None]  # (ask, url) to what it says; None when it is another server
+    identify: Callable[[Ask, str], ServerFacts | None]  # (ask, url) to what it says; None when it is another server
     limits: Mapping[str, ServerLimit]  # By its own names for them
     port: int | None = None  # That docker-compose.yml publishes. None: nothing is started under this name.
     ids: Route[list[int]] | None = None  # Tells the token ids of a text, without special tokens
@@ -146,6 +146,6 @@ def as_dict(answer: object) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def stated(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
+def known_limits(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
     """Those of these limits that the server's facts hold."""
     return {name: value for name in limits if type(value := facts.get(name)) is int and value > 0}

@@ -15,7 +15,7 @@ import msgspec
 from loadgen.servers.backends import base
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, VersionRule
 from loadgen.servers.backends.openai import Choice, always, decode, dialect, has_role, unless_marker
-from loadgen.servers.backends.stream_events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
 from loadgen.servers.backends.tgi import generate_body
 from loadgen.workloads.request import Request
 
@@ -60,7 +60,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
     answer.chunk_counts = "usage" if count else "event"
-    return settle(answer, count or None, broken)
+    return finalise(answer, count or None, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:
@@ -87,7 +87,7 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     # Both came with 1.0. Asking /tokens itself, without a text, would count as a failed request in its metrics.
     routes = ("/tokens",) if "model_name" in name else ()
     model = str(card.get("id") or name.get("model_name", ""))
-    limits = base.stated(LIGHTLLM.limits, base.as_dict(ask("/get_server_info")[1]) | card)
+    limits = base.known_limits(LIGHTLLM.limits, base.as_dict(ask("/get_server_info")[1]) | card)
     # It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models.
     version = "1.2.0 or later" if card else "1.1.0" if base.exists(ask, "/v1/completions") else "1.0"
     if version == "1.0" and not routes:
@@ -146,7 +146,7 @@ LIGHTLLM = base.ServerKind(
         # 1.1.0 never sends [DONE].
         "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
-    recognise=_recognise,
+    identify=_recognise,
     limits={
         "max_model_len": base.ServerLimit("--max_req_total_len", "total"),
         "max_total_token_num": base.ServerLimit("--max_total_token_num"),  # KV cache in tokens

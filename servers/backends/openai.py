@@ -21,8 +21,8 @@ import msgspec
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encoded
 from loadgen.servers.backends.lenient import end_marker
-from loadgen.servers.backends.repeated_events import condensed, expanded
-from loadgen.servers.backends.stream_events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
+from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
 from loadgen.workloads.request import Request
 
 
@@ -158,7 +158,7 @@ def decode(
     A chunk's tokens come from the best evidence in it: token ids, else the growth of a running usage total, else one
     for a chunk with text. The last is a count of tokens only where the server sends `one_per_event`. With
     `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came."""
-    kept, chunks, runs, broken = condensed(payloads, _CHUNKS, _by_text)
+    kept, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _by_text)
     choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
     answer = Answer(tokens + [0] * (len(kept) - len(chunks)))
@@ -187,7 +187,7 @@ def decode(
         answer.chunk_counts = "ids"
     else:
         answer.chunk_counts = "usage" if running else "event" if one_per_event else "chunk"
-    settle(expanded(answer, runs), total, broken)
+    finalise(restore_repeats(answer, runs), total, broken)
     if answer.chunk_counts == "chunk" and answer.counted_by == "wire" and empty_is_token is None:
         answer.counted_by = "chunks"
     if answer.counted_by == "server" or answer.chunk_counts != "chunk":
@@ -461,7 +461,7 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
         return None
     # transformers serve and many hosted ones have chat only. llama.cpp answers 404 to a GET of either.
     chat_only = base.exists(ask, PATHS["chat"]) and not base.exists(ask, PATHS["completions"])
-    limits = base.stated(OPENAI.limits, card)
+    limits = base.known_limits(OPENAI.limits, card)
     return base.ServerFacts("openai", url, "", str(card["id"]), limits, endpoint="chat" if chat_only else "")
 
 
@@ -483,7 +483,7 @@ OPENAI = base.ServerKind(
     native="completions",
     dialects={endpoint: _generic(endpoint) for endpoint in PATHS}
     | {endpoint: pooling.dialect("openai", endpoint) for endpoint in pooling.PATHS},
-    recognise=_recognise,
+    identify=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
     metrics=base.MetricNames(

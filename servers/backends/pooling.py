@@ -17,7 +17,7 @@ import msgspec
 
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encoded
 from loadgen.servers.backends.error_messages import one_line
-from loadgen.servers.backends.stream_events import decode_events, note_error, settle
+from loadgen.servers.backends.stream_events import decode_events, finalise, note_error
 from loadgen.workloads.request import Request
 
 PATHS = {"embeddings": "/v1/embeddings", "rerank": "/v1/rerank"}
@@ -56,7 +56,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
         if not answer.error_kind:
             said = payloads[index].decode("utf-8", "replace")
             answer.error_kind, answer.error_detail = "protocol", one_line(f"neither embeddings nor scores: {said}")
-    return settle(answer, 0, broken)
+    return finalise(answer, 0, broken)
 
 
 def dialect(server: str, endpoint: str, **others: Any) -> Dialect:

@@ -40,7 +40,7 @@ _ONLY_STRING, _SPECIAL = re.compile(_STRING), bytes([*range(0x20), *b'"\\'])
 _TOKENS_MOST = 8_192  # Of so long an answer the closings are made; of a longer one the rest is decoded one by one
 
 
-def condensed(
+def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], one_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
     """The payloads that are not like the one before them, the first two in any case; their events, whose totals leave
@@ -59,12 +59,12 @@ def condensed(
         events += found
         runs += [0] * (len(kept) - len(runs))
         if one and at and not broken:
-            runs[-1] = alike(payloads, at, total) if one_token(found[0]) else 0
+            runs[-1] = count_repeats(payloads, at, total) if one_token(found[0]) else 0
             short += runs[-1] < SHORT
     return kept, events, runs, broken
 
 
-def expanded(answer: Answer, runs: Sequence[int]) -> Answer:
+def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
     """The answer with a token for each of the events that were left out."""
     if not any(runs):
         return answer
@@ -77,7 +77,7 @@ def expanded(answer: Answer, runs: Sequence[int]) -> Answer:
     return answer
 
 
-def alike(payloads: Sequence[bytes], first: int, total: int | None) -> int:
+def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
     """How many events right behind `first`, which holds one token, are like it but for a text that is not empty and,
     where it says the `total` of tokens so far, for totals that grow by one. At times fewer are found, never more."""
     payload, behind = payloads[first], payloads[first + 1 :]

@@ -62,7 +62,7 @@ def join_halves(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def settle(answer: Answer, total: int | None, broken: str) -> Answer:
+def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
     """Set the answer's length: the server's total where it gave one, else the sum over its events.
 
     `broken` says which event could not be read: everything after it is unknown, the end included. No token may come

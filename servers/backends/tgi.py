@@ -15,7 +15,7 @@ import msgspec
 from loadgen.servers.backends import base
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, VersionRule
 from loadgen.servers.backends.openai import INCLUDE_USAGE, always, decode, dialect, messages
-from loadgen.servers.backends.stream_events import decode_events, join_halves, note_error, note_finish, settle
+from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
 from loadgen.workloads.request import Request, merged
 
 
@@ -74,7 +74,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             details = event.details or Details()
             total, answer.prompt_tokens = details.generated_tokens, details.input_length
             note_finish(answer, details.finish_reason or "", payloads[index])
-    return settle(answer, total, broken)
+    return finalise(answer, total, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:
@@ -94,7 +94,7 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
     routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.exists(ask, path))
     notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.holds(version) else {}
-    limits = base.stated(TGI.limits, renamed | info)
+    limits = base.known_limits(TGI.limits, renamed | info)
     return base.ServerFacts("tgi", url, version, str(info["model_id"]), limits, routes, notes=notes)
 
 
@@ -147,7 +147,7 @@ TGI = base.ServerKind(
         "completions": _dialect("completions", more=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
         "chat": _dialect("chat", more=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
     },
-    recognise=_recognise,
+    identify=_recognise,
     limits={
         "max_input_tokens": base.ServerLimit("--max-input-tokens", "prompt"),
         "max_total_tokens": base.ServerLimit("--max-total-tokens", "total"),

@@ -33,7 +33,7 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
         return None
     version = str(base.as_dict(ask("/version")[1]).get("version", ""))
     routes = ("/tokenize",) if base.exists(ask, "/tokenize") else ()
-    return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.stated(VLLM.limits, card), routes)
+    return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.known_limits(VLLM.limits, card), routes)
 
 
 def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
@@ -76,7 +76,7 @@ VLLM = base.ServerKind(
         "embeddings": pooling.dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
         "rerank": pooling.dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },
-    recognise=_recognise,
+    identify=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     port=8001,
     ids=Route(

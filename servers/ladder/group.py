@@ -58,7 +58,7 @@ class _Gathered(torch.autograd.Function):
         return gradient.narrow(-1, distributed.get_rank() * context.width, context.width)
 
 
-class Shared:
+class ProcessGroup:
     """The processes of torch.distributed's default group. An all-reduce of the forward pass takes `delay_s` at least:
     the latency of a link, in which the device can compute."""
 

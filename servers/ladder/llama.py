@@ -39,7 +39,7 @@ class TensorGroup(Protocol):
         """All parts side by side, after a matrix that is split by columns."""
 
 
-class Alone:
+class SingleProcess:
     """A group of one."""
 
     size = 1
@@ -206,7 +206,7 @@ class SilentLayer(DecoderLayer):
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__(shape, group, flash)
-        self.group = Alone()
+        self.group = SingleProcess()
 
 
 LAYERS: dict[str, type[DecoderLayer]] = {
@@ -282,7 +282,7 @@ def build(
 ) -> Llama:
     """The model with random weights, or this device's part of it; of fewer `layers` where told. Raises HardwareError.
     Seed torch alike on every device of a group: embedding and norms are whole on each."""
-    group = group or Alone()
+    group = group or SingleProcess()
     if architecture not in LAYERS:
         raise HardwareError(f"unknown architecture {architecture!r}: choose one of {', '.join(LAYERS)}")
     if shape.mlp_matrices != 3:

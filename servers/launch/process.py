@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgen.servers.auth import without_secrets
-from loadgen.servers.backends import KINDS, any_of
+from loadgen.servers.backends import KINDS, join_or
 from loadgen.servers.backends.base import ProcessCommand
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import NOT_READABLE, LaunchError
@@ -170,7 +170,7 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 def _for_ladders(server: str, command: ProcessCommand) -> dict[str, str]:
     """The environment in which it serves them. Others would serve the weights as a standard model, and say nothing."""
     if not command.ladder:
-        able = any_of(name for name, kind in KINDS.items() if kind.process and kind.process.ladder)
+        able = join_or(name for name, kind in KINDS.items() if kind.process and kind.process.ladder)
         raise LaunchError(f"the model is a ladder, which {server} does not know", f"serve it with --server {able}")
     return {"PYTHONPATH": os.pathsep.join(filter(None, (command.ladder, os.environ.get("PYTHONPATH"))))}
 

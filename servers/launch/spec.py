@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen.servers.auth import HIDDEN, Access, bearer, hide, secret_in, without_secrets
-from loadgen.servers.backends import KINDS, any_of, launchable
+from loadgen.servers.backends import KINDS, join_or, launchable
 from loadgen.servers.backends.base import KnownFault
 from loadgen.servers.errors import HostsError, LaunchError, ServerError, read_toml
 from loadgen.servers.json_client import Caller
@@ -209,7 +209,9 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
             group = next((each for each in found.groups() if each), "").strip()
             # `{*_TAG}`: the variables of docker-compose.yml with this ending.
             hint = re.sub(
-                r"\{\*(\w+)\}", lambda ending: any_of(f"{name.upper()}{ending[1]}" for name in launchable()), fault.hint
+                r"\{\*(\w+)\}",
+                lambda ending: join_or(f"{name.upper()}{ending[1]}" for name in launchable()),
+                fault.hint,
             ).replace("{0}", group or "NAME")
             return fault.what.replace("{0}", group).rstrip(" :"), hint
     return None

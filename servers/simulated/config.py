@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from loadgen.servers.backends import any_of, simulated_kinds, simulated_versions
+from loadgen.servers.backends import join_or, simulated_kinds, simulated_versions
 from loadgen.servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.stream_sender import FAULTS
@@ -75,14 +75,14 @@ def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | N
 
 def _versions() -> str:
     """Name the versions of each kind."""
-    return "; ".join(f"{kind} {any_of(versions)}" for kind, versions in simulated_versions().items())
+    return "; ".join(f"{kind} {join_or(versions)}" for kind, versions in simulated_versions().items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
     """All that decides what a simulated server does to requests. Raises ConfigError, which lists every mistake."""
 
-    server: Annotated[str, f"Which server to be: {any_of(simulated_kinds())}."]
+    server: Annotated[str, f"Which server to be: {join_or(simulated_kinds())}."]
     host: Annotated[str, "Address to listen on; other machines reach only what is not loopback."] = "127.0.0.1"
     port: Annotated[int, "Port to listen on; 0 takes any free one."] = 0
     model: Annotated[str, "Name under which the model is served."] = "llama-2-7b"

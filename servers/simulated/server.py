@@ -36,7 +36,7 @@ from loadgen.servers.simulated.process import READY
 from loadgen.servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
 from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.state import ServerProtocol, ServerState, realtime_offset_ns
-from loadgen.servers.simulated.stream_sender import FAULTS, WHOLE, Ending, LogLine, Pump, Stream, reset
+from loadgen.servers.simulated.stream_sender import FAULTS, WHOLE, Ending, LogLine, Stream, StreamSender, reset
 from loadgen.servers.simulated.token_clock import BatchingClock, ScriptClock, TokenClock
 from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
@@ -65,7 +65,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
     limit = config.max_concurrent_requests or protocol.default_limit
     clock, longest = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
-    pump, state = Pump(clock, loop), ServerState(config, protocol.buckets, clock.gauges)
+    pump, state = StreamSender(clock, loop), ServerState(config, protocol.buckets, clock.gauges)
     http, kept_s = HttpServer(state, protocol, pump), protocol.keep_alive_s
     handler = web.Server(http.answer, handler_cancellation=True)
     connection = partial(ClientConnection, http, handler, loop=loop, keepalive_timeout=kept_s, access_log=None)
@@ -161,7 +161,7 @@ class ClientConnection(web.RequestHandler):
         """A request has been read, whose head this process had at that instant."""
         self.begins, self.sizes, self.user = self.sizes[0], array("q", [self._came]), array("q", [received_ns])
         if self.watched is not None:
-            self.watched.forget(self.begins)
+            self.watched.discard_before(self.begins)
 
     def offsets(self, places: Sequence[int]) -> list[int]:
         """These places, which are counted from the connection's first byte."""
@@ -171,7 +171,7 @@ class ClientConnection(web.RequestHandler):
 class HttpServer:
     """Answers requests in the manner of one server."""
 
-    def __init__(self, state: ServerState, protocol: ServerProtocol, pump: Pump) -> None:
+    def __init__(self, state: ServerState, protocol: ServerProtocol, pump: StreamSender) -> None:
         self.state, self.protocol, self.pump = state, protocol, pump
         self.stamps = PLAIN  # of when requests came
         until_due_s = (state.config.ttft_s - state.config.jitter_s) / state.config.speed  # of a first token

@@ -168,34 +168,32 @@ def _held_back(merges: bool, at: int, stream: Stream, first: int, tokens: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class Fault:
     """A fault in the documentation's words, and its detour, which gets K first; what has none is done in server.py."""
 
     says: str
     detour: Callable[..., tuple[list[bytes], int]] | None = None
 
 
-FAULTS: dict[str, Behaviour] = {
-    "refuse": Behaviour("the connection is reset before a byte of an answer"),
-    "429": Behaviour("HTTP 429 with the server's own body"),
-    "500": Behaviour("HTTP 500 with the server's own body"),
-    "503": Behaviour("HTTP 503 with the server's own body"),
-    "slow-headers": Behaviour("the response head trickles in over K milliseconds (1000)"),
-    "content-length": Behaviour("the head promises more bytes than come before the connection ends"),
-    "reset": Behaviour("RST after K tokens", partial(_ends, "reset")),
-    "cut": Behaviour("the connection is closed after K tokens, without the terminating chunk", partial(_ends, "cut")),
-    "truncate": Behaviour(
+FAULTS: dict[str, Fault] = {
+    "refuse": Fault("the connection is reset before a byte of an answer"),
+    "429": Fault("HTTP 429 with the server's own body"),
+    "500": Fault("HTTP 500 with the server's own body"),
+    "503": Fault("HTTP 503 with the server's own body"),
+    "slow-headers": Fault("the response head trickles in over K milliseconds (1000)"),
+    "content-length": Fault("the head promises more bytes than come before the connection ends"),
+    "reset": Fault("RST after K tokens", partial(_ends, "reset")),
+    "cut": Fault("the connection is closed after K tokens, without the terminating chunk", partial(_ends, "cut")),
+    "truncate": Fault(
         "the body ends after K tokens as HTTP wants it, without the end marker", partial(_ends, "truncated")
     ),
-    "stall": Behaviour("nothing more is sent after K tokens; the connection stays open", partial(_ends, "stall")),
-    "error": Behaviour("the server's own error event after K tokens, under status 200", partial(_ends, "failed")),
-    "malformed": Behaviour("the event with token K is half its JSON", _malformed),
-    "role-first": Behaviour("chat: the role-only event is sent at once, before any token"),
-    "merged": Behaviour(
-        "K tokens per event where the protocol can, else K events in one send", partial(_held_back, True)
-    ),
-    "coalesced": Behaviour("the events of K tokens in one send", partial(_held_back, False)),
-    "early-stop": Behaviour("the model ends its answer after K tokens"),
+    "stall": Fault("nothing more is sent after K tokens; the connection stays open", partial(_ends, "stall")),
+    "error": Fault("the server's own error event after K tokens, under status 200", partial(_ends, "failed")),
+    "malformed": Fault("the event with token K is half its JSON", _malformed),
+    "role-first": Fault("chat: the role-only event is sent at once, before any token"),
+    "merged": Fault("K tokens per event where the protocol can, else K events in one send", partial(_held_back, True)),
+    "coalesced": Fault("the events of K tokens in one send", partial(_held_back, False)),
+    "early-stop": Fault("the model ends its answer after K tokens"),
 }
 
 
@@ -236,7 +234,7 @@ class Lateness:
         }
 
 
-class Pump:
+class StreamSender:
     """Sends what the clock says is due."""
 
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:

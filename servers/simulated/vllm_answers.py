@@ -23,7 +23,7 @@ Prompt = tuple[Sequence[int], str | None]  # ids, and the text where that is wha
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class GeneratedAnswer:
     """One answer to one prompt."""
 
     completion: Completion
@@ -32,11 +32,13 @@ class Said:
     stop: str = ""  # the stop string that ended it
 
 
-def say(state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], asked: Sequence[int]) -> list[Said]:
+def say(
+    state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], asked: Sequence[int]
+) -> list[GeneratedAnswer]:
     """`n` answers to each prompt, of at most so many tokens."""
     body = request.body
     answers, stops = protocol.integer(body.get("n")) or 1, vllm_checks.stops(body)
-    keeps, found = bool(body.get("include_stop_str_in_output")), list[Said]()
+    keeps, found = bool(body.get("include_stop_str_in_output")), list[GeneratedAnswer]()
     echo = body.get("echo") and not body.get("return_token_ids")
     for (ids, given), limit in zip(prompts, asked, strict=True):
         text = "" if not echo else tokenizer.decode(ids) if given is None else given
@@ -46,7 +48,7 @@ def say(state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt
                 said, stop, place = said.stopped(stops, "stop", anywhere=True)
                 back = 0 if keeps else max(map(len, stops)) - 1
                 said = replace(said, texts=_held_back(said.texts, place + len(stop) * keeps, back))
-            found.append(Said(said, ids, text, stop))
+            found.append(GeneratedAnswer(said, ids, text, stop))
     return found
 
 
@@ -58,7 +60,9 @@ def _held_back(texts: Sequence[bytes], length: int, back: int) -> Sequence[bytes
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def encoding(state: ServerState, request: CompletionRequest, answers: Sequence[Said], *, chat: bool) -> Encoding:
+def encoding(
+    state: ServerState, request: CompletionRequest, answers: Sequence[GeneratedAnswer], *, chat: bool
+) -> Encoding:
     """All answers on the wire. They leave together, a token of each at a time."""
     body, made = request.body, [each.completion for each in answers]
     prompts = {id(each.prompt): each.prompt for each in answers}.values()
@@ -87,7 +91,7 @@ def encoding(state: ServerState, request: CompletionRequest, answers: Sequence[S
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class ResponseStyle:
     """What of a request decides how its answers look."""
 
     chat: bool
@@ -100,7 +104,7 @@ class Looks:
     only_echo: bool  # `max_tokens` 0: the prompt and nothing else
     prompt_logprobs: int | None
 
-    def role(self, place: int, answer: Said) -> bytes:
+    def role(self, place: int, answer: GeneratedAnswer) -> bytes:
         """The event that opens an answer of a chat."""
         counted = b',"usage":' + usage(len(answer.prompt), 0) if self.continuous else b""
         given = protocol.dumps(list(answer.prompt) if self.shows_ids else None)
@@ -110,7 +114,7 @@ class Looks:
             given,
         )
 
-    def encoder(self, place: int, answer: Said) -> protocol.EventEncoder:
+    def encoder(self, place: int, answer: GeneratedAnswer) -> protocol.EventEncoder:
         """Events of one answer, joined from pieces."""
         chat, completion, end = self.chat, answer.completion, self.end
         ids, texts, prompt_tokens = completion.ids, completion.texts, len(answer.prompt)
@@ -135,7 +139,7 @@ class Looks:
 
         return encode
 
-    def likely(self, answer: Said, first: int, tokens: int, offset: int) -> bytes:
+    def likely(self, answer: GeneratedAnswer, first: int, tokens: int, offset: int) -> bytes:
         """The log probabilities of so many tokens; of an echo the prompt's before them."""
         ids, echoed = answer.completion.ids[first : first + tokens], self.echo and not first
         prompt = list(answer.prompt) if echoed else []
@@ -171,7 +175,7 @@ class Looks:
         return found
 
 
-def _looks(body: Mapping[str, Any], stream: bytes, end: bytes, *, continuous: bool, chat: bool) -> Looks:
+def _looks(body: Mapping[str, Any], stream: bytes, end: bytes, *, continuous: bool, chat: bool) -> ResponseStyle:
     logprobs = protocol.integer(body.get("logprobs"))
     if chat:
         logprobs = protocol.integer(body.get("top_logprobs")) or 0 if body.get("logprobs") else None
@@ -180,7 +184,7 @@ def _looks(body: Mapping[str, Any], stream: bytes, end: bytes, *, continuous: bo
     if prompt_logprobs is None and echo:
         prompt_logprobs = logprobs
     only, ids = echo and protocol.integer(body.get("max_tokens")) == 0, bool(body.get("return_token_ids"))
-    return Looks(chat, stream, end, continuous, ids, logprobs, echo, only, prompt_logprobs)
+    return ResponseStyle(chat, stream, end, continuous, ids, logprobs, echo, only, prompt_logprobs)
 
 
 def _ranked(token: int, most: int) -> Iterator[tuple[str, float]]:
@@ -198,8 +202,8 @@ def _word(text: str, logprob: float) -> dict[str, Any]:
 
 
 def _answer(
-    answers: Sequence[Said],
-    looks: Looks,
+    answers: Sequence[GeneratedAnswer],
+    looks: ResponseStyle,
     identity: Mapping[str, Any],
     named: Mapping[str, Any],
     counted: bytes,

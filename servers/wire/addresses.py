@@ -24,7 +24,7 @@ from loadgen.servers.auth import Address, Target, address_text, no_connection
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.connection import Connection, connect
 from loadgen.servers.wire.local_limits import explained
-from loadgen.servers.wire.timestamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 FIRST_ANSWER_S, OTHER_ANSWERS_S = 3.0, 0.3
 """How long any address may take to accept a connection before the run, and how long the others may take after that."""
@@ -138,7 +138,7 @@ class Connector:
     """Opens connections to the addresses of a target, in turn."""
 
     def __init__(
-        self, target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0, *, first: int = 0
+        self, target: Target, timeout_s: float, stamps: TimestampSource = PLAIN, room: int = 0, *, first: int = 0
     ) -> None:
         """`timeout_s` limits one connection. `room` is the receive buffer to ask for, in bytes (0: the system's
         choice). `first` is the index of the address that the first connection tries."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from loadgen.servers.auth import Address, Target
 from loadgen.servers.wire.local_limits import explained
-from loadgen.servers.wire.timestamps import PLAIN, StampSource
+from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 READ_BYTES = 65_536
 
@@ -83,7 +83,7 @@ class Connection:
             sent = 0  # a broken connection shows at the next read
         self.outgoing.write(own[sent:])
 
-    def gone(self) -> bool:
+    def closed_by_peer(self) -> bool:
         """Return True if the peer closed this idle connection or sent data that no request asked for, which would be
         taken for the next response. TLS records without data, such as session tickets, are allowed."""
         try:
@@ -117,7 +117,7 @@ class Connection:
 
 
 def connect(
-    target: Target, timeout_s: float, stamps: StampSource = PLAIN, room: int = 0, address: Address | None = None
+    target: Target, timeout_s: float, stamps: TimestampSource = PLAIN, room: int = 0, address: Address | None = None
 ) -> Connection | Coroutine[Any, Any, Connection]:
     """Open one connection to an address of the target (by default its first), TLS handshake included. Return the
     connection at once where that takes no time, as on this machine, else a coroutine that opens it.
@@ -147,7 +147,7 @@ def connect(
 
 
 async def _finish(
-    sock: socket.socket, place: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: StampSource
+    sock: socket.socket, place: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: TimestampSource
 ) -> Connection:
     """Wait until a socket is connected to `place` (None: it is already), and shake hands if the target speaks TLS."""
     try:

@@ -39,17 +39,17 @@ def wanted_ns() -> int:
         return time.process_time_ns()
 
 
-class Sweeps:
+class ReadPacer:
     """At most `most_s` apart: farther while reading takes much of a core, closer again when it does not or sockets
     held much."""
 
     def __init__(
-        self, most_s: float, busy: float, *, ebbs: Callable[[], bool] = bool, by_read: Callable[[], bool] = bool
+        self, most_s: float, busy: float, *, rate_dropped: Callable[[], bool] = bool, by_read: Callable[[], bool] = bool
     ) -> None:
-        """`busy` is the share of a core, had or waited for, beyond which reading is to take less. `ebbs` says whether
-        less comes than when it was last asked: then answers may have ended, and a long pause does too. While it is
-        reads that stamp, `by_read`, none is put off."""
-        self.ebbs, self._by_read = ebbs, by_read
+        """`busy` is the share of a core, had or waited for, beyond which reading is to take less. `rate_dropped` says
+        whether less comes than when it was last asked: then answers may have ended, and a long pause does too. While
+        it is reads that stamp, `by_read`, none is put off."""
+        self.rate_dropped, self._by_read = rate_dropped, by_read
         self._most_s, self._busy, self._idle = most_s, busy, min(IDLE_SHARE, busy / 3)
         self._swept_bytes, self._full = 1, 0.0
         self._apart_s = self._widest_s = 0.0
@@ -59,7 +59,7 @@ class Sweeps:
         """The first of the sockets, whose receive buffers are alike."""
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
-    def apart_s(self, now_ns: int, most: int, total: int) -> float:
+    def next_delay_s(self, now_ns: int, most: int, total: int) -> float:
         """A sweep is over, in which the largest read had so many bytes, and all together: when is the next?"""
         if self._by_read():
             return 0.0
@@ -84,14 +84,14 @@ class Sweeps:
         return round(widest * 1e9)
 
 
-class Ebb:
+class RateDropDetector:
     """Whether less comes than before."""
 
     def __init__(self) -> None:
         self.came = 0
         self._asked_ns, self._per_ns, self._waits = time.monotonic_ns(), deque([0.0], COMPARED), False
 
-    def falls(self) -> bool:
+    def rate_dropped(self) -> bool:
         """Whether clearly less has come per second since this was last asked than between any two of the questions
         before: tokens of many streams come in steps. Or nothing twice, after something."""
         least, before = min(self._per_ns), self._per_ns[-1]

@@ -27,7 +27,7 @@ def held(exchange: Exchange) -> int:
     return exchange.size - BLOCK_BYTES * len(exchange.aside)
 
 
-class Aside:
+class DiskSpill:
     """Blocks of bytes that are not needed yet. Nothing is left of it when it is closed, or the process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Aside:
         self._free: list[int] = []
         self._full = False
 
-    def relieve(self, in_flight: Collection[Exchange]) -> None:
+    def spill(self, in_flight: Collection[Exchange]) -> None:
         """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
         if self._full or sum(map(_SIZE, in_flight)) <= HELD_BYTES or max(map(_SIZE, in_flight)) < 2 * BLOCK_BYTES:
             return

@@ -35,7 +35,7 @@ def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes
 
 
 @dataclass(slots=True, eq=False)
-class Framing:
+class ResponseFraming:
     """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""
 
     status: int | None = None
@@ -83,7 +83,7 @@ class Framing:
         line = self.head[start + 2 :].split(b"\r\n", 1)[0]
         return line.partition(b":")[2].strip().decode("latin-1")
 
-    def leaves_open(self, size: int) -> bool:
+    def can_reuse(self, size: int) -> bool:
         """After the end and so many bytes: may the connection serve another request? (RFC 9112, section 9.3)"""
         head = self.head.lower()
         return (

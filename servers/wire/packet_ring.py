@@ -24,7 +24,7 @@ from loadgen.servers.wire.ports import Ports
 UNKNOWN = -1
 
 
-class Flow:
+class TcpStream:
     """When what came on one connection was deliverable."""
 
     __slots__ = ("closed_ns", "ends", "forgotten", "held", "opened_ns", "skipped", "stamps", "swapped")
@@ -42,13 +42,13 @@ class Flow:
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
         """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN. The last one is
         the largest."""
-        if self.held and self.through < offsets[-1]:
+        if self.held and self.contiguous_end < offsets[-1]:
             self._skip(offsets[-1])
         if not self.ends:
             return [UNKNOWN] * len(offsets)
         wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
         at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
-        if self.skipped or self.forgotten or offsets[-1] > self.through:
+        if self.skipped or self.forgotten or offsets[-1] > self.contiguous_end:
             unknown = (at == len(stamps)) | (wanted <= self.forgotten)
             at[unknown] = 0
             unknown |= stamps[at] == UNKNOWN
@@ -60,14 +60,14 @@ class Flow:
 
     def whole(self, offsets: Sequence[int]) -> bool:
         """Whether a stamp of each of these offsets is known, and nothing is left to be put in order."""
-        return not (self.held or self.skipped) and self.forgotten < offsets[0] and offsets[-1] <= self.through
+        return not (self.held or self.skipped) and self.forgotten < offsets[0] and offsets[-1] <= self.contiguous_end
 
     @property
-    def through(self) -> int:
+    def contiguous_end(self) -> int:
         """Up to this offset everything has come."""
         return self.ends[-1] if self.ends else self.forgotten
 
-    def forget(self, offset: int) -> None:
+    def discard_before(self, offset: int) -> None:
         """Nobody will ask for anything up to this offset any more."""
         gone = bisect_right(self.ends, offset)
         if gone:
@@ -76,7 +76,7 @@ class Flow:
 
     def add(self, start: int, end: int, stamp: int) -> None:
         """A segment, one of a flow in which not everything came in its order."""
-        through = self.through
+        through = self.contiguous_end
         if start > through:
             self.swapped = True
             heappush(self.held, (start, end, stamp))
@@ -89,16 +89,17 @@ class Flow:
     def _skip(self, wanted: int) -> None:
         """The socket has delivered everything up to `wanted`: what is missing before it is missing in the ring only."""
         self.skipped = True
-        while self.held and self.through < wanted:
+        while self.held and self.contiguous_end < wanted:
             start, end, stamp = heappop(self.held)
             for place, at in (start, UNKNOWN), (end, stamp):
-                if place > self.through:
+                if place > self.contiguous_end:
                     self.ends.append(place)
                     self.stamps.append(at)
 
 
-def arrivals(wanted: Sequence[tuple[Flow, array[int]]]) -> list[int]:
-    """`Flow.arrivals` of several, at most 100, in one list: numpy takes longer to be asked than for all of them."""
+def arrivals(wanted: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
+    """`TcpStream.arrivals` of several, at most 100, in one list: numpy takes longer to be asked than for all of
+    them."""
     if len(wanted) < 2 or not all(flow.whole(offsets) for flow, offsets in wanted):
         return [arrived for flow, offsets in wanted for arrived in flow.arrivals(offsets)]
     apart = np.arange(len(wanted)) << 56  # so that each finds its own
@@ -112,15 +113,15 @@ def arrivals(wanted: Sequence[tuple[Flow, array[int]]]) -> list[int]:
     return arrived
 
 
-class Flows:
+class TcpStreamTable:
     """Sorts segments by the connections that are watched."""
 
     def __init__(self, addresses: int = 1) -> None:
-        self._flows: dict[int, Flow] = {}
+        self._flows: dict[int, TcpStream] = {}
         self._first = np.zeros(addresses << 16, np.int64)
         """Of each key the sequence number of its stream's first byte; UNKNOWN before the SYN-ACK was seen."""
         self._through = np.full(addresses << 16, UNKNOWN)
-        """Of each key `Flow.through`; UNKNOWN where nothing is watched."""
+        """Of each key `TcpStream.through`; UNKNOWN where nothing is watched."""
         self._began_ns = np.zeros(addresses << 16, np.int64)
         """Of each key the stamp of its SYN-ACK: what came before is of a connection before this one."""
         self._holding: set[int] = set()
@@ -131,9 +132,9 @@ class Flows:
     def __contains__(self, key: int) -> bool:
         return key in self._flows
 
-    def watch(self, key: int, opened_ns: int) -> Flow:
+    def watch(self, key: int, opened_ns: int) -> TcpStream:
         """From now on. What came on a connection that was watched by this key is to be added first."""
-        flow = self._flows[key] = Flow(opened_ns)
+        flow = self._flows[key] = TcpStream(opened_ns)
         self._holding.discard(key)
         self._first[key], self._began_ns[key] = self.greeted.pop(key, (UNKNOWN, 0))
         self._through[key] = 0
@@ -182,7 +183,7 @@ class Flows:
             if name in amiss:
                 for each in zip(start[head:tail].tolist(), end[head:tail].tolist(), stamp[head:tail].tolist()):  # noqa: B905
                     flow.add(*each)
-                self._through[name] = flow.through
+                self._through[name] = flow.contiguous_end
                 (self._holding.add if flow.held else self._holding.discard)(name)
             else:
                 flow.ends.frombytes(ends[8 * head : 8 * tail])
@@ -190,7 +191,7 @@ class Flows:
 
     def _greet(self, key: int, first: int, stamp_ns: int) -> None:
         flow = self._flows.get(key)
-        if flow is not None and not flow.through and stamp_ns <= flow.opened_ns:
+        if flow is not None and not flow.contiguous_end and stamp_ns <= flow.opened_ns:
             self._first[key], self._began_ns[key] = first, stamp_ns
         elif self._first[key] != first or flow is None:
             self.greeted[key] = first, stamp_ns

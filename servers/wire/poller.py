@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from loadgen.servers.wire.deferred_reads import EBB_S, Sweeps
+from loadgen.servers.wire.deferred_reads import EBB_S, ReadPacer
 
 if TYPE_CHECKING:
     import asyncio
@@ -35,7 +35,7 @@ class Poller:
 
     late = False  # Whether what is served in this turn may have waited, and the window is to be looked at
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: Sweeps | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: ReadPacer | None = None) -> None:
         """With `sweeps` reads may be late: they say by how much."""
         self.loop = loop
         self.most = self.total = self._before = 0  # Bytes of a sweep's largest read, of all, of the last one's largest
@@ -84,7 +84,9 @@ class Poller:
         if len(ready) < EVENTS_PER_TURN or self._unserved <= 0:  # else the same sweep goes on, as late
             self._unserved = 0
             self._ended_ns = time.monotonic_ns()
-            if self._sweeps is not None and (apart_s := self._sweeps.apart_s(self._ended_ns, self.most, self.total)):
+            if self._sweeps is not None and (
+                apart_s := self._sweeps.next_delay_s(self._ended_ns, self.most, self.total)
+            ):
                 self.loop.remove_reader(self._epoll.fileno())
                 self._left_s = apart_s
                 self._wait()
@@ -96,7 +98,7 @@ class Poller:
         self._resume = self.loop.call_later(part_s, self._go_on)
 
     def _go_on(self) -> None:
-        if self._left_s > 0 and self._sweeps is not None and not self._sweeps.ebbs():
+        if self._left_s > 0 and self._sweeps is not None and not self._sweeps.rate_dropped():
             self._wait()
         else:
             self.loop.add_reader(self._epoll.fileno(), self._run)

@@ -48,7 +48,7 @@ class Pool:
         """An idle connection that is still open, or None."""
         while self._idle:
             connection = self._idle.popleft()
-            if not connection.gone():
+            if not connection.closed_by_peer():
                 return connection
             connection.close()
         return None

@@ -1,7 +1,8 @@
 """Self-check of the timestamps, in every run.
 
 Every read's ring timestamp is compared with its socket timestamp, and every response's timestamps with its own request.
-A response that fails a check gets the timestamps of the next best source (`StampSource.fallback`), and the run says so.
+A response that fails a check gets the timestamps of the next best source (`TimestampSource.fallback`), and the run
+says so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from operator import sub
 from time import monotonic_ns, sleep
 
-from loadgen.servers.wire.timestamps import RETRY_S, Instants, Response, StampSource, ToMonotonic
+from loadgen.servers.wire.timestamps import RETRY_S, Instants, Response, TimestampSource, ToMonotonic
 
 LIMIT_NS = 100_000
 """Largest difference between two timestamps of one read that agree. Both are taken within about 2 us."""
@@ -49,21 +50,21 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 
 
 def checked(
-    source: StampSource, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
+    source: TimestampSource, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
     """Return what `source.of_several` returns, except for responses whose timestamps do not fit their own requests:
     those have the timestamps of the first fallback that fits."""
-    results = source.of_several(several, to_monotonic)
+    results = source.instants_batch(several, to_monotonic)
     for index, (received, ends) in enumerate(several):
         arrivals, (instants, by) = results[index]
         while by.fallback is not None and not in_order(received, arrivals, instants):
             by.reject()
-            ((arrivals, (instants, by)),) = by.fallback.of_several([(received, ends)], to_monotonic)
+            ((arrivals, (instants, by)),) = by.fallback.instants_batch([(received, ends)], to_monotonic)
             results[index] = arrivals, (instants, by)
     return results
 
 
-def comes(key: int, greeted: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
+def wait_for_syn_ack(key: int, greeted: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
     """Whether the ring sees a connection that is open: its SYN-ACK comes. None does where NAT on this machine gives
     packets another address behind the ring than before it: a port that Docker publishes, say."""
     until_ns = monotonic_ns() + within_ns

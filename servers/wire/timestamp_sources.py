@@ -17,8 +17,8 @@ from operator import attrgetter
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
-from loadgen.servers.wire.deferred_reads import Ebb
-from loadgen.servers.wire.stamp_check import REJECTED_MIN, REJECTED_SHARE, agree, comes, differences
+from loadgen.servers.wire.deferred_reads import RateDropDetector
+from loadgen.servers.wire.stamp_check import REJECTED_MIN, REJECTED_SHARE, agree, differences, wait_for_syn_ack
 from loadgen.servers.wire.timestamps import (
     PLAIN,
     Address,
@@ -26,15 +26,15 @@ from loadgen.servers.wire.timestamps import (
     Received,
     Response,
     Share,
-    SocketStamps,
-    StampSource,
+    SocketTimestamps,
+    TimestampSource,
     ToMonotonic,
     kernel_stamps,
 )
 
 if TYPE_CHECKING:
     from loadgen.servers.wire.packet_headers import Segments
-    from loadgen.servers.wire.packet_ring import Flow, Flows, Ring
+    from loadgen.servers.wire.packet_ring import Ring, TcpStream, TcpStreamTable
     from loadgen.servers.wire.ports import Ports
 
 AUTO = "auto"  # In plans: the best that this machine has
@@ -44,7 +44,7 @@ SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it wil
 _WATCHED, _BEGINS, _ENDS = map(attrgetter, ("watched", "begins", "watched.ends"))
 
 
-class RingStamps(StampSource):
+class PacketRingTimestamps(TimestampSource):
     """The kernel's stamp of each packet, in memory that it shares with us (loadgen.servers.wire.packet_ring). Reads
     may be late, and no token shares a stamp with another unless the server sent both in one packet. Each read is
     compared with the socket's timestamp, which also replaces what the ring does not have and what it has wrong."""
@@ -57,7 +57,11 @@ class RingStamps(StampSource):
     needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (see `loadgen calibrate`) and without NAT"
 
     def __init__(
-        self, rings: Sequence[Ring], sorted_by: Sequence[Flows], instead: StampSource, ports: Ports | None = None
+        self,
+        rings: Sequence[Ring],
+        sorted_by: Sequence[TcpStreamTable],
+        instead: TimestampSource,
+        ports: Ports | None = None,
     ) -> None:
         """A ring for each family of the server's addresses, which holds what comes to these ports of ours (None: to
         all), and the source to use where they have nothing or are wrong."""
@@ -66,12 +70,12 @@ class RingStamps(StampSource):
         self._collected_ns = self._sorted_ns = 0
         self._sees: bool | None = None  # Packets of our connections; None before the first
         self._given_up = False  # Whether too many timestamps were rejected to use any more of them
-        self._ebb = Ebb()
+        self._ebb = RateDropDetector()
         self._missed, self._off = 0, Counter[int]()
         self._checked = self._all_rejected = self._rejected = 0  # Responses; the last one since `counts`
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:
         from loadgen.servers.wire import packet_ring as ring
         from loadgen.servers.wire.ports import ports_of
 
@@ -84,14 +88,14 @@ class RingStamps(StampSource):
             for each in rings:
                 each.close()
             return None
-        sorted_by = [ring.Flows(len(each.addresses)) for each in rings]
-        return cls(rings, sorted_by, SocketStamps.open(servers) or PLAIN, ports)
+        sorted_by = [ring.TcpStreamTable(len(each.addresses)) for each in rings]
+        return cls(rings, sorted_by, SocketTimestamps.open(servers) or PLAIN, ports)
 
     def claim(self, sock: socket.socket) -> None:
         if self._ports is not None:
             self._ports.claim(sock)
 
-    def watch(self, sock: socket.socket) -> Flow | None:
+    def watch(self, sock: socket.socket) -> TcpStream | None:
         self._instead.watch(sock)
         peer = sock.getpeername()[:2]
         for ring, flows in zip(self._rings, self._sorted_by, strict=True):
@@ -102,16 +106,16 @@ class RingStamps(StampSource):
                 elif monotonic_ns() - self._collected_ns > OPENING_NS:
                     self.collect()
                 if self._sees is None:
-                    self._sees = comes(key, flows.greeted, partial(self.collect, at_once=True), SETTLED_NS)
+                    self._sees = wait_for_syn_ack(key, flows.greeted, partial(self.collect, at_once=True), SETTLED_NS)
                 return flows.watch(key, time_ns()) if self._sees and not self._given_up else None
         return None
 
     @property
-    def at_work(self) -> StampSource:
+    def active_source(self) -> TimestampSource:
         return self._instead if self._sees is False or self._given_up else self
 
     @property
-    def fallback(self) -> StampSource:
+    def fallback(self) -> TimestampSource:
         return self._instead
 
     def reject(self) -> None:
@@ -121,13 +125,13 @@ class RingStamps(StampSource):
             self._given_up = True
 
     def ready(self, received: Received) -> bool:
-        flow: Flow | None = received.watched
+        flow: TcpStream | None = received.watched
         if flow is None or not received.sizes or self._given_up:
             return True
         wanted = received.read_ends[-1] if received.read_ends else received.offsets(received.sizes[-1:])[0]
-        if flow.through < wanted:
+        if flow.contiguous_end < wanted:
             self.collect(at_once=True)
-        return flow.through >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
+        return flow.contiguous_end >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
 
     def pieces(self, several: Collection[Received]) -> list[int]:
         if all(map(_WATCHED, several)) and not any(map(_BEGINS, several)):  # as in a burst; five times as fast
@@ -152,12 +156,12 @@ class RingStamps(StampSource):
         if sorts:
             self._sorted_ns, self.unsorted = now_ns, 0
 
-    def ebbs(self) -> bool:
+    def rate_dropped(self) -> bool:
         self.collect()
-        return self._ebb.falls()
+        return self._ebb.rate_dropped()
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
-        flow: Flow | None = received.watched
+        flow: TcpStream | None = received.watched
         if flow is None or self._given_up:
             return self._instead.instants(received, ends, to_monotonic)
         found = flow.arrivals(received.offsets(ends))
@@ -171,7 +175,7 @@ class RingStamps(StampSource):
             instants[at] = min([instant, *instants[at + 1 : at + 2]])
         return instants, by
 
-    def of_several(
+    def instants_batch(
         self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
         if self._given_up or any(received.watched is None for received, _ in several):
@@ -183,13 +187,13 @@ class RingStamps(StampSource):
         instants = to_monotonic(found)
         for (received, ends), (flow, places) in zip(several, wanted, strict=True):
             begin, at = at, at + len(places)
-            flow.forget(received.begins)  # not before: others of these may have come on the same connection
+            flow.discard_before(received.begins)  # not before: others of these may have come on the same connection
             read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
             if not self._agrees(received, found[at - len(received.sizes) : at]):
                 self.reject()
-                given += self._instead.of_several([(received, ends)], to_monotonic)
+                given += self._instead.instants_batch([(received, ends)], to_monotonic)
             elif min(found[begin:stop]) < 0:
-                given += super().of_several([(received, ends)], to_monotonic)
+                given += super().instants_batch([(received, ends)], to_monotonic)
             else:
                 given.append((instants[read:stop], (instants[begin:read], self)))
         return given
@@ -197,10 +201,10 @@ class RingStamps(StampSource):
     def _of_one(self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
         """Timestamp one response: with the fallback, unless the ring sees its connection."""
         if received.watched is not None and not self._given_up:
-            return self.of_several([(received, ends)], to_monotonic)[0]
+            return self.instants_batch([(received, ends)], to_monotonic)[0]
         if received.watched is not None:
-            received.watched.forget(received.begins)
-        return self._instead.of_several([(received, ends)], to_monotonic)[0]
+            received.watched.discard_before(received.begins)
+        return self._instead.instants_batch([(received, ends)], to_monotonic)[0]
 
     def _agrees(self, received: Response, by_ring: Sequence[int]) -> bool:
         """Compare the ring's timestamp of each read with the socket's, and count the differences."""
@@ -239,29 +243,31 @@ def _wanted(received: Received, ends: Sequence[int]) -> array[int]:
     return array("q", of_ends) + array("q", of_reads) + array("q", received.read_ends)
 
 
-SOURCES: dict[str, type[StampSource]] = {each.name: each for each in (RingStamps, SocketStamps, StampSource)}
+SOURCES: dict[str, type[TimestampSource]] = {
+    each.name: each for each in (PacketRingTimestamps, SocketTimestamps, TimestampSource)
+}
 """By name, the best first."""
 
 
 def load(name: str) -> None:
     """Import what opening this source takes: once, for all processes that are forked later."""
-    if name in (AUTO, RingStamps.name):
+    if name in (AUTO, PacketRingTimestamps.name):
         from loadgen.servers.wire import packet_ring as ring  # noqa: F401
 
 
-def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> StampSource:
+def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> TimestampSource:
     """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
     better = 0 if name == AUTO else [*SOURCES].index(name)
     return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers, share))), PLAIN)
 
 
-def lacking(wanted: str, name: str) -> str:
+def missing_requirement(wanted: str, name: str) -> str:
     """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
     best = next(iter(SOURCES)) if wanted == AUTO else wanted
     return SOURCES[best].needs if best in SOURCES and best != name else ""
 
 
-def common(names: Iterable[str]) -> str:
+def least_exact_source(names: Iterable[str]) -> str:
     """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
     known = [*SOURCES]
     return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]

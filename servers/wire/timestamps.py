@@ -33,7 +33,7 @@ Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
 Share = tuple[int, int]  # Number of a worker, from 0, and how many there are
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 _SIZES = attrgetter("sizes")
-Instants = tuple[list[int], "StampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
+Instants = tuple[list[int], "TimestampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
 
 
 class Received(Protocol):
@@ -59,7 +59,7 @@ class Response(Received, Protocol):
     cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)
 
 
-class StampSource:
+class TimestampSource:
     """Arrival instants of received bytes. This one, the plain one, is there on every machine: the instant at which this
     process had read them, and as late as the process was. Others say what they do otherwise."""
 
@@ -73,7 +73,7 @@ class StampSource:
     needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
 
     @property
-    def fallback(self) -> StampSource | None:
+    def fallback(self) -> TimestampSource | None:
         """The source to use for a response that this source's timestamps contradict. None: there is no other."""
         return None
 
@@ -81,7 +81,7 @@ class StampSource:
         """Note that the timestamps of one response contradicted its own request, so that the fallback's are used."""
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
         """Ready to stamp what arrives from these at this share of the connections from now on; None where this machine
         has no such stamps."""
         return cls()
@@ -93,7 +93,7 @@ class StampSource:
         """A connection has been opened, and nothing was read from it yet. What is given back belongs to it."""
 
     @property
-    def at_work(self) -> StampSource:
+    def active_source(self) -> TimestampSource:
         """What stamps connections that are open: this, or what stands in for it where it sees nothing of them."""
         return self
 
@@ -108,7 +108,7 @@ class StampSource:
     def collect(self) -> None:
         """Several times a second: take what has come."""
 
-    def ebbs(self) -> bool:
+    def rate_dropped(self) -> bool:
         """Whether clearly less has come per second since this was last asked than before that."""
         return False
 
@@ -117,7 +117,7 @@ class StampSource:
         a lesser one where something came without a stamp of this one."""
         return _of_reads(received, ends, received.user.tolist()), self
 
-    def of_several(
+    def instants_batch(
         self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
         """Of each when the last byte of each read had arrived, and `instants` of its places."""
@@ -134,7 +134,7 @@ class StampSource:
         """No stamps are needed any more."""
 
 
-class SocketStamps(StampSource):
+class SocketTimestamps(TimestampSource):
     """The kernel's own stamp of the last byte that each read returned (SO_TIMESTAMPING)."""
 
     name = "socket"
@@ -147,14 +147,14 @@ class SocketStamps(StampSource):
         self._rejected = 0
 
     @property
-    def fallback(self) -> StampSource | None:
+    def fallback(self) -> TimestampSource | None:
         return PLAIN
 
     def reject(self) -> None:
         self._rejected += 1
 
     @classmethod
-    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> StampSource | None:  # noqa: ARG003
+    def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
         """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
         (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
         without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""
@@ -190,7 +190,7 @@ class SocketStamps(StampSource):
             self._held.close()
 
 
-PLAIN = StampSource()  # What is left where a better source has nothing to say
+PLAIN = TimestampSource()  # What is left where a better source has nothing to say
 
 
 def kernel_stamps(received: Received) -> list[int] | None:

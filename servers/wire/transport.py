@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from loadgen.servers.auth import no_connection
 from loadgen.servers.wire.connection import READ_BYTES, Connection
-from loadgen.servers.wire.http1 import Framing, ProtocolError
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming
 from loadgen.servers.wire.local_limits import NO_ROOM
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.tcp_info import losses, window
@@ -49,7 +49,7 @@ class Exchange:
     _on_end: Callable[[Exchange], None]
     sealed: bytes | memoryview = b""  # What is still to be sent
     connection: Connection | None = None
-    framing: Framing = field(default_factory=Framing)
+    framing: ResponseFraming = field(default_factory=ResponseFraming)
     parts: list[bytes] = field(default_factory=list)
     aside: list[Callable[[], bytes]] = field(default_factory=list)
     size: int = 0
@@ -102,9 +102,9 @@ class Exchange:
             instants.append(monotonic_ns())
         for each, count, begun_ns, ended_ns in zip(every, taken, instants[:-1], instants[1:], strict=True):
             each.sent_ns = begun_ns
-            each.took(count, ended_ns)
+            each.on_sent(count, ended_ns)
 
-    def took(self, count: int | OSError, ended_ns: int) -> None:
+    def on_sent(self, count: int | OSError, ended_ns: int) -> None:
         """The socket has taken so many of the bytes to send, or none; the rest waits for room in its buffer."""
         assert self.connection is not None
         if count == len(self.sealed):
@@ -142,7 +142,7 @@ class Exchange:
     def _on_writable(self) -> None:
         assert self.connection is not None
         self._poller.loop.remove_writer(self.connection.sock)
-        self.took(_taken(self.connection.sock.send, self.sealed), monotonic_ns())
+        self.on_sent(_taken(self.connection.sock.send, self.sealed), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
         """End this exchange for a reason of ours, with what has come."""
@@ -257,7 +257,7 @@ class Exchange:
             if self.sent_end_ns is None:
                 self._poller.loop.remove_writer(connection.sock)
             self._poller.remove(connection.sock)
-        if not self.error_kind and self.sent_end_ns is not None and self.framing.leaves_open(self.size):
+        if not self.error_kind and self.sent_end_ns is not None and self.framing.can_reuse(self.size):
             self.free = connection
         else:
             connection.close()

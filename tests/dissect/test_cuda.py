@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 
 from loadgen.dissect import DissectError, training
 from loadgen.dissect.inference import own_s
-from loadgen.dissect.results import Bounds
+from loadgen.dissect.results import DeviceLimits
 from loadgen.dissect.techniques import parse
 from loadgen.servers.ladder import group
 
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_said_beside_what_does(monkeypatch: pytest.MonkeyPa
 
     def shared(work: Any, asked: Any, *_: Any) -> Any:
         if work is training._bounds:
-            return Bounds("probed", 1e11, 1e10, "measured")
+            return DeviceLimits("probed", 1e11, 1e10, "measured")
         if asked[1].name == "naive":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return training._measured(asked)
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_said_beside_what_does(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(training, "shared", shared)
     asked: dict[str, Any] = {"model": "llama-2-7b", "layers": 1, "dtype": "fp32", "sequence": 8, "repeats": 1}
     monkeypatch.setattr(training, "_measured", lambda both: training.TechniqueFound(both[1].name, 1))
-    found = training.training(training.TrainingAsked(techniques=(parse("naive"), parse("R")), **asked))
+    found = training.training(training.TrainingSpec(techniques=(parse("naive"), parse("R")), **asked))
     assert [each.cannot for each in found.techniques] == ["it does not fit the memory of this GPU", ""]
     with pytest.raises(DissectError, match="none of these fits"):
-        training.training(training.TrainingAsked(techniques=(parse("naive"),), **asked))
+        training.training(training.TrainingSpec(techniques=(parse("naive"),), **asked))

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from loadgen.analysis.dissect import checks
-from loadgen.dissect.results import InferenceFound
+from loadgen.dissect.results import InferenceResult
 from loadgen.servers.hardware import model
 from loadgen.servers.ladder.llama import build
 
@@ -62,7 +62,7 @@ def test_parts_add_up(dissect: Dissect, models: Models) -> None:
     file, tries = models(1024, 4096, 2, 4000), []
     for _ in range(3):
         told = dissect("inference", "--model", file, "--input", 384, "--threads", 1, "--repeats", 5, "--backward")
-        found = msgspec.convert(told, InferenceFound)
+        found = msgspec.convert(told, InferenceResult)
         tries.append(checks(found.cases[0]))
         if all(abs(1 - value) <= 0.05 for value in tries[-1].values()):
             break

@@ -18,11 +18,11 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from loadgen.analysis.dissect import hidden
-from loadgen.dissect.inference import InferenceAsked, by_turns
+from loadgen.dissect.inference import InferenceSpec, by_turns
 from loadgen.dissect.processes import shared
 from loadgen.servers.hardware import ModelShape, shape
 from loadgen.servers.hardware.inference import ARCHITECTURES
-from loadgen.servers.ladder.group import Shared
+from loadgen.servers.ladder.group import ProcessGroup
 from loadgen.servers.ladder.llama import LAYERS, Attention, Llama, Mlp, build
 
 ROOT = Path(__file__).parents[2]
@@ -149,14 +149,14 @@ def _overlap() -> dict[str, dict[str, list[float]]]:
         time.sleep(DELAY_S)
         return normed / 2
 
-    asked = InferenceAsked(model="tiny", input_tokens=4, tensor_parallel=2, repeats=3, warmup=1)
+    asked = InferenceSpec(model="tiny", input_tokens=4, tensor_parallel=2, repeats=3, warmup=1)
     found = {}
     with (
         mock.patch.multiple(Attention, forward=staticmethod(block)),
         mock.patch.multiple(Mlp, forward=staticmethod(block)),
     ):
         for architecture in ("ladder", "parallel"):
-            model = build(replace(tiny(), layers=8), group=Shared(DELAY_S))
+            model = build(replace(tiny(), layers=8), group=ProcessGroup(DELAY_S))
             found[architecture] = by_turns(model, replace(asked, architecture=architecture), 1)
     return found
 
@@ -164,7 +164,7 @@ def _overlap() -> dict[str, dict[str, list[float]]]:
 def _difference(architecture: str) -> dict[str, float]:
     """Of the second process too: the largest over both."""
     complete = whole(architecture)
-    part = build(tiny(), architecture=architecture, group=Shared(), dtype=torch.float64)
+    part = build(tiny(), architecture=architecture, group=ProcessGroup(), dtype=torch.float64)
     part.load_state_dict({name: _own(name, weight) for name, weight in complete.state_dict().items()})
     loss(complete).backward()
     loss(part).backward()
@@ -194,7 +194,7 @@ def _sent() -> dict[str, int]:
     return found
 
 
-class _Counting(Shared):
+class _Counting(ProcessGroup):
     count = 0
 
     def _started(self, partial: Tensor) -> Callable[[], Tensor]:
@@ -203,12 +203,12 @@ class _Counting(Shared):
 
 
 def _delays() -> tuple[float, float]:
-    group, value = Shared(DELAY_S), torch.ones(4)
+    group, value = ProcessGroup(DELAY_S), torch.ones(4)
     with torch.no_grad():
         return min(_timed(group, value, 0.0) for _ in range(5)), min(_timed(group, value, DELAY_S) for _ in range(5))
 
 
-def _timed(group: Shared, value: Tensor, computing_s: float) -> float:
+def _timed(group: ProcessGroup, value: Tensor, computing_s: float) -> float:
     distributed.barrier()
     begin = time.perf_counter()
     arrived = group.started(value.clone())

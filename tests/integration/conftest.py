@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.servers.wire.timestamps import SocketStamps
+from loadgen.servers.wire.timestamps import SocketTimestamps
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernel_stamps() -> Iterator[None]:
     """The kernel stamps packets while this source is open, as it does in a worker."""
-    source = SocketStamps.open()
+    source = SocketTimestamps.open()
     yield
     if source is not None:
         source.close()

@@ -13,17 +13,17 @@ import pytest
 
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import RunWriter
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.record_builder import places_of
-from loadgen.engine.request_queue import OpenLoop, Slot
+from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.auth import target_of
 from loadgen.servers.wire.connection import connect
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.pool import Pool
-from loadgen.servers.wire.timestamps import SocketStamps
+from loadgen.servers.wire.timestamps import SocketTimestamps
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
@@ -46,10 +46,12 @@ def event(index: int, last: bool = False) -> bytes:
 ANSWER = chunked(event(1), event(2), event(3, last=True))
 
 
-def driver_of(slots: list[Slot], url: str, part: RunWriter, counts: Counts, timeout_s: float = 20.0) -> Driver:
+def driver_of(
+    slots: list[ScheduledRequest], url: str, part: RunWriter, counts: LiveCounters, timeout_s: float = 20.0
+) -> Driver:
     """An open-loop driver of these slots, with a connection for each."""
     loop = asyncio.get_running_loop()
-    stamps = SocketStamps()
+    stamps = SocketTimestamps()
     pool = Pool(partial(connect, target_of(url, None), 5, stamps), spare=len(slots))
     recorder = Recorder(TGI, part, 0, counts, stamps)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
@@ -57,17 +59,17 @@ def driver_of(slots: list[Slot], url: str, part: RunWriter, counts: Counts, time
     return Driver(OpenLoop(iter(slots)), pool, exchange, recorder, clock=clock, **limits)
 
 
-def slot_of(url: str, index: int) -> Slot:
+def slot_of(url: str, index: int) -> ScheduledRequest:
     """A slot due at once, of three output tokens."""
     request = Request(index, "text", 5, 3)
-    return Slot(request, post(TGI.path, target_of(url, None).host_field, {}, TGI.encode(request, "m")), 0)
+    return ScheduledRequest(request, post(TGI.path, target_of(url, None).host_field, {}, TGI.encode(request, "m")), 0)
 
 
 async def drive(
     url: str, part: Path, *, n: int = 1, timeout_s: float = 20.0, interrupt: bool = False
-) -> tuple[list[Record], Counts]:
+) -> tuple[list[Record], LiveCounters]:
     """Send `n` requests at once and give back their Records and the counts at the end."""
-    counts, file = Counts(), RunWriter(part)
+    counts, file = LiveCounters(), RunWriter(part)
     driver = driver_of([slot_of(url, index) for index in range(n)], url, file, counts, timeout_s)
     await driver.open()
     running = asyncio.create_task(driver.run(time.monotonic_ns()))
@@ -162,11 +164,11 @@ async def test_a_connection_closed_while_idle_is_opened_again_and_counted(tmp_pa
     """The server closed a pre-opened connection before the start: the request goes out on a new one."""
     async with playing(ANSWER, on_accept=[CLOSE]) as server:
         slot, part = slot_of(server.url, 0), RunWriter(tmp_path / "part")
-        driver = driver_of([slot], server.url, part, Counts())
+        driver = driver_of([slot], server.url, part, LiveCounters())
         await driver.open()
         assert slot.exchange is not None
         assert slot.exchange.connection is not None
-        while not slot.exchange.connection.gone():
+        while not slot.exchange.connection.closed_by_peer():
             await asyncio.sleep(0.005)
         await asyncio.wait_for(driver.run(time.monotonic_ns()), 20)
         part.close()

@@ -28,7 +28,7 @@ from loadgen.servers.wire import transport
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.ports import ports_of
-from loadgen.servers.wire.timestamp_sources import RingStamps, open_source
+from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps, open_source
 from loadgen.servers.wire.timestamps import RETRY_S, kernel_stamps
 from loadgen.servers.wire.transport import Exchange
 from tests.command import start, summary_of
@@ -62,7 +62,7 @@ print(before, open_source("auto", [(2, ("127.0.0.1", 1))]).name)
 
 async def read_late(
     host: str, authority: trustme.CA | None = None, late_s: float = PLAYED_S, script: Script = SCRIPT
-) -> tuple[Exchange, RingStamps]:
+) -> tuple[Exchange, PacketRingTimestamps]:
     """One request, of whose answer nothing is read before all of it has come, or so late."""
     server_tls = client_tls = None
     if authority is not None:
@@ -72,7 +72,7 @@ async def read_late(
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
         target = target_of(server.url, client_tls)
-        stamps = RingStamps.open(target.addresses)
+        stamps = PacketRingTimestamps.open(target.addresses)
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
         connection = await connected(target, 5, stamps)
         made = Exchange(Poller(asyncio.get_running_loop()), ended.set_result)
@@ -96,7 +96,7 @@ def ran(folder: Path, url: str, *options: str, command: str = "burst") -> str:
     return " ".join(out.split())
 
 
-def instants(made: Exchange, stamps: RingStamps, ends: Sequence[int]) -> list[int]:
+def instants(made: Exchange, stamps: PacketRingTimestamps, ends: Sequence[int]) -> list[int]:
     found, by = stamps.instants(made, ends, ClockPairs().to_monotonic)
     assert by is stamps
     return found
@@ -115,7 +115,7 @@ async def test_what_is_read_at_once_has_the_stamps_of_its_packets(host: str, sec
     assert [made.sent_ns, *sorted(set(found)), made.user[-1]] == sorted([made.sent_ns, *found, made.user[-1]])
     assert len(set(found)) == len(ends)
     of_all = stamps.instants(made, made.sizes, list)[0], stamps.instants(made, ends, list)
-    assert stamps.of_several([(made, ends), (made, ends)], list) == [of_all, of_all]
+    assert stamps.instants_batch([(made, ends), (made, ends)], list) == [of_all, of_all]
     told = stamps.counts()
     assert (told["ring_drops"], told["ring_missed"]) == (0, 0)
     assert sum(told["ring_off_counts"].values()) == 2 * len(made.sizes)
@@ -135,7 +135,7 @@ async def test_large_late_reads_do_not_contradict_the_ring(
     pieces = chunked(*[b"x" * 3_000] * 20)
     made, stamps = await read_late("127.0.0.1", trustme.CA() if secure else None, 2 * PLAYED_S, pieces)
     assert made.size > 20 * 3_000
-    ((_, (found, by)),) = stamps.of_several([(made, [*accumulate(map(len, pieces))])], ClockPairs().to_monotonic)
+    ((_, (found, by)),) = stamps.instants_batch([(made, [*accumulate(map(len, pieces))])], ClockPairs().to_monotonic)
     assert by is stamps
     assert len(set(found)) == len(pieces)
     told = stamps.counts()
@@ -167,7 +167,7 @@ async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.Mon
     for host in ("127.0.0.1", "::1"):
         async with playing(SCRIPT, host=host) as server:
             target = target_of(server.url, None)
-            opened = [RingStamps.open(target.addresses, (worker, 2)) for worker in range(2)]
+            opened = [PacketRingTimestamps.open(target.addresses, (worker, 2)) for worker in range(2)]
             for stamps, ports in zip(opened, parts, strict=True):
                 assert stamps is not None
                 assert ports is not None
@@ -225,13 +225,13 @@ def test_a_stretch_that_the_ring_dropped_has_the_sockets_stamps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ring that loses some of what comes: those tokens have the socket's stamps, the run says so and how many."""
-    whole = ring.Flows.add
+    whole = ring.TcpStreamTable.add
 
-    def lossy(flows: ring.Flows, came: ring.Segments) -> None:
+    def lossy(flows: ring.TcpStreamTable, came: ring.Segments) -> None:
         kept = (came.length == 0) | (came.sequence % 7 != 0)
         whole(flows, ring.Segments(*(column[kept] for column in came)))
 
-    monkeypatch.setattr(ring.Flows, "add", lossy)
+    monkeypatch.setattr(ring.TcpStreamTable, "add", lossy)
     with spawn(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.005)) as url:
         printed = ran(tmp_path, url, "--n", "20", "--output-tokens", "20")
     records = read(tmp_path / "run").records

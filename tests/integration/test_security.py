@@ -18,7 +18,7 @@ import pytest
 
 from loadgen.analysis.report.page import server_of
 from loadgen.analysis.run import runfile
-from loadgen.cli.run import drive
+from loadgen.cli.run import run_load
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import FAST, ROOT, in_process, start, wait_for
 from tests.echo import echoing
@@ -89,7 +89,7 @@ def the_simulated_server(folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None
 def the_master(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback by default, and elsewhere only with a token; tests/integration/test_distributed.py knocks."""
     monkeypatch.delenv("LOADGEN_TOKEN", raising=False)
-    assert drive.__kwdefaults__["bind"] == "127.0.0.1:5557"
+    assert run_load.__kwdefaults__["bind"] == "127.0.0.1:5557"
     asked = ("burst", "--server", "tgi", "--n", "2", "--distributed", "--expect-workers", "1", "--bind", "0.0.0.0:0")
     code, _, err = in_process(folder, *asked)
     assert (code, "without a token the master listens on this machine only" in err) == (2, True)

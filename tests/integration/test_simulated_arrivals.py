@@ -22,7 +22,7 @@ from loadgen.servers.simulated.stream_sender import LogLine
 from loadgen.servers.wire.packet_ring import Ring
 from loadgen.servers.wire.packet_socket import may_see_packets
 from loadgen.servers.wire.ports import Ports
-from loadgen.servers.wire.timestamps import Received, StampSource
+from loadgen.servers.wire.timestamps import Received, TimestampSource
 from tests.simulated import running
 
 BODY = json.dumps({"inputs": "spoken words", "parameters": {"max_new_tokens": 3}}).encode()
@@ -177,7 +177,7 @@ def test_an_engine_takes_a_request_when_it_has_read_it() -> None:
     assert line.received_ns < began_ns
 
 
-class Silent(StampSource):
+class Silent(TimestampSource):
     """A ring that never says when anything came."""
 
     name = "silent"

@@ -23,7 +23,7 @@ from loadgen.servers.auth import target_of
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.http1 import joined, post
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.timestamp_sources import RingStamps
+from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import RETRY_S
 from loadgen.servers.wire.transport import Exchange
 from tests.loopback import chunked, connected
@@ -42,7 +42,7 @@ class Client:
 
     def __init__(self, url: str, tls: Any) -> None:
         self.target = target_of(url, tls)
-        stamps = RingStamps.open(self.target.addresses)
+        stamps = PacketRingTimestamps.open(self.target.addresses)
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
         self.stamps = stamps
         self.poller = Poller(asyncio.get_running_loop())
@@ -59,7 +59,7 @@ class Client:
         exchange = Exchange(self.poller, ended.set_result)
         exchange.prepare(connection, connection.seal(REQUEST) if sealed is None else sealed)
         await asyncio.sleep(IDLE_S)
-        assert not connection.gone()
+        assert not connection.closed_by_peer()
         exchange.send()
         exchange.listen()
         await asyncio.wait_for(ended, 20)
@@ -69,7 +69,9 @@ class Client:
 
     def arrivals(self, exchange: Exchange, pieces: Sequence[bytes] = PIECES) -> list[int]:
         """CLOCK_REALTIME ns at which each piece of the response had arrived, by the ring."""
-        ((_, (instants, by)),) = self.stamps.of_several([(exchange, array("q", accumulate(map(len, pieces))))], list)
+        ((_, (instants, by)),) = self.stamps.instants_batch(
+            [(exchange, array("q", accumulate(map(len, pieces))))], list
+        )
         assert by is self.stamps
         return instants
 
@@ -185,7 +187,7 @@ async def test_a_refusal_after_the_handshake_is_named() -> None:
     with scripted(server_tls, ONE_EACH, REQUEST) as server:
         async with client_of(server.url, client_tls) as client:
             idle = await client.connect()
-            while not idle.gone():
+            while not idle.closed_by_peer():
                 await asyncio.sleep(0.005)
             ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
             exchange = Exchange(client.poller, ended.set_result)
@@ -245,7 +247,7 @@ async def test_key_updates_shift_no_timestamp_and_are_answered(tmp_path: Path) -
             connection = await converse(client, connection, server, heard=updated)
             server.send(b"K\n")
             await asyncio.to_thread(server.wait, b">>>" + update)
-            assert not connection.gone()
+            assert not connection.closed_by_peer()
             connection = await converse(client, connection, server, heard=updated)
             sealed = connection.seal(REQUEST)
             server.send(b"K\n")
@@ -264,7 +266,7 @@ async def test_renegotiation_is_answered(tmp_path: Path) -> None:
             await asyncio.to_thread(server.wait, b"Handshake [length 0010], Finished")
             connection = await converse(client, connection, server)
             server.send(b"r\n")
-            while not connection.gone():
+            while not connection.closed_by_peer():
                 await asyncio.sleep(0.005)
 
 
@@ -300,7 +302,7 @@ async def test_a_session_that_ends_with_the_response_serves_no_other_request(las
             exchange = await client.ask(await client.connect())
             assert not exchange.error_kind, exchange.error_detail
             check(client.arrivals(exchange), server.sent_ns[0])
-            assert exchange.free is None or exchange.free.gone()
+            assert exchange.free is None or exchange.free.closed_by_peer()
 
 
 async def test_data_that_comes_with_the_handshake_is_noticed() -> None:
@@ -308,4 +310,4 @@ async def test_data_that_comes_with_the_handshake_is_noticed() -> None:
     server_tls, client_tls = contexts(version=ssl.TLSVersion.TLSv1_2)
     with scripted(server_tls, ONE_EACH, REQUEST, greeting=b"HTTP/1.1 408 Request Time-out\r\n\r\n") as server:
         async with client_of(server.url, client_tls) as client:
-            assert (await client.connect()).gone()
+            assert (await client.connect()).closed_by_peer()

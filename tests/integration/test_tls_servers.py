@@ -106,7 +106,7 @@ def test_tokens_arrive_when_the_server_sent_them(tmp_path: Path, serving: Servin
 def test_packet_timestamps_that_are_wrong_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that forgets to count session tickets takes each packet for an earlier one. The run notices it, has the
     socket's timestamps, stays valid, and blames neither the client nor the server."""
-    gone = Connection.gone
+    gone = Connection.closed_by_peer
 
     def uncounted(connection: Connection) -> bool:
         before = connection.received

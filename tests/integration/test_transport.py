@@ -16,10 +16,10 @@ import uvloop
 
 from loadgen.servers.auth import target_of
 from loadgen.servers.wire.connection import Connection
-from loadgen.servers.wire.deferred_reads import Sweeps
-from loadgen.servers.wire.http1 import Framing, joined, post
+from loadgen.servers.wire.deferred_reads import ReadPacer
+from loadgen.servers.wire.http1 import ResponseFraming, joined, post
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.timestamps import TIMESPEC_BYTES, SocketStamps
+from loadgen.servers.wire.timestamps import TIMESPEC_BYTES, SocketTimestamps
 from loadgen.servers.wire.transport import SMALL_BYTES, Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, connected, playing
 
@@ -27,7 +27,7 @@ REQUEST = post("/", "loopback", {}, b'{"x":1}')
 
 
 async def exchange(
-    script: Script, *, host: str = "127.0.0.1", authority: trustme.CA | None = None, sweeps: Sweeps | None = None
+    script: Script, *, host: str = "127.0.0.1", authority: trustme.CA | None = None, sweeps: ReadPacer | None = None
 ) -> Exchange:
     """Send one request to a server that plays `script` and wait for the exchange's end."""
     server_tls = client_tls = None
@@ -37,7 +37,7 @@ async def exchange(
         authority.configure_trust(client_tls)
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
-        connection = await connected(target_of(server.url, client_tls), 5, SocketStamps())
+        connection = await connected(target_of(server.url, client_tls), 5, SocketTimestamps())
         made = Exchange(Poller(asyncio.get_running_loop(), sweeps), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
@@ -80,10 +80,10 @@ async def test_sweeps_know_what_each_read_had() -> None:
     """However soon after the one before: with that unknown they would never be farther apart."""
     had: list[tuple[int, int]] = []
 
-    class Told(Sweeps):
-        def apart_s(self, now_ns: int, most: int, total: int) -> float:
+    class Told(ReadPacer):
+        def next_delay_s(self, now_ns: int, most: int, total: int) -> float:
             had.append((most, total))
-            return super().apart_s(now_ns, most, total)
+            return super().next_delay_s(now_ns, most, total)
 
     made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), sweeps=Told(0.01, 0.4))
     assert sum(total for _, total in had) == made.size
@@ -93,13 +93,13 @@ async def test_sweeps_know_what_each_read_had() -> None:
 async def test_what_came_is_looked_at_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many reads some before the end, when little is left to look at and the next request may be waiting for it. Not
     of a long answer: its parts are joined for that, each time."""
-    left, scan = list[int](), Framing.scan
+    left, scan = list[int](), ResponseFraming.scan
 
-    def looked(self: Framing, raw: bytes, start: int = 0) -> bool:
+    def looked(self: ResponseFraming, raw: bytes, start: int = 0) -> bool:
         left.append(start + len(raw) - self.position)
         return scan(self, raw, start)
 
-    monkeypatch.setattr(Framing, "scan", looked)
+    monkeypatch.setattr(ResponseFraming, "scan", looked)
     made = await exchange(chunked(*[b"data: 1\n\n"] * 60))
     assert len(made.sizes) > 50
     assert left[-1] < made.size / 2
@@ -204,11 +204,11 @@ async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None
     """`gone` tells a closed idle connection from a live one."""
     async with playing([b""], on_accept=[CLOSE]) as server:
         target = target_of(server.url, None)
-        closed = await connected(target, 5, SocketStamps())
-        live = await connected(target, 5, SocketStamps())
-        while not closed.gone():
+        closed = await connected(target, 5, SocketTimestamps())
+        live = await connected(target, 5, SocketTimestamps())
+        while not closed.closed_by_peer():
             await asyncio.sleep(0.005)
-        assert not live.gone()
+        assert not live.closed_by_peer()
         closed.close()
         live.close()
 
@@ -224,11 +224,11 @@ async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bo
         authority.configure_trust(client_tls)
     async with playing([b""], tls=server_tls, on_accept=[b"HTTP/1.1 408 Request Time-out\r\n\r\n", CLOSE]) as server:
         target = target_of(server.url, client_tls)
-        told = await connected(target, 5, SocketStamps())
-        quiet = await connected(target, 5, SocketStamps())
-        while not told.gone():
+        told = await connected(target, 5, SocketTimestamps())
+        quiet = await connected(target, 5, SocketTimestamps())
+        while not told.closed_by_peer():
             await asyncio.sleep(0.005)
-        assert not quiet.gone()
+        assert not quiet.closed_by_peer()
         told.close()
         quiet.close()
         await asyncio.sleep(0.05)  # for the server to notice

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.servers.wire.http1 import Framing, ProtocolError, joined
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined
 
 PIECES = st.lists(
     st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n0\r\n\r\n", b"0\r\n\r\n", b"\r\n\r\n", 300 * b"a"])
 )
 
 
-class OneByOne(Framing):
+class OneByOne(ResponseFraming):
     """Looks at each chunk by itself."""
 
     __slots__ = ()
@@ -28,7 +28,7 @@ def chunked(pieces: list[bytes]) -> bytes:
 def test_any_cut_gives_the_same_body_and_the_same_end(pieces: list[bytes], steps: list[int]) -> None:
     """However the bytes arrive, the body is the same, and the end is seen exactly with the last byte."""
     raw = chunked(pieces)
-    framing, position, turn = Framing(), 0, 0
+    framing, position, turn = ResponseFraming(), 0, 0
     while position < len(raw):
         position = min(len(raw), position + steps[turn % len(steps)])
         turn += 1
@@ -47,7 +47,7 @@ def test_chunks_looked_at_all_at_once_are_those_of_the_exact_way(
         raw[at : at + 1] = fault
     del raw[len(raw) - cut % len(raw) :]
     found: list[tuple[object, ...]] = []
-    for kind in (Framing, OneByOne):
+    for kind in (ResponseFraming, OneByOne):
         framing = kind()
         try:
             found.append((framing.scan(raw), framing.bounds, framing.body_bounds(raw)))

@@ -41,7 +41,7 @@ def asked(answers: st.DataObject) -> Callable[..., tuple[int, Any]]:
 def test_any_answer_is_a_server_or_none(kind: Any, answers: st.DataObject) -> None:
     """Each kind looks at what it gets, and takes nothing for granted."""
     with contextlib.suppress(ServerError):
-        facts = kind.recognise(asked(answers), "http://x")
+        facts = kind.identify(asked(answers), "http://x")
         assert facts is None or all(value > 0 for value in facts.limits.values())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.servers.wire.packet_ring import UNKNOWN, Flow, Flows
+from loadgen.servers.wire.packet_ring import UNKNOWN, TcpStream, TcpStreamTable
 from loadgen.servers.wire.packet_ring import arrivals as several
 from tests.packets import PORT, SYN, Sent, came
 
@@ -43,9 +43,9 @@ def arrivals(first: int, total: int, segments: list[tuple[int, int, int]], cuts:
     return received(first, segments, cuts).arrivals(range(1, total + 1))
 
 
-def received(first: int, segments: list[tuple[int, int, int]], cuts: set[int]) -> Flow:
+def received(first: int, segments: list[tuple[int, int, int]], cuts: set[int]) -> TcpStream:
     """Through blocks, read in several goes."""
-    flows = Flows()
+    flows = TcpStreamTable()
     flow = flows.watch(PORT, 50)
     flows.add(came([Sent((first - 1) % 2**32, 0, 10, flags=SYN | 0x10)]))
     sent = [Sent((first + start) % 2**32, end - start, at) for start, end, at in segments]

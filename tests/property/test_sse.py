@@ -7,7 +7,7 @@ from itertools import accumulate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.servers.wire.http1 import Framing
+from loadgen.servers.wire.http1 import ResponseFraming
 from loadgen.servers.wire.sse import _split_exact, _split_usual, of_chunks, split
 from tests.loopback import chunked
 
@@ -115,7 +115,7 @@ CHUNKS = st.lists(st.one_of(st.binary(max_size=12).map(b"data: %s\n\n".__mod__),
 @example([b"data: a\n\n\r\n5\r\ndata: b\n\n", b"data: c\n\n"])
 def test_events_of_one_chunk_each_are_those_of_the_body(chunks: list[bytes]) -> None:
     """Found at once in the framed bytes or left to `split`, never told otherwise than by it."""
-    raw, framing = b"".join(chunked(*chunks)), Framing()
+    raw, framing = b"".join(chunked(*chunks)), ResponseFraming()
     assert framing.scan(raw)
     payloads = of_chunks(raw, framing.bounds) if framing.events else None
     expected, ends, rest = split(b"".join(chunks))

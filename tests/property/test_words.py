@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.workloads.prompts import COST_LIMIT, PromptError, WantedText, learn, text_prompts
+from loadgen.workloads.prompts import COST_LIMIT, PromptError, TextSpec, learn, text_prompts
 from tests.exact import alike_ids, alike_texts
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
@@ -78,7 +78,7 @@ def test_texts_with_shared_beginnings(
     prices = {f"w{number}": cost for number, cost in enumerate(costs)}
     count = counting(prices)
     wanted = [
-        WantedText(
+        TextSpec(
             number, tokens, tuple((-1 - number % groups - 10 * place, size) for place, size in enumerate(stretches))
         )
         for number, tokens in enumerate(lengths)

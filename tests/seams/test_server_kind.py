@@ -31,11 +31,11 @@ from loadgen.servers.backends.base import (
     ServerKind,
     ServerLimit,
     as_dict,
-    stated,
+    known_limits,
 )
 from loadgen.servers.backends.dialect import Answer, Dialect, Route
 from loadgen.servers.backends.lenient import end_marker
-from loadgen.servers.backends.stream_events import decode_events, note_finish, settle
+from loadgen.servers.backends.stream_events import decode_events, finalise, note_finish
 from loadgen.servers.discovery import check_limits, dialect_on, probe, resolve
 from loadgen.servers.errors import EndpointError, LaunchError, LimitError, UnreachableError, WrongServerError
 from loadgen.servers.launch import LaunchSpec, compose, process
@@ -75,7 +75,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
             answer.prompt_tokens = event.meta.prompt_tokens
             note_finish(answer, event.meta.finish_reason or "", payloads[index])
     answer.end_event = end_marker(payloads)
-    return settle(answer, before, broken)
+    return finalise(answer, before, broken)
 
 
 def text(payloads: Sequence[bytes]) -> str:
@@ -86,7 +86,7 @@ def recognise(ask: Ask, url: str) -> ServerFacts | None:
     said = as_dict(ask("/get_server_info")[1])
     if "madeup_version" not in said:
         return None
-    limits = stated(MADE_UP.limits, said)
+    limits = known_limits(MADE_UP.limits, said)
     return ServerFacts("madeup", url, said["madeup_version"], "tiny", limits, ("/count",))
 
 
@@ -106,7 +106,7 @@ MADE_UP = ServerKind(
             fixed_output=True,
         )
     },
-    recognise=recognise,
+    identify=recognise,
     limits={"context_length": ServerLimit("--context-length", "total")},
     port=8099,
     metrics=MetricNames(prefix="madeup:", names={"running": ("madeup:running",)}),

@@ -15,15 +15,15 @@ from loadgen.analysis.run.runfile import Header, read
 from loadgen.analysis.steady_window import load as loaded
 from loadgen.cli import app
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.wire.timestamp_sources import SOURCES, common, open_source
-from loadgen.servers.wire.timestamps import PLAIN, Address, Instants, Received, Share, StampSource, ToMonotonic
+from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source, open_source
+from loadgen.servers.wire.timestamps import PLAIN, Address, Instants, Received, Share, TimestampSource, ToMonotonic
 from tests.runs import burst, run_of
 from tests.simulated import running
 
 EARLIER_NS = 3
 
 
-class Sundial(StampSource):
+class Sundial(TimestampSource):
     """Gives every byte a stamp of its own: here the reading's, and a little earlier."""
 
     name = "sundial"
@@ -108,9 +108,9 @@ def test_a_machine_without_it_falls_back(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_processes_of_different_sources_are_as_good_as_the_least() -> None:
     """One process without it is enough; of a source that is not known here nothing is promised."""
-    assert common(["sundial", "sundial"]) == "sundial"
-    assert common(["sundial", "socket"]) == "socket"
-    assert common([]) == common(["sundial", "hourglass"]) == "user"
+    assert least_exact_source(["sundial", "sundial"]) == "sundial"
+    assert least_exact_source(["sundial", "socket"]) == "socket"
+    assert least_exact_source([]) == least_exact_source(["sundial", "hourglass"]) == "user"
 
 
 def test_the_source_of_an_older_run_is_known_by_its_name(tmp_path: Path) -> None:

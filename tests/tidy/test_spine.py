@@ -70,7 +70,9 @@ def _imports(file: Path) -> set[str]:
         else:
             continue
         for module in modules:
-            path = re.sub(r"^loadgen/(?=(servers|workloads|analysis)\b)", "", module.replace(".", "/"))  # through the links
+            path = re.sub(
+                r"^loadgen/(?=(servers|workloads|analysis)\b)", "", module.replace(".", "/")
+            )  # through the links
             found |= {f"{path}.py", f"{path}/__init__.py"}
     # Packages pass on what they import: loadgen.servers.backends names its kinds.
     more = {name for name in found if name.endswith("/__init__.py") and (_root(file) / name).exists()}

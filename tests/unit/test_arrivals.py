@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.workloads.arrival_facts import Arrivals
-from loadgen.workloads.arrival_processes import Concurrency, Constant, Gamma, Poisson, Ramp, Steps, Trace
+from loadgen.workloads.arrival_processes import ClosedLoopArrivals, Constant, Gamma, Poisson, Ramp, Steps, Trace
 from loadgen.workloads.arrivals import Burst, due_instants, parse
 from loadgen.workloads.spec_syntax import WorkloadError
 
@@ -30,9 +30,9 @@ TEXTS: list[tuple[str, Arrivals, str]] = [
     ("steps:5@30s", Steps(((Fraction(5), 30 * S),)), "steps:5@30s"),
     ("steps:5@1m,0@1,2.5/s@1h", Steps(((Fraction(5), 60 * S), (Fraction(0), S), (Fraction(5, 2), 3600 * S))),
      "steps:5@60s,0@1s,2.5@3600s"),
-    ("closed:64", Concurrency(64), "closed:64"),
-    ("closed:64,think=1.5", Concurrency(64, 3 * S // 2), "closed:64,think=1.5s"),
-    ("closed:64,think=0s", Concurrency(64), "closed:64"),
+    ("closed:64", ClosedLoopArrivals(64), "closed:64"),
+    ("closed:64,think=1.5", ClosedLoopArrivals(64, 3 * S // 2), "closed:64,think=1.5s"),
+    ("closed:64,think=0s", ClosedLoopArrivals(64), "closed:64"),
     ("trace:a.csv", Trace(Path("a.csv")), "trace:a.csv"),
     ("trace:a,b=1.csv,speed=2.5,limit=7,start=1m", Trace(Path("a,b=1.csv"), Fraction(5, 2), 60 * S, 7),
      "trace:a,b=1.csv,speed=2.5,start=60s,limit=7"),

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.driver import Recorder
-from loadgen.engine.record_buffer import Held
+from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.servers.wire import disk_spill as limits
-from loadgen.servers.wire.disk_spill import BLOCK_BYTES, Aside, held
+from loadgen.servers.wire.disk_spill import BLOCK_BYTES, DiskSpill, held
 from loadgen.servers.wire.timestamps import PLAIN
 from loadgen.servers.wire.transport import Exchange
 from tests.dialects import DIALECTS
@@ -38,13 +38,13 @@ def read(exchange: Exchange, piece: bytes) -> None:
 def test_what_was_aside_is_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The framing goes on where it was, and all bytes are there in the end; the file has no name and is used again."""
     monkeypatch.setattr(limits, "HELD_BYTES", 0)
-    aside = Aside(tmp_path)
+    aside = DiskSpill(tmp_path)
     for _ in range(2):
         exchange = under_way()
         for piece in PIECES:
             read(exchange, piece)
             if held(exchange) > 3 * BLOCK_BYTES:
-                aside.relieve([exchange])
+                aside.spill([exchange])
                 assert held(exchange) < BLOCK_BYTES + len(EVENT) + 10
         read(exchange, END)
         whole, apart = under_way(*PIECES, END), exchange.size - held(exchange)
@@ -62,8 +62,8 @@ def test_what_was_aside_is_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_answers_are_laid_aside_when_they_take_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before; and no more once the disk has refused it, which loses nothing."""
     exchange = under_way(*PIECES)
-    aside = Aside(tmp_path)
-    recorder = Recorder(DIALECTS["vllm", "completions"], Held(), 0, Counts(), PLAIN, aside=aside)
+    aside = DiskSpill(tmp_path)
+    recorder = Recorder(DIALECTS["vllm", "completions"], RecordBuffer(), 0, LiveCounters(), PLAIN, aside=aside)
     recorder.watch({exchange})
     assert held(exchange) == exchange.size
     monkeypatch.setattr(limits, "HELD_BYTES", 100_000)

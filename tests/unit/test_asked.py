@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.analysis.format import asked, length
+from loadgen.analysis.format import length, workload_sentence
 from loadgen.analysis.run.runfile import load_facts
 from loadgen.plan import Plan
 from loadgen.workloads import arrivals as known_arrivals
@@ -59,20 +59,20 @@ from tests.runs import burst, run_of, summarise, typed
 def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], sentence: str) -> None:
     """Number, length, arrivals and answers, of plans as they are stored in a run."""
     stored = Plan(server="tgi", **plan).stored()
-    assert asked(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
+    assert workload_sentence(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
 
 
 def test_without_answers_it_names_the_endpoint(tmp_path: Path) -> None:
     """Embeddings and rerank have no tokens to give back."""
     stored = Plan(server="vllm", n=9).stored() | {"endpoint": "embeddings", "output_tokens": 0}
     run = run_of(tmp_path / "run", burst(12, 4), plan=stored)
-    assert asked(typed(summarise(run))) == "9 requests of 512 tokens, all at once, embeddings"
+    assert workload_sentence(typed(summarise(run))) == "9 requests of 512 tokens, all at once, embeddings"
 
 
 def test_approximate_lengths_are_called_so(tmp_path: Path) -> None:
     """Prompts that nobody counted by the server's tokenizer have about the length asked."""
     run = run_of(tmp_path / "run", burst(12, 4), client={"prompts": "approximate", "exact": False})
-    assert asked(typed(summarise(run))).startswith("12 requests of about 512 tokens, all at once")
+    assert workload_sentence(typed(summarise(run))).startswith("12 requests of about 512 tokens, all at once")
 
 
 @pytest.mark.parametrize(

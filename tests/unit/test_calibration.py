@@ -19,7 +19,7 @@ from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import QuotedCalibration
 from loadgen.cli.calibrate import search
 from loadgen.engine import driver
-from loadgen.machine import Calibration, Point, recall, remember
+from loadgen.machine import Calibration, Point, load_calibration, save_calibration
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, failed, healthy, run_of
 
@@ -187,13 +187,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_machine_has_its_own_memory(cache: Path) -> None:
     """What is remembered of one machine comes back there, not on another, and a newer one takes its place."""
     other = MACHINE | {"kernel": "6.2"}
-    assert remember(found(), MACHINE) == cache
-    remember(found(limited_by="time"), other)
-    remember(found(limited_by="client"), MACHINE)
+    assert save_calibration(found(), MACHINE) == cache
+    save_calibration(found(limited_by="time"), other)
+    save_calibration(found(limited_by="client"), MACHINE)
     said: list[str] = []
-    assert recall(MACHINE, said.append) == found(limited_by="client")
-    assert recall(other, said.append) == found(limited_by="time")
-    assert recall(MACHINE | {"python": "3.12.1"}, said.append) is None
+    assert load_calibration(MACHINE, said.append) == found(limited_by="client")
+    assert load_calibration(other, said.append) == found(limited_by="time")
+    assert load_calibration(MACHINE | {"python": "3.12.1"}, said.append) is None
     assert (said, [path.name for path in cache.parent.iterdir()]) == ([], ["calibration.json"])
 
 
@@ -218,18 +218,18 @@ def test_a_damaged_memory_is_left_out_with_a_note(cache: Path, content: bytes) -
     cache.parent.mkdir()
     cache.write_bytes(content)
     said: list[str] = []
-    assert recall(MACHINE, said.append) is None
+    assert load_calibration(MACHINE, said.append) is None
     assert len(said) == 1
     assert "loadgen calibrate" in said[0]
-    remember(found(), MACHINE)
-    assert recall(MACHINE, said.append) == found()
+    save_calibration(found(), MACHINE)
+    assert load_calibration(MACHINE, said.append) == found()
 
 
 def test_an_unreadable_memory_is_left_out_with_a_note(cache: Path) -> None:
     """A folder in the file's place is as unreadable as a file without permission, also to root."""
     cache.mkdir(parents=True)
     said: list[str] = []
-    assert recall(MACHINE, said.append) is None
+    assert load_calibration(MACHINE, said.append) is None
     assert len(said) == 1
 
 
@@ -238,10 +238,10 @@ def test_without_a_home_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/none")
     monkeypatch.setattr(host.Path, "home", _no_home)
     said: list[str] = []
-    assert recall(MACHINE, said.append) is None
+    assert load_calibration(MACHINE, said.append) is None
     assert len(said) == 1
     with pytest.raises(OSError, match="no folder to remember in"):
-        remember(found(), MACHINE)
+        save_calibration(found(), MACHINE)
 
 
 def test_a_run_quotes_the_calibration_of_its_stamps() -> None:

@@ -15,7 +15,7 @@ from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.sweep.capacity_search import (
     SHORT,
-    Evidence,
+    LoadObservation,
     Search,
     autocorrelation_time,
     chance_of_share,
@@ -39,12 +39,12 @@ def stays(rate: float, seed: int, for_s: float = 120.0) -> Floats:
     return np.asarray(served + begins - due)
 
 
-def evidence_at(rate: float, seed: int) -> Evidence:
+def evidence_at(rate: float, seed: int) -> LoadObservation:
     if rate > 1.3 * SERVED_PER_S:  # ended early: it returns what it can
-        return Evidence(rate, 1.0, SERVED_PER_S)
+        return LoadObservation(rate, 1.0, SERVED_PER_S)
     found = stays(rate, seed)
     missed = np.where(found > BOUND_S, 1.0, 0.0)
-    return Evidence(rate, chance_of_share(missed, np.ones(len(missed)), 1 - SHARE, found, BOUND_S))
+    return LoadObservation(rate, chance_of_share(missed, np.ones(len(missed)), 1 - SHARE, found, BOUND_S))
 
 
 def test_the_interval_holds_the_true_capacity() -> None:
@@ -52,7 +52,7 @@ def test_the_interval_holds_the_true_capacity() -> None:
     it says something: half of them are exact to a third or better."""
     held, widths = 0, []
     for seed in range(100):
-        search, runs = Search(1 / 64, 65_536.0), list[Evidence]()
+        search, runs = Search(1 / 64, 65_536.0), list[LoadObservation]()
         while len(runs) < 8 and (rate := search.next_load(runs, 1.0)) is not None:
             runs.append(evidence_at(rate, 1000 * seed + len(runs)))
         found = search.capacity(runs)
@@ -83,11 +83,11 @@ def test_neighbours_that_are_alike_count_less() -> None:
     assert autocorrelation_time(stays(0.9 * SERVED_PER_S, 1)) > 10 * independent
 
 
-def steps(search: Search, carries: float, start: float) -> list[Evidence]:
+def steps(search: Search, carries: float, start: float) -> list[LoadObservation]:
     """A server without noise."""
-    found = list[Evidence]()
+    found = list[LoadObservation]()
     while (load := search.next_load(found, start)) is not None and len(found) < 30:
-        found.append(Evidence(load, float(load > carries)))
+        found.append(LoadObservation(load, float(load > carries)))
     return found
 
 
@@ -122,7 +122,7 @@ def test_nothing_holds_and_everything_holds() -> None:
 def test_what_came_back_of_an_overload_says_where_to_look() -> None:
     """Far above its capacity a server returns about what it can: the next load is near that, not in the middle."""
     search = Search(1 / 64, 65_536.0)
-    runs = [Evidence(1.0, 0.0), Evidence(64.0, 1.0, 10.0)]
+    runs = [LoadObservation(1.0, 0.0), LoadObservation(64.0, 1.0, 10.0)]
     assert 4 <= (search.next_load(runs, 1.0) or 0) <= 12
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.analysis.capacity import figures_of, met, unfit
+from loadgen.analysis.capacity import figures_of, met, unplannable
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
@@ -18,7 +18,7 @@ from loadgen.plan import Plan
 from loadgen.servers.hardware import constant
 from loadgen.studies import capacity
 from loadgen.studies.capacity import FINE, LEAST, Candidate, CapacityOption, Replica, option
-from loadgen.studies.simulate import Modelled, in_memory
+from loadgen.studies.simulate import ServerModel, in_memory
 from tests.runs import header
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)
@@ -30,7 +30,7 @@ class Queue(Replica):
     """A server whose latency is that of a queue that serves 20 requests a second: 50 ms / (1 - rate / 20)."""
 
     def __init__(self, idle_s: float = 0.05) -> None:
-        super().__init__(PLAN, Modelled(), lambda _: [])
+        super().__init__(PLAN, ServerModel(), lambda _: [])
         self.idle_s = idle_s
         self.asked: list[float] = []
 
@@ -63,7 +63,7 @@ def test_what_is_too_slow_alone_carries_nothing() -> None:
 
 def test_figures_are_those_of_the_report() -> None:
     """Of the requests in the window; None where any was lost."""
-    run = in_memory(PLAN.but(arrivals="poisson:4", n=300), Modelled(gpu="H100", model="llama-3.1-8b"))
+    run = in_memory(PLAN.replaced(arrivals="poisson:4", n=300), ServerModel(gpu="H100", model="llama-3.1-8b"))
     objectives = parse(["ttft.p50 < 1s", "tpot.mean < 1s", "e2e.max <= 9s"])
     ttft, tpot, e2e = figures_of(objectives)(run)
     assert ttft is not None
@@ -78,7 +78,7 @@ def test_figures_are_those_of_the_report() -> None:
 
 def test_a_faster_card_takes_fewer() -> None:
     """H100 against L40S; the interval holds the figure, the cost is that of all GPUs, and the load is shared."""
-    base = Modelled(model="llama-3.1-8b")
+    base = ServerModel(model="llama-3.1-8b")
     figures = figures_of(OBJECTIVES)
     found = {
         name: option(PLAN, Candidate(name, 1, "bf16", 2.0), base, 50.0, figures, MET) for name in ("H100 SXM", "L40S")
@@ -101,12 +101,12 @@ def test_a_faster_card_takes_fewer() -> None:
 
 def test_what_cannot_be_is_said() -> None:
     """A model that does not fit, and a card that is too slow, with what it reaches."""
-    figures, base = figures_of(OBJECTIVES), Modelled(model="llama-3.1-70b")
+    figures, base = figures_of(OBJECTIVES), ServerModel(model="llama-3.1-70b")
     large = option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
     assert large.not_possible == "Llama-3.1-70B does not fit 1 x L4 in bf16"
     strict = parse(["tpot.p50 < 1ms"])
     slow = option(
-        PLAN, Candidate("L4", 1, "bf16", None), Modelled(model="llama-3.1-8b"), 1.0, figures_of(strict), met(strict)
+        PLAN, Candidate("L4", 1, "bf16", None), ServerModel(model="llama-3.1-8b"), 1.0, figures_of(strict), met(strict)
     )
     said = text([large, slow], strict)
     assert "  L4 x 1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said
@@ -142,9 +142,12 @@ def test_the_table_fits_a_terminal() -> None:
 def test_a_wrong_candidate_is_a_sentence(named: str) -> None:
     """An unknown GPU, or a price that is none."""
     with pytest.raises(PlanError):
-        capacity.candidates([named], [1], ["bf16"], Modelled())
+        capacity.candidates([named], [1], ["bf16"], ServerModel())
 
 
 def test_only_bounds_on_latencies_can_be_planned_for() -> None:
     """The others are named."""
-    assert unfit(parse(["ttft.p99 < 1s", "complete >= 99%", "tpot.p50 > 1ms"])) == ["complete >= 99%", "tpot.p50 > 1ms"]
+    assert unplannable(parse(["ttft.p99 < 1s", "complete >= 99%", "tpot.p50 > 1ms"])) == [
+        "complete >= 99%",
+        "tpot.p50 > 1ms",
+    ]

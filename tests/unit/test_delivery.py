@@ -13,7 +13,7 @@ from loadgen.analysis import stats as of_instants
 from loadgen.analysis.run.runfile import load_facts
 from loadgen.analysis.stats import gamma_cdf, kolmogorov_smirnov
 from loadgen.analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
-from loadgen.workloads.arrival_processes import Concurrency
+from loadgen.workloads.arrival_processes import ClosedLoopArrivals
 from loadgen.workloads.arrivals import parse
 
 S = 1_000_000_000
@@ -130,7 +130,7 @@ def _short(seed: int) -> list[int]:
 
 def _due_ns(text: str, seed: int = 1, n: int = 5001) -> list[int]:
     arrivals = parse(text)
-    assert not isinstance(arrivals, Concurrency)
+    assert not isinstance(arrivals, ClosedLoopArrivals)
     return list(islice(arrivals.due_ns(seed), n))
 
 

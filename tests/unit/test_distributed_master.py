@@ -19,11 +19,11 @@ from loadgen.distributed.protocol import (
     Assign,
     Bye,
     ClockSample,
-    Drawn,
-    Gone,
     Hello,
     Joined,
     Listening,
+    PeerLost,
+    PromptsReady,
     Sealed,
     Unable,
     Wait,
@@ -95,7 +95,7 @@ def after(*events: protocol.Event) -> tuple[Master, Script, list[str]]:
 def test_a_machine_that_leaves_before_the_start_is_replaced() -> None:
     """By the one that waited, with the same place; hosts of one name get numbers."""
     events = [event for node in ("a", "b", "c") for event in hello(node)]
-    found, script, said = after(Listening(1), *events, Gone("a", "it left"))
+    found, script, said = after(Listening(1), *events, PeerLost("a", "it left"))
     assert [machine.node for machine in found.present] == ["c", "b"]
     assert [machine.name for machine in found.present] == ["bench (3)", "bench (2)"]
     assert found.present[0].workers == [0]
@@ -123,18 +123,18 @@ def test_who_cannot_take_part_calls_the_run_off() -> None:
 def test_a_port_that_is_taken_is_said() -> None:
     """Before anybody could come."""
     with pytest.raises(DistributedError, match="cannot listen: something else"):
-        after(Gone("", "something else listens there"))
+        after(PeerLost("", "something else listens there"))
 
 
 @pytest.mark.parametrize(
     ("drawn", "said"),
     [
         (None, "not every machine was ready after 0.1 s"),
-        (Drawn([b""], SERVER), "draws other prompts from the same seed"),
-        (Drawn([], {**SERVER, "version": "2"}), "finds another server at http://127.0.0.1:9: version 2, not 3"),
+        (PromptsReady([b""], SERVER), "draws other prompts from the same seed"),
+        (PromptsReady([], {**SERVER, "version": "2"}), "finds another server at http://127.0.0.1:9: version 2, not 3"),
     ],
 )
-def test_machines_have_to_ask_the_same(drawn: Drawn | None, said: str, tmp_path: Path) -> None:
+def test_machines_have_to_ask_the_same(drawn: PromptsReady | None, said: str, tmp_path: Path) -> None:
     """The same bytes of the same server, in time; otherwise everybody is told that the run is off."""
     events = [Listening(1), *hello("a"), *([] if drawn is None else [heard("a", drawn)])]
     script = Script(*events)

@@ -12,8 +12,8 @@ from loadgen.distributed.protocol import (
     Frames,
     Order,
     Piece,
+    PieceAck,
     Sealed,
-    Taken,
     write_down,
 )
 from loadgen.distributed.worker import PIECE_BYTES, PIECES_UNTAKEN, Outgoing
@@ -49,9 +49,9 @@ def test_nothing_is_over_before_it_is_taken(tmp_path: Path) -> None:
     part.write_bytes(b"line\n")
     outgoing = Outgoing({0: part}, lambda _: None)
     assert not outgoing.pump()
-    outgoing.taken(Taken(0, 77))
+    outgoing.taken(PieceAck(0, 77))
     assert not outgoing.pump()
-    outgoing.taken(Taken(0, 5))
+    outgoing.taken(PieceAck(0, 5))
     assert outgoing.pump()
 
 

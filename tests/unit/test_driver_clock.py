@@ -11,12 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop
 from loadgen.engine.driver import BACKLOG, MANY, TICKS_PER_LOOK, TICKS_PER_SAMPLE, Driver, Recorder
-from loadgen.engine.record_buffer import Held
-from loadgen.engine.request_queue import OpenLoop, Slot
-from loadgen.servers.wire.timestamps import PLAIN, StampSource
+from loadgen.engine.record_buffer import RecordBuffer
+from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
+from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 from loadgen.workloads import arrivals
 from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
@@ -88,7 +88,7 @@ class FakeConnection:
     def seal(self, request: bytes) -> bytes:
         return request
 
-    def gone(self) -> bool:
+    def closed_by_peer(self) -> bool:
         return False
 
     def close(self) -> None:
@@ -136,12 +136,14 @@ class FakeExchange:
             self._on_end(self)
 
 
-def slots(due_ns: list[int]) -> list[Slot]:
-    return [Slot(Request(i, "x", 1, 1), str(i).encode(), due) for i, due in enumerate(due_ns)]
+def slots(due_ns: list[int]) -> list[ScheduledRequest]:
+    return [ScheduledRequest(Request(i, "x", 1, 1), str(i).encode(), due) for i, due in enumerate(due_ns)]
 
 
-async def drive(feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6) -> tuple[FakeNet, Held, Counts]:
-    net, held, counts = FakeNet(clock, answer_ns), Held(), Counts()
+async def drive(
+    feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6
+) -> tuple[FakeNet, RecordBuffer, LiveCounters]:
+    net, held, counts = FakeNet(clock, answer_ns), RecordBuffer(), LiveCounters()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
     limits = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": in_flight}
     driver = Driver(feed, net, net.exchange, recorder, clock=clock, **limits)  # type: ignore[arg-type]
@@ -206,14 +208,14 @@ async def test_answers_that_end_together_are_followed_by_slots_drawn_before() ->
     end makes due is there already."""
     drawn, at_sends = list[int](), list[int]()
 
-    def drawing() -> Iterator[Slot]:
+    def drawing() -> Iterator[ScheduledRequest]:
         for slot in slots([0] * 12):
             drawn.append(slot.request.id)
             yield slot
 
     feed = ClosedLoop(drawing(), clients=3)
-    after_end = feed.after_end
-    feed.after_end = lambda ended_ns: (at_sends.append(len(drawn)), after_end(ended_ns))[1]  # type: ignore[method-assign]
+    after_end = feed.next_after_completion
+    feed.next_after_completion = lambda ended_ns: (at_sends.append(len(drawn)), after_end(ended_ns))[1]  # type: ignore[method-assign]
     _, held, _ = await drive(feed, FakeClock(), 200_000_000)
     assert all(seen >= min(12, 4 + ended) for ended, seen in enumerate(at_sends))
     assert (at_sends[0], len(at_sends)) == (6, 12)
@@ -223,7 +225,7 @@ async def test_answers_that_end_together_are_followed_by_slots_drawn_before() ->
 def test_a_slot_that_was_not_drawn_ahead_is_drawn_when_it_is_due() -> None:
     """Ends that outrun what is recorded lose no request."""
     feed = ClosedLoop(iter(slots([0] * 12)), clients=3)
-    taken = [*feed.group(), *iter(lambda: feed.after_end(0), None)]
+    taken = [*feed.group(), *iter(lambda: feed.next_after_completion(0), None)]
     assert [slot.request.id for slot in taken if slot is not None] == list(range(12))
 
 
@@ -247,13 +249,15 @@ def test_drawing_ahead_ends_with_the_next_group_and_changes_nothing(ahead: int, 
 @pytest.mark.parametrize("at_once", [4, BACKLOG])
 async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
     """Several ends per turn of the loop for a long time: past BACKLOG as many are recorded as end."""
-    held = Held()
-    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, Counts(), PLAIN)
+    held = RecordBuffer()
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, LiveCounters(), PLAIN)
     idle = recorder.on_idle = Mock()
     recorder.on_record = Mock()
     for turn in range(12_000 // at_once):
         for place in range(at_once):
-            recorder.take(Slot(Request(at_once * turn + place, "text", 5, 3), b"", 0), None, "cancelled", "")
+            recorder.take(
+                ScheduledRequest(Request(at_once * turn + place, "text", 5, 3), b"", 0), None, "cancelled", ""
+            )
         await asyncio.sleep(0)
         assert len(recorder.ended) <= 2 * BACKLOG
     while recorder.ended:
@@ -276,7 +280,7 @@ async def test_many_answers_under_way_are_counted_once_a_second(under_way: int, 
     assert (len(looks), looks.count(True)) == (2 * TICKS_PER_SAMPLE // TICKS_PER_LOOK, counted)
 
 
-class LateStamps(StampSource):
+class LateStamps(TimestampSource):
     """Knows of an exchange when it is asked for the third time."""
 
     asked = 0
@@ -288,16 +292,16 @@ class LateStamps(StampSource):
 
 async def test_what_waits_for_its_stamps_is_recorded_once_and_in_order() -> None:
     """Only the first is asked for, again and again; those behind it come after it, and then there is quiet."""
-    held, stamps = Held(), LateStamps()
-    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, Counts(), stamps)
+    held, stamps = RecordBuffer(), LateStamps()
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, LiveCounters(), stamps)
     idle = recorder.on_idle = Mock()
     recorder.on_record = Mock()
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     exchange = FakeExchange(FakeNet(FakeClock(), 1), Mock())
-    recorder.take(Slot(Request(0, "text", 5, 3), b"", 0), exchange)
+    recorder.take(ScheduledRequest(Request(0, "text", 5, 3), b"", 0), exchange)
     for number in range(1, 4):
-        recorder.take(Slot(Request(number, "text", 5, 3), b"", 0), None, "cancelled", "")
+        recorder.take(ScheduledRequest(Request(number, "text", 5, 3), b"", 0), None, "cancelled", "")
     exchange.sizes.append(100)
     recorder.watch(set())
     assert (recorder.counts.streaming, recorder.counts.tokens) == (0, 1)  # of what has ended nothing is forgotten

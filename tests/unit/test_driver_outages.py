@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from loadgen.engine.back_off import GIVE_UP_NS
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop
 from loadgen.engine.driver import Driver, Recorder
-from loadgen.engine.record_buffer import Held
+from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.request_queue import OpenLoop
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.timestamps import PLAIN
@@ -29,7 +29,7 @@ class Unreliable(FakeNet):
 
     def __init__(self, clock: FakeClock, gone: Callable[[int], bool]) -> None:
         super().__init__(clock, ANSWER_NS)
-        self.gone = gone
+        self.closed_by_peer = gone
         self.refused = list[int]()
 
     def take(self) -> Any:
@@ -38,7 +38,7 @@ class Unreliable(FakeNet):
     async def open(self) -> Any:
         await asyncio.sleep(0)
         since_start_ns = self.clock.now - START_NS
-        if self.gone(since_start_ns):
+        if self.closed_by_peer(since_start_ns):
             self.refused.append(since_start_ns)
             raise ConnectionRefusedError(111, "Connection refused")
         return FakeConnection()
@@ -53,7 +53,7 @@ class Refusing(FakeExchange):
         net = self.net
         assert isinstance(net, Proxied)
         for each in (self, *others):
-            gone = net.gone(net.clock.now - START_NS)
+            gone = net.closed_by_peer(net.clock.now - START_NS)
             each.framing.status = self.status if gone else None
             each.sent_ns = net.clock.now
             net.sends.append((each._id, net.clock.now - START_NS))
@@ -67,15 +67,17 @@ class Proxied(FakeNet):
 
     def __init__(self, clock: FakeClock, gone: Callable[[int], bool]) -> None:
         super().__init__(clock, ANSWER_NS)
-        self.gone = gone
+        self.closed_by_peer = gone
 
     def exchange(self, on_end: Callable[[Any], None]) -> Any:
         return Refusing(self, on_end)
 
 
-async def drive(feed: Any, net: FakeNet, in_flight_max: int | None = None) -> tuple[Held, Counts, list[int]]:
+async def drive(
+    feed: Any, net: FakeNet, in_flight_max: int | None = None
+) -> tuple[RecordBuffer, LiveCounters, list[int]]:
     """Drive a feed to its end. Return also how long each client waited after a request had failed at once, in ns."""
-    held, counts, waits = Held(), Counts(), list[int]()
+    held, counts, waits = RecordBuffer(), LiveCounters(), list[int]()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
     recorder.health.pause = waits.append  # type: ignore[method-assign]
     limits: dict[str, Any] = {"timeout_s": 1e6, "in_flight_max": in_flight_max}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.engine.closed_loop import ClosedLoop, Sessions
-from loadgen.engine.request_queue import OpenLoop, Slot
+from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.workloads.sessions import Conversation, Turn
 from tests.unit.test_driver_clock import FakeClock, FakeExchange, FakeNet, drive
 
@@ -47,9 +47,9 @@ def sessions(turns: list[int]) -> list[Conversation]:
     return [Conversation(first, (Turn("q", 1, 1),) * k, THINK_NS) for first, k in zip(firsts, turns, strict=False)]
 
 
-def slot_of(conversation: Conversation, due_ns: int) -> Slot:
+def slot_of(conversation: Conversation, due_ns: int) -> ScheduledRequest:
     request = conversation.request()
-    return Slot(request, str(request.id).encode(), due_ns, conversation=conversation)
+    return ScheduledRequest(request, str(request.id).encode(), due_ns, conversation=conversation)
 
 
 async def run(
@@ -63,7 +63,7 @@ async def run(
     """Sends, Records by id, the prompts sent by id, counts."""
     prompts: dict[int, str] = {}
 
-    def noted(conversation: Conversation, due_ns: int) -> Slot:
+    def noted(conversation: Conversation, due_ns: int) -> ScheduledRequest:
         slot = slot_of(conversation, due_ns)
         prompts[slot.request.id] = str(slot.request.prompt)
         return slot
@@ -134,7 +134,7 @@ def test_a_feed_gives_every_turn_once_and_in_order(turns: list[int], clients: in
         assert slot.conversation is not None
         following = feed.next_turn(slot.conversation, "a", now)
         if following is None:
-            following = feed.after_end(now)
+            following = feed.next_after_completion(now)
         else:
             assert following.due_ns == now + THINK_NS
         open_slots += [following] if following else []

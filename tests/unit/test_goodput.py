@@ -11,7 +11,7 @@ from loadgen.analysis.frame import frame_of
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.slo import curve, goodput, needs
+from loadgen.analysis.slo import bound_scale, curve, goodput
 from tests.runs import MILLISECOND_NS, complete, failed, rejected
 
 
@@ -61,7 +61,7 @@ def test_the_curve_is_the_attainment_at_each_scale(shapes: list[tuple[int, int]]
     """Scaling all bounds gives the attainment that the curve has there, and more generous bounds never lose one."""
     frame = frame_of([record(place, *shape) for place, shape in enumerate(shapes)])
     bounds = parse_bounds(["ttft < 200ms", "tpot < 20ms"])
-    needed = np.sort(needs(frame, bounds))
+    needed = np.sort(bound_scale(frame, bounds))
     drawn = curve(needed)
     assert drawn.y == sorted(drawn.y)
     assert drawn.x == sorted(drawn.x)

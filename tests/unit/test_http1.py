@@ -6,13 +6,13 @@ import zlib
 import pytest
 
 from loadgen.servers.errors import decompressed
-from loadgen.servers.wire.http1 import Framing, ProtocolError, joined, post
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-def body_of(raw: bytes, framing: Framing) -> bytes:
+def body_of(raw: bytes, framing: ResponseFraming) -> bytes:
     return joined(raw, framing.body_bounds(raw))
 
 
@@ -29,7 +29,7 @@ def body_of(raw: bytes, framing: Framing) -> bytes:
 )
 def test_a_response_ends_exactly_at_its_last_byte(raw: bytes, status: int, body: bytes) -> None:
     """Fed one byte at a time, a response is complete after its last byte and not before."""
-    framing, buffer = Framing(), bytearray()
+    framing, buffer = ResponseFraming(), bytearray()
     for index in range(len(raw)):
         buffer += raw[index : index + 1]
         assert framing.scan(buffer) == (index == len(raw) - 1)
@@ -42,7 +42,7 @@ def test_a_response_ends_exactly_at_its_last_byte(raw: bytes, status: int, body:
 )
 def test_a_compressed_body_is_known_by_its_head(field: str, coding: str) -> None:
     """Whatever the case of the letters; none was asked for."""
-    framing = Framing()
+    framing = ResponseFraming()
     framing.scan(f"HTTP/1.1 200 OK\r\n{field}Content-Length: 0\r\n\r\n".encode())
     assert framing.coding == coding
     assert b"\r\nAccept-Encoding: identity\r\n" in post("/", "h", {}, b"")
@@ -60,7 +60,7 @@ def test_a_compressed_body_is_read_as_far_as_it_goes() -> None:
 def test_a_body_without_length_ends_with_the_connection() -> None:
     """Neither chunked nor Content-Length: the peer's close is the regular end."""
     raw = b"HTTP/1.0 200 OK\r\n\r\nall there is"
-    framing = Framing()
+    framing = ResponseFraming()
     assert not framing.scan(raw)
     assert framing.at_eof(len(raw))
     assert body_of(raw, framing) == b"all there is"
@@ -70,7 +70,7 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
 def test_a_chunked_body_cut_anywhere_never_ends_and_keeps_what_came(cut: int) -> None:
     """A close in the middle of a chunked body is not an end; the bytes received are still readable."""
     raw = CHUNKED[:cut]
-    framing = Framing()
+    framing = ResponseFraming()
     assert not framing.scan(raw)
     assert not framing.at_eof(len(raw))
     assert b"hello world".startswith(body_of(raw, framing))
@@ -79,7 +79,7 @@ def test_a_chunked_body_cut_anywhere_never_ends_and_keeps_what_came(cut: int) ->
 def test_a_body_shorter_than_its_content_length_is_not_an_end() -> None:
     """Content-Length promises more than came before the close."""
     raw = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort"
-    framing = Framing()
+    framing = ResponseFraming()
     assert not framing.scan(raw)
     assert not framing.at_eof(len(raw))
     assert body_of(raw, framing) == b"short"
@@ -110,16 +110,16 @@ def test_a_body_shorter_than_its_content_length_is_not_an_end() -> None:
 def test_bytes_that_are_not_http_are_named(raw: bytes, complaint: str) -> None:
     """What is not HTTP/1.1 raises ProtocolError that says what was wrong."""
     with pytest.raises(ProtocolError, match=complaint):
-        Framing().scan(raw)
+        ResponseFraming().scan(raw)
 
 
 @pytest.mark.parametrize("behind", [b"", b"HTTP/1.1 200 OK\r\n"])
 @pytest.mark.parametrize("raw", [CHUNKED, CHUNKED[:-2] + b"Trailer: 1\r\n\r\n", SIZED])
 def test_a_connection_with_bytes_behind_the_answer_is_not_used_again(raw: bytes, behind: bytes) -> None:
     """They would be taken for the next answer."""
-    framing = Framing()
+    framing = ResponseFraming()
     assert framing.scan(raw + behind)
-    assert framing.leaves_open(len(raw + behind)) == (not behind)
+    assert framing.can_reuse(len(raw + behind)) == (not behind)
 
 
 def test_post_is_one_complete_request() -> None:

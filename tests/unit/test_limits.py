@@ -78,7 +78,7 @@ def test_a_known_gpu_and_model_have_a_limit(tmp_path: Path) -> None:
     assert found.ttft_s == pytest.approx(max(physical_s(made, 1, 512).values()), rel=1e-4)
     assert 7 < found.decoding < found.in_flight <= 8
     assert 0 < found.mfu < found.throughput_share < 1
-    assert (found.tpot_bound, found.beaten) == ("memory", False)
+    assert (found.tpot_bound, found.exceeds_limit) == ("memory", False)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_limit_that_was_beaten_is_doubted(tmp_path: Path) -> None:
     """No card is faster than its data sheet: a warning asks which one it is."""
     found = limit_of(tmp_path, plan={"gpu_model": "T4"}, server={"model": "Qwen3-0.6B"})
     slow = limit_of(tmp_path, plan={"gpu_model": "L4"}, server={"model": "Llama-3.1-8B"})
-    assert found is None or not found.beaten
-    assert slow.beaten
+    assert found is None or not found.exceeds_limit
+    assert slow.exceeds_limit
     assert limit(slow).endswith("Name them with --gpu-model.")
 
 

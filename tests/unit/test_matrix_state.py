@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_NAME, FolderClaim
-from loadgen.journal import differences, make_way
+from loadgen.journal import differences, move_aside
 from loadgen.studies.matrix import MATRIX, Cell, Repeat, finished, journal, newest, read_lines
 from tests.runs import burst, footer, header, write
 
@@ -33,10 +33,10 @@ def test_a_run_with_its_footer_is_finished(tmp_path: Path) -> None:
 def test_what_an_attempt_left_is_moved_aside_and_kept(tmp_path: Path) -> None:
     """Nothing measured is deleted or overwritten, however often a run is tried."""
     repeat = Repeat(CELL, 1)
-    assert make_way(tmp_path / repeat.folder) is None
+    assert move_aside(tmp_path / repeat.folder) is None
     for number in (1, 2):
         write(tmp_path / repeat.folder, [header(5)])
-        aside = make_way(tmp_path / repeat.folder)
+        aside = move_aside(tmp_path / repeat.folder)
         assert aside is not None
         assert aside.name == f"repeat-1-unfinished-{number}"
         assert (aside / "run.jsonl").exists()

@@ -104,7 +104,7 @@ def test_every_mistake_is_named_at_once() -> None:
 def test_a_bound_is_kept_on_its_side(comparison: str, below: bool, at: bool, above: bool) -> None:
     """Only `<=` and `>=` keep to the bound itself."""
     (objective,) = parse([f"ttft.p50 {comparison} 30ms"])
-    assert [objective.keeps(value) for value in (0.0299, 0.03, 0.0301)] == [below, at, above]
+    assert [objective.satisfied_by(value) for value in (0.0299, 0.03, 0.0301)] == [below, at, above]
 
 
 @pytest.mark.parametrize(("statistic", "share"), [("p50", 0.5), ("p99.9", 0.999), ("p1", 0.01), ("mean", None)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadgen.engine.prepare import schedule_of
-from loadgen.engine.resolve_server import longest_of
+from loadgen.engine.resolve_server import max_length
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
 from loadgen.workloads.lengths import Fixed, parse
@@ -47,14 +47,14 @@ def test_parts_add_up_to_the_whole() -> None:
     for clients in range(1, 12):
         whole = schedule_of(Plan(server="tgi", arrivals=f"closed:{clients}", n=100))
         for workers in range(1, 5):
-            parts = [whole.dealt(worker, workers) for worker in range(workers)]
+            parts = [whole.share_for(worker, workers) for worker in range(workers)]
             assert sum(part.clients for part in parts) == sum(part.spare for part in parts) == clients
             assert sum(part.count or 0 for part in parts) == 100
 
 
 def test_the_longest_length_is_known_where_it_can_be() -> None:
     """Fixed and uniform lengths have a longest; of others nothing can be checked beforehand."""
-    assert [longest_of(text) for text in (512, "uniform:10..90", "lognormal:mean=50,cv=1")] == [512, 90, 1]
+    assert [max_length(text) for text in (512, "uniform:10..90", "lognormal:mean=50,cv=1")] == [512, 90, 1]
 
 
 @pytest.mark.parametrize("workload", [Synthetic(), SharedPrefix(groups=2, tokens=1)])

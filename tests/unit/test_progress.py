@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.analysis.run.record import Record
 from loadgen.cli.output import Output, _ProgressLine, shown_progress
-from loadgen.engine.client_health import Counts, FirstTokens
+from loadgen.engine.client_health import FirstTokens, LiveCounters
 from loadgen.engine.record_builder import first_token
 from loadgen.plan import Plan
 from loadgen.servers.wire.poller import Poller
@@ -26,7 +26,7 @@ class Terminal(StringIO):
         return True
 
 
-COUNTS = Counts(
+COUNTS = LiveCounters(
     due=10,
     sent=9,
     streaming=3,
@@ -42,7 +42,7 @@ COUNTS = Counts(
 CONTROL = re.compile(r"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
-def shown(requests: int | None, duration_s: float | None, *counts: Counts, phase: str = "running") -> str:
+def shown(requests: int | None, duration_s: float | None, *counts: LiveCounters, phase: str = "running") -> str:
     """The last live line."""
     stream = Terminal()
     with shown_progress(requests, duration_s, stream) as show:
@@ -73,14 +73,14 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"━+╌+  1 left  mean TTFT 250 ms  [\d,]+ tokens/s  5 incomplete$", line), line
     assert re.search(r"  ╌+  1:00 left  mean TTFT", shown(None, 60.0, COUNTS))
     assert "1 in flight" in shown(None, 0.0, COUNTS)
-    assert shown(10, None, Counts(), phase="connecting").endswith("connecting")
+    assert shown(10, None, LiveCounters(), phase="connecting").endswith("connecting")
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_a_live_line_never_breaks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """However large its numbers are: it is shorter than the terminal, so that it is redrawn where it stands."""
     monkeypatch.setenv("COLUMNS", str(width))
-    large = Counts(**{name: 10**6 for name, _ in Counts._fields_})
+    large = LiveCounters(**{name: 10**6 for name, _ in LiveCounters._fields_})
     large.ttft_ns = 123_456 * 10**12
     assert len(shown(4 * 10**6, None, large)) < width
     assert len(shown(None, 36_000.0, large)) < width
@@ -93,8 +93,8 @@ def test_throughput_is_that_of_the_last_second(monkeypatch: pytest.MonkeyPatch) 
     look = _ProgressLine(10, None)
     for step in range(41):  # 4 s: at first 1,000 tokens/s, in the last second 100
         now_s = 100.0 + step / 10
-        look.take("running", Counts(tokens=100 * min(step, 30) + 10 * max(0, step - 30)))
-    assert " 100 tokens/s" in look.live("running", Counts(), 80, "#-")
+        look.take("running", LiveCounters(tokens=100 * min(step, 30) + 10 * max(0, step - 30)))
+    assert " 100 tokens/s" in look.live("running", LiveCounters(), 80, "#-")
 
 
 @pytest.mark.parametrize("kind", [StringIO, Terminal])
@@ -121,7 +121,7 @@ def arrived(exchange: Exchange, data: bytes, at_ns: int) -> None:
 
 def test_ttft_so_far_counts_each_first_token_once() -> None:
     """A response under way counts from its first event with a token on; one that nobody looked at counts at its end."""
-    counts = Counts()
+    counts = LiveCounters()
     tokens = FirstTokens(counts, PLAIN, list, partial(first_token, dialect=DIALECTS["openai", "chat"]))
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     for data, at_ns in ((HEAD, 1_500), (b"%x\r\n%b\r\n" % (len(ROLE), ROLE), 2_000)):
@@ -143,7 +143,7 @@ def test_ttft_so_far_counts_each_first_token_once() -> None:
 def test_ttft_so_far_is_never_negative() -> None:
     """A timestamp before the request was sent is wrong. The request counts at its end, when its Record has another
     source's timestamps."""
-    counts = Counts()
+    counts = LiveCounters()
     tokens = FirstTokens(counts, PLAIN, list, partial(first_token, dialect=DIALECTS["openai", "chat"]))
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     arrived(exchange, HEAD + b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 999)
@@ -160,7 +160,7 @@ def test_a_first_token_behind_long_events_is_found() -> None:
     dialect = DIALECTS["openai", "chat"]
     assert first_token(raw, dialect) == len(raw)
     assert first_token(raw[:-4], dialect) is None
-    counts = Counts()
+    counts = LiveCounters()
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     arrived(exchange, raw, 3_000)
     FirstTokens(counts, PLAIN, list, partial(first_token, dialect=dialect)).look({exchange})

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from loadgen.servers.simulated.arrivals import Clients
-from loadgen.servers.wire.packet_ring import UNKNOWN, Flow, Flows
+from loadgen.servers.wire.packet_ring import UNKNOWN, TcpStream, TcpStreamTable
 from loadgen.servers.wire.packet_socket import ADDRESSES_MOST, program
 from loadgen.servers.wire.ports import Ports
-from loadgen.servers.wire.timestamp_sources import RingStamps
+from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import PLAIN
 from tests.packets import PORT, SERVER, SERVER_6, SYN, Sent, came
 
 WRAPPING = 0xFFFFFFF0
 
 
-def flow_of(*blocks: list[Sent], opened_ns: int = 10) -> Flow:
+def flow_of(*blocks: list[Sent], opened_ns: int = 10) -> TcpStream:
     """One connection that was watched before what these blocks hold."""
-    flows = Flows()
+    flows = TcpStreamTable()
     flow = flows.watch(PORT, opened_ns)
     for each in blocks:
         flows.add(came(each))
@@ -135,15 +135,15 @@ def test_a_segment_that_the_ring_dropped_leaves_the_others_known() -> None:
 def test_a_connection_goes_on_after_an_answer() -> None:
     """On a kept connection offsets count on, and what was asked for is forgotten."""
     flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1010, 10, 2)])
-    flow.forget(10)
+    flow.discard_before(10)
     assert flow.arrivals([10, 11, 20]) == [UNKNOWN, 2, 2]
-    flow.forget(20)
-    assert (flow.through, flow.arrivals([20])) == (20, [UNKNOWN])
+    flow.discard_before(20)
+    assert (flow.contiguous_end, flow.arrivals([20])) == (20, [UNKNOWN])
 
 
 def test_a_port_that_is_used_again_is_another_connection() -> None:
     """Each has the segments after its own SYN-ACK, whether that was read before it was watched or after."""
-    flows = Flows()
+    flows = TcpStreamTable()
     first = flows.watch(PORT, opened_ns=10)
     flows.add(came([greeting(), Sent(1000, 10, 20), greeting(4999, 30)]))
     second = flows.watch(PORT, opened_ns=40)
@@ -151,20 +151,20 @@ def test_a_port_that_is_used_again_is_another_connection() -> None:
     third = flows.watch(PORT, opened_ns=70)
     flows.add(came([Sent(5010, 5, 55), greeting(99, 60), Sent(100, 10, 80)]))
     assert [each.arrivals([10]) for each in (first, second, third)] == [[20], [50], [80]]
-    assert [each.through for each in (first, second, third)] == [10, 10, 10]
+    assert [each.contiguous_end for each in (first, second, third)] == [10, 10, 10]
 
 
 def test_other_connections_are_not_kept() -> None:
     """Those of other processes, and those whose SYN-ACK was not seen."""
-    flows = Flows()
+    flows = TcpStreamTable()
     flow = flows.watch(PORT, opened_ns=10)
     flows.add(came([Sent(1000, 10, 20), Sent(1, 1, 1, port=PORT + 1)]))
-    assert (flow.through, flow.arrivals([1])) == (0, [UNKNOWN])
+    assert (flow.contiguous_end, flow.arrivals([1])) == (0, [UNKNOWN])
 
 
 def test_what_has_come_is_known_before_it_is_read() -> None:
     """Live figures count packets of this answer, not reads: of a kept connection none of the answer before it."""
-    stamps, flow = RingStamps([], [], PLAIN), Flow(0)
+    stamps, flow = PacketRingTimestamps([], [], PLAIN), TcpStream(0)
     for start in range(0, 500, 100):
         flow.add(start, start + 100, start)
     kept: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])
@@ -180,8 +180,8 @@ def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("loadgen.servers.wire.timestamp_sources.monotonic_ns", lambda: now_ns)
     tokens = [Sent(1000, 10, 70), Sent(1010, 10, 80), Sent(1020, 0, 90, flags=0x11), Sent(1, 10, 90, port=PORT + 1)]
     blocks = [came([greeting()]), came(tokens)]
-    flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0) if blocks else None)
-    stamps = RingStamps([ring], [flows], PLAIN)  # type: ignore[list-item]
+    flows, ring = TcpStreamTable(), SimpleNamespace(read=lambda: blocks.pop(0) if blocks else None)
+    stamps = PacketRingTimestamps([ring], [flows], PLAIN)  # type: ignore[list-item]
     answer: Any = SimpleNamespace(watched=flows.watch(PORT, 10), begins=0, sizes=[])
     stamps.collect()
     now_ns += 2_000_000
@@ -201,7 +201,7 @@ def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.Monke
         ring = SimpleNamespace(
             family=socket.AF_INET, addresses=[listening.getsockname()], read=lambda: reads.append(now_ns)
         )
-        stamps = RingStamps([ring], [Flows()], PLAIN)  # type: ignore[list-item]
+        stamps = PacketRingTimestamps([ring], [TcpStreamTable()], PLAIN)  # type: ignore[list-item]
         for now_ns in range(1_000_000_000, 1_100_000_000, 1_000_000):
             monkeypatch.setattr("loadgen.servers.wire.timestamp_sources.monotonic_ns", lambda: now_ns)  # noqa: B023
             with socket.create_connection(listening.getsockname()) as sock:
@@ -214,8 +214,8 @@ def test_what_is_asked_for_is_sorted_however_lately_the_ring_was_read(monkeypatc
     now_ns = 1_000_000_000
     monkeypatch.setattr("loadgen.servers.wire.timestamp_sources.monotonic_ns", lambda: now_ns)
     blocks = [came([greeting()]), came([Sent(1000, 100, 70)]), None]
-    flows, ring = Flows(), SimpleNamespace(read=lambda: blocks.pop(0))
-    stamps = RingStamps([ring], [flows], PLAIN)  # type: ignore[list-item]
+    flows, ring = TcpStreamTable(), SimpleNamespace(read=lambda: blocks.pop(0))
+    stamps = PacketRingTimestamps([ring], [flows], PLAIN)  # type: ignore[list-item]
     answer: Any = SimpleNamespace(
         watched=flows.watch(PORT, 10), sizes=[100], user=[0], read_ends=[], offsets=lambda places: places
     )
@@ -228,7 +228,7 @@ def test_what_is_asked_for_is_sorted_however_lately_the_ring_was_read(monkeypatc
 
 def test_answers_that_came_on_one_connection_are_told_together() -> None:
     """As of a closed loop that nobody had time for: the marks of the first are there until it has been told."""
-    flow, stamps = Flow(0), RingStamps([], [], PLAIN)
+    flow, stamps = TcpStream(0), PacketRingTimestamps([], [], PLAIN)
     flow.ends, flow.stamps = array("q", [100, 150, 250]), array("q", [70, 80, 90])
 
     def answer(begins: int, size: int) -> Any:
@@ -240,6 +240,6 @@ def test_answers_that_came_on_one_connection_are_told_together() -> None:
             watched=flow, begins=begins, sizes=sizes, read_ends=[], kernel=bytearray(16), offsets=offsets
         )
 
-    told = stamps.of_several([(answer(0, 150), [1, 150]), (answer(150, 100), [1])], list)
+    told = stamps.instants_batch([(answer(0, 150), [1, 150]), (answer(150, 100), [1])], list)
     assert told == [([80], ([70, 80], stamps)), ([90], ([90], stamps))]
     assert (flow.forgotten, [*flow.ends]) == (150, [250])

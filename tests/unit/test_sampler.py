@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.engine import telemetry_sampler as telemetry
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.telemetry_sampler import PART, Bursts, Sampler, bursts_of
 from loadgen.errors import OutputError
 from loadgen.servers.telemetry import GapError, NotMeasuredError
@@ -43,8 +43,8 @@ class Scripted:
         self.closed += 1
 
 
-def sent(number: int, **others: int) -> Counts:
-    return Counts(sent=number, **others)
+def sent(number: int, **others: int) -> LiveCounters:
+    return LiveCounters(sent=number, **others)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ TWO = bursts_of([*[0] * 20, *range(1, 11), *[10 * S] * 20])
     ],
 )
 def test_nothing_is_read_while_a_burst_is_sent(
-    bursts: Bursts, now_ns: int, counts: Counts, hold_s: float, limit_s: float
+    bursts: Bursts, now_ns: int, counts: LiveCounters, hold_s: float, limit_s: float
 ) -> None:
     """From shortly before it is due until its last request is gone; a reading before it must end by then. One request
     that waits for a connection holds everything up for five seconds, no longer."""

@@ -19,7 +19,7 @@ from loadgen.studies import simulate
 
 def simulated(folder: Path, engine: dict[str, Any] | None = None, **settings: Any) -> runfile.Run:
     plan = Plan(**{"server": "vllm", "n": 20, "input_tokens": 100, "output_tokens": 16} | settings)
-    modelled = simulate.Modelled(**{"gpu": "A100", "model": "llama-2-7b"} | (engine or {}))
+    modelled = simulate.ServerModel(**{"gpu": "A100", "model": "llama-2-7b"} | (engine or {}))
     simulate.run(plan, modelled, folder / "run", ["loadgen", "simulate"])
     return runfile.read(folder / "run")
 
@@ -49,7 +49,7 @@ def test_what_is_told_is_what_is_in_the_file(tmp_path: Path) -> None:
     records: list[Record] = []
     load: dict[str, Any] = {"arrivals": "poisson:80", "input_tokens": "uniform:50..700", "n": 90}
     plan = Plan(server="vllm", timeout_s=0.5, max_in_flight=30, output_tokens=16, **load)
-    modelled = simulate.Modelled(kv_tokens=512)
+    modelled = simulate.ServerModel(kv_tokens=512)
     told = simulate.run(plan, modelled, tmp_path / "run", [], (), records.append)
     written = runfile.read(tmp_path / "run")
     assert {(record.state, record.http_status) for record in written.records} >= {

@@ -14,7 +14,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.engine.client_health import Health
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.record_builder import records_of
-from loadgen.servers.wire.packet_ring import UNKNOWN, Flow
+from loadgen.servers.wire.packet_ring import UNKNOWN, TcpStream
 from loadgen.servers.wire.stamp_check import (
     DISAGREEING_SHARE,
     LIMIT_NS,
@@ -25,8 +25,8 @@ from loadgen.servers.wire.stamp_check import (
     differences,
     in_order,
 )
-from loadgen.servers.wire.timestamp_sources import RingStamps
-from loadgen.servers.wire.timestamps import PLAIN, SocketStamps, StampSource
+from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
+from loadgen.servers.wire.timestamps import PLAIN, SocketTimestamps, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 from tests.answers import chunk, usage
@@ -91,14 +91,14 @@ def test_timestamps_fit_their_own_request(
     assert in_order(response, arrivals, instants) is fits
 
 
-class Fixed(StampSource):
+class Fixed(TimestampSource):
     """A source with one timestamp for everything."""
 
-    def __init__(self, at_ns: int, fallback: StampSource | None) -> None:
+    def __init__(self, at_ns: int, fallback: TimestampSource | None) -> None:
         self.at_ns, self._fallback, self.rejected = at_ns, fallback, 0
 
     @property
-    def fallback(self) -> StampSource | None:
+    def fallback(self) -> TimestampSource | None:
         return self._fallback
 
     def reject(self) -> None:
@@ -127,11 +127,11 @@ def response(*, shift: int = 0, cut_reads: Sequence[int] = (), arrived_ns: Seque
     are one."""
     exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=SENT_NS, sent_end_ns=SENT_NS + 1)
     exchange.given_up_ns, exchange.cut_reads = 6_000 * MS, [*cut_reads]
-    flow = exchange.watched = Flow(0)
+    flow = exchange.watched = TcpStream(0)
     flow.add(0, GREETED_BYTES, MS)
     exchange.begins = GREETED_BYTES - shift
     for piece, size, at_ns in zip(PIECES, accumulate(map(len, PIECES)), arrived_ns, strict=True):
-        flow.add(flow.through, GREETED_BYTES + size, at_ns)
+        flow.add(flow.contiguous_end, GREETED_BYTES + size, at_ns)
         exchange.parts.append(piece)
         exchange.size = size
         exchange.sizes.append(size)
@@ -143,7 +143,7 @@ def response(*, shift: int = 0, cut_reads: Sequence[int] = (), arrived_ns: Seque
     return exchange
 
 
-def record_of(exchange: Exchange, stamps: StampSource) -> Record:
+def record_of(exchange: Exchange, stamps: TimestampSource) -> Record:
     """Its Record, of a run that began at instant 0."""
     clocks = ClockPairs(lambda: 10**9, lambda: 10**9)
     (record,) = records_of([(exchange, Request(0, "text", 5, 4))], DIALECTS[KEY], clocks, 0, Health(), stamps)
@@ -151,8 +151,8 @@ def record_of(exchange: Exchange, stamps: StampSource) -> Record:
     return record
 
 
-def ring() -> RingStamps:
-    return RingStamps([], [], SocketStamps())
+def ring() -> PacketRingTimestamps:
+    return PacketRingTimestamps([], [], SocketTimestamps())
 
 
 TOKENS_NS = ARRIVED_NS[1:5]
@@ -188,7 +188,7 @@ def test_reads_that_stop_inside_a_buffer_are_not_compared() -> None:
 
 def test_kernel_timestamps_that_contradict_the_request_give_way_to_the_process_own() -> None:
     """A wall clock that is set back shifts ring and socket alike. Then the instants of the reads are left."""
-    exchange, stamps = response(), SocketStamps()
+    exchange, stamps = response(), SocketTimestamps()
     exchange.sent_ns, exchange.user = ARRIVED_NS[0] + 1, array("q", [at + 20 * MS for at in ARRIVED_NS])
     record = record_of(exchange, stamps)
     assert (record.stamps, record.chunk_ns) == ("user", [at + 20 * MS for at in TOKENS_NS])
@@ -204,9 +204,9 @@ def test_a_ring_that_is_often_wrong_is_given_up() -> None:
         record_of(response(), stamps)
     for _ in range(REJECTED_MIN):
         record_of(response(shift=200), stamps)
-    assert (stamps.at_work, record_of(response(), stamps).stamps) == (stamps, "ring")
+    assert (stamps.active_source, record_of(response(), stamps).stamps) == (stamps, "ring")
     assert record_of(response(shift=200), stamps).stamps == "socket"
-    assert stamps.at_work is stamps.fallback
+    assert stamps.active_source is stamps.fallback
     told = stamps.counts()
     assert (told["ring_rejected"], told["ring_given_up"]) == (REJECTED_MIN + 1, 1)
     late = response()
@@ -231,4 +231,4 @@ def test_responses_of_one_group_are_judged_one_by_one() -> None:
 def test_the_last_source_has_no_fallback() -> None:
     """The instants of the reads are right by themselves: they are those of this process."""
     PLAIN.reject()
-    assert (PLAIN.fallback, SocketStamps().fallback) == (None, PLAIN)
+    assert (PLAIN.fallback, SocketTimestamps().fallback) == (None, PLAIN)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run.runfile import Footer
-from loadgen.engine.client_health import Counts
+from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.studies import sweep as sweeps
@@ -60,7 +60,7 @@ def watched(
         at_s = tick / 10
         now[0] = 1000.0 + at_s
         sent = round(sent_per_s * min(at_s, sent_for_s))
-        counts = Counts(sent=sent, complete=round(back(at_s)), rejected=round(rejected_share * sent))
+        counts = LiveCounters(sent=sent, complete=round(back(at_s)), rejected=round(rejected_share * sent))
         if backlog("running", counts):
             return at_s
     return 60.0

@@ -13,7 +13,7 @@ import uvloop
 
 from loadgen.servers.wire import deferred_reads as sweeps
 from loadgen.servers.wire import poller
-from loadgen.servers.wire.deferred_reads import Sweeps
+from loadgen.servers.wire.deferred_reads import ReadPacer
 from loadgen.servers.wire.poller import Poller
 
 
@@ -68,7 +68,7 @@ def test_reads_are_put_off_while_they_take_much_of_a_core(monkeypatch: pytest.Mo
 
     async def held() -> None:
         nonlocal share
-        pace = Sweeps(0.05, busy=0.4)
+        pace = ReadPacer(0.05, busy=0.4)
         watched = Poller(asyncio.get_running_loop(), pace)
         with read_by(watched) as reader:
             assert max(size for size, _ in await said(reader)) > 10 * 5
@@ -87,7 +87,7 @@ def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
 
     async def held() -> None:
-        watched = Poller(asyncio.get_running_loop(), Sweeps(0.2, busy=0.4))
+        watched = Poller(asyncio.get_running_loop(), ReadPacer(0.2, busy=0.4))
         with read_by(watched) as reader:
             most = 4 * reader.ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // sweeps.SWEPT_SHARE
             assert max(size for size, _ in await said(reader, 4000, 1.0)) < most
@@ -101,13 +101,13 @@ def test_what_all_sockets_hold_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sweeps, "wanted_ns", lambda: now)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pace = Sweeps(4.0, busy=0.4)
+        pace = ReadPacer(4.0, busy=0.4)
         pace.watch(ours)
 
         def apart_s(total: int) -> float:
             nonlocal now
             now += 2 * sweeps.LOOK_NS
-            return pace.apart_s(begin + now, 1, total)
+            return pace.next_delay_s(begin + now, 1, total)
 
         assert [apart_s(1) for _ in range(8)][-1] == 4.0
         assert apart_s(sweeps.SWEPT_BYTES + 1) == 2.0
@@ -119,8 +119,8 @@ def test_a_sweep_in_which_streams_end_serves_all(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(poller, "EVENTS_PER_TURN", 2)
     served, at_ends = list[int](), list[int]()
 
-    class Once(Sweeps):
-        def apart_s(self, *_: int) -> float:
+    class Once(ReadPacer):
+        def next_delay_s(self, *_: int) -> float:
             at_ends.append(len(served))
             return 60.0
 
@@ -177,10 +177,10 @@ def test_less_comes_than_at_any_time_before(came: list[int], falls: list[int], m
     """Tokens of many streams come in steps, and a step without them is no end; two are one, once."""
     asked = iter(range(0, 10**12, 250_000_000))
     monkeypatch.setattr(sweeps.time, "monotonic_ns", lambda: next(asked))
-    ebb, found = sweeps.Ebb(), []
+    ebb, found = sweeps.RateDropDetector(), []
     for each in came:
         ebb.came += each
-        found.append(ebb.falls())
+        found.append(ebb.rate_dropped())
     assert [place for place, fell in enumerate(found) if fell] == falls
 
 
@@ -191,7 +191,7 @@ def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> N
     ebbing = [False, False, True]
 
     async def held() -> None:
-        watched = Poller(asyncio.get_running_loop(), Sweeps(5.0, busy=0.4, ebbs=lambda: ebbing.pop(0)))
+        watched = Poller(asyncio.get_running_loop(), ReadPacer(5.0, busy=0.4, rate_dropped=lambda: ebbing.pop(0)))
         with read_by(watched) as reader:
             await said(reader, for_s=0.2)
             paused = monotonic()

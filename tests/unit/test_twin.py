@@ -21,7 +21,7 @@ from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, FrontEnd
 from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.scheduler_presets import engine_of
 from loadgen.studies import twin_fitting as twin_fit
-from loadgen.studies.simulate import Modelled, in_memory, serving
+from loadgen.studies.simulate import ServerModel, in_memory, serving
 from loadgen.studies.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
 
 CPU = {"step_s": 5e-3, "sequence_s": 3e-4, "token_s": 5e-5, "context_s": 2e-7, "request_s": 4e-3, "path_s": 8e-3}
@@ -47,7 +47,7 @@ def truth(values: dict[str, float], **more: Any) -> Twin:
 def run_of(server: Twin, **plan: Any) -> Run:
     """What the server would have done."""
     asked = {"server": "vllm", "output_tokens": 64, "metrics_every_s": 1.0, **plan}
-    return in_memory(Plan(**asked), Modelled(twin=server))
+    return in_memory(Plan(**asked), ServerModel(twin=server))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_it_predicts_loads_it_has_not_seen(fitted: Twin, cpu: Twin) -> None:
     for load in ({"n": 100, "arrivals": "poisson:4"}, {"n": 200}):
         measured = twin_fit.observed(run_of(cpu, **load, seed=7))
         was = twin_fit.figures(measured, measured.ttft_s, measured.tpot_s, measured.ended_s)
-        told = twin_fit.foretold(measured, fitted)
+        told = twin_fit.simulate_run(measured, fitted)
         for figure, most in (("output_tokens_per_s", 0.03), ("ttft.p50", 0.08), ("tpot.p50", 0.08)):
             assert told[figure] == pytest.approx(was[figure], rel=most), figure
 
@@ -114,13 +114,13 @@ def test_on_known_hardware_bandwidth_and_compute_are_found() -> None:
 def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:
     """Of the figures of another load, and wider for a twin that fits worse."""
     plan = Plan(server="vllm", n=60, arrivals="poisson:3", output_tokens=64, seed=5)
-    told = predict(plan, Modelled(twin=fitted))
-    was = figures_of(summarise(in_memory(plan, Modelled(twin=cpu))), thin=True)
+    told = predict(plan, ServerModel(twin=fitted))
+    was = figures_of(summarise(in_memory(plan, ServerModel(twin=cpu))), thin=True)
     for each in told:
         if each.figure.endswith("p50"):
             assert each.low <= (was[each.figure] or 0) <= each.high, each
     worse = msgspec.structs.replace(fitted, residual={"rate": 0.5, "ttft": 0.5, "tpot": 0.5})
-    wide = {each.figure: each.high / each.low for each in predict(plan, Modelled(twin=worse))}
+    wide = {each.figure: each.high / each.low for each in predict(plan, ServerModel(twin=worse))}
     assert all(wide[each.figure] > each.high / each.low for each in told if each.figure.endswith("p50"))
 
 
@@ -134,11 +134,11 @@ def test_an_interval_is_of_draws_and_of_what_the_fit_missed() -> None:
 def test_what_if() -> None:
     """Half the cache is asked for; four cards hold more than four times as much, and decode faster."""
     server, plan = truth(H100, **CARD), Plan(server="vllm", n=1)
-    assert serving(plan, Modelled(twin=server, kv_tokens=100_000)).kv_tokens == 100_000
-    one, four = (serving(plan, Modelled(twin=server, tensor=number)) for number in (1, 4))
+    assert serving(plan, ServerModel(twin=server, kv_tokens=100_000)).kv_tokens == 100_000
+    one, four = (serving(plan, ServerModel(twin=server, tensor=number)) for number in (1, 4))
     assert four.kv_tokens > 4 * one.kv_tokens
     assert four.step_time.line(64, 64 * 1000)[0] < 0.6 * one.step_time.line(64, 64 * 1000)[0]
-    quantised = serving(plan, Modelled(twin=server, format="fp8"))
+    quantised = serving(plan, ServerModel(twin=server, format="fp8"))
     assert quantised.step_time.line(1, 1000)[0] < one.step_time.line(1, 1000)[0]
     assert quantised.hardware["model"] == "Llama-3.1-8B-fp8"
 
@@ -146,7 +146,7 @@ def test_what_if() -> None:
 def test_without_hardware_there_is_no_other_hardware(cpu: Twin) -> None:
     """--tp of a twin that knows no GPU would change nothing: it says how to have one that does."""
     with pytest.raises(PlanError, match="this twin knows no hardware") as refused:
-        serving(Plan(server="vllm", n=1), Modelled(twin=cpu, tensor=4))
+        serving(Plan(server="vllm", n=1), ServerModel(twin=cpu, tensor=4))
     assert "loadgen twin fit RUN --gpu H100" in refused.value.hint
 
 
@@ -180,7 +180,7 @@ def test_prompts_with_a_common_beginning_are_replayed_as_such(cpu: Twin) -> None
     for workload in ("shared-prefix:groups=2,tokens=400", "multi-turn:turns=3"):
         run = run_of(cpu, n=20, workload=workload, arrivals="closed:2")
         seen = twin_fit.observed(run)
-        told, was = twin_fit.foretold(seen, cpu), twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s)
+        told, was = twin_fit.simulate_run(seen, cpu), twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s)
         assert told["ttft.p50"] == pytest.approx(was["ttft.p50"], rel=0.05), workload
 
 

@@ -111,7 +111,7 @@ class Model(_Named):
     """Its name in servers/hardware/models.csv: likewise."""
 
 
-class SweptBy(_Strict):
+class SweepOptions(_Strict):
     """How the load of a workload grows: the options of `loadgen sweep`, by their names."""
 
     objectives: list[str] = []
@@ -140,7 +140,7 @@ class SweptBy(_Strict):
         return len(self.loads) or self.max_runs
 
 
-class Case(_Strict):
+class CellOverride(_Strict):
     """What holds for some cells only: those that match every name given here."""
 
     server: str | None = None
@@ -168,7 +168,7 @@ class MatrixPlan(_Strict):
     models: list[Model] = Field(min_length=1)
     workloads: list[dict[str, Any]] = Field(min_length=1)
     """`name`, `catalog` where it starts from a named workload, and settings of a run; `sweep` where its load grows."""
-    cases: list[Case] = []
+    cases: list[CellOverride] = []
     references: list[Reference] = []
     launch: How = "compose"
     hosts_file: Path | None = None
@@ -233,10 +233,10 @@ def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
     return Plan(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
 
 
-def swept_by(plan: MatrixPlan, workload: str) -> SweptBy | None:
+def swept_by(plan: MatrixPlan, workload: str) -> SweepOptions | None:
     """How its load grows; None for a workload of one load."""
     given = next(each for each in plan.workloads if each["name"] == workload)
-    return SweptBy(**given["sweep"]) if "sweep" in given else None
+    return SweepOptions(**given["sweep"]) if "sweep" in given else None
 
 
 class Cell(NamedTuple):
@@ -372,7 +372,7 @@ def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
     base.pop("label", None)
     settings = base | {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}
     if "sweep" in workload:
-        settings |= length_of(settings) | {"arrivals": ARRIVALS[SweptBy(**workload["sweep"]).grows].format(1)}
+        settings |= length_of(settings) | {"arrivals": ARRIVALS[SweepOptions(**workload["sweep"]).grows].format(1)}
     return settings
 
 
@@ -433,7 +433,7 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
     try:
-        swept = SweptBy.model_validate(workload["sweep"])
+        swept = SweepOptions.model_validate(workload["sweep"])
         if swept.rates and swept.concurrency:
             yield "sweep.rates and sweep.concurrency are two sweeps; name one of them"
         elif not swept.objectives and not swept.loads:
@@ -462,7 +462,7 @@ def _lines(item: Any) -> list[str]:
     return [f"{where}: {line}" if where else line for line in said.splitlines()]
 
 
-def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model, list[Case]]]:
+def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model, list[CellOverride]]]:
     """Every server on every host with every model, in the order of the plan, and the cases that speak of it."""
     for server, host, model in product(plan.servers, plan.hosts, plan.models):
         names = {"server": server.name, "host": host.name, "model": model.name}
@@ -470,7 +470,9 @@ def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model,
         yield server, host, model, cases
 
 
-def _options(plan: MatrixPlan, server: Server, host: HostChoice, model: Model, cases: list[Case]) -> dict[str, Any]:
+def _options(
+    plan: MatrixPlan, server: Server, host: HostChoice, model: Model, cases: list[CellOverride]
+) -> dict[str, Any]:
     """The options of this start, the more particular ones winning; before all of them what a simulated server takes
     from the words of the plan."""
     found: dict[str, Any] = {}

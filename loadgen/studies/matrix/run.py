@@ -25,7 +25,7 @@ from loadgen.analysis.run.runfile import scan
 from loadgen.engine import prepare
 from loadgen.engine.signals import handled
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.journal import Journal, Line, make_way
+from loadgen.journal import Journal, Line, move_aside
 from loadgen.plan import Plan
 from loadgen.servers.auth import without_secrets
 from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched, process
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 AfterRun = Callable[[Path], str]
 """Summarises a run or a sweep that has ended; says in one line what it measured."""
-Sweeps = Callable[["planned.SweptBy", Plan, Path, "Measure", dict[str, Any]], bool]
+Sweeps = Callable[["planned.SweepOptions", Plan, Path, "Measure", dict[str, Any]], bool]
 """Makes a sweep in a folder, or goes on with it: how its load grows, the plan of its steps, what makes a run, and what
 its GPUs are and cost. Whether it was interrupted."""
 LOG_LINES = 40
@@ -242,7 +242,7 @@ class Serving:
 
         def run(asked: Plan, into: Path, show: OnProgress) -> Footer:
             return prepare.run(
-                asked.but(url=server.url, server_pid=pids),
+                asked.replaced(url=server.url, server_pid=pids),
                 into,
                 command=matrix.command,
                 say=lambda _line: None,  # the matrix has lines of its own for what a run says
@@ -252,7 +252,7 @@ class Serving:
 
         folder, swept = matrix.folder / repeat.folder, planned.swept_by(matrix.plan, repeat.cell.workload)
         if swept is None:
-            make_way(folder)
+            move_aside(folder)
         self._book.write("begin", **repeat.key, start=self._start.number, place=place)
         began_s = time.monotonic()
         try:
@@ -428,8 +428,8 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
         return None
     jobs, tensor = min(run.n or 1, JOBS_MOST), int(options.get("tensor_parallel", 1))
     try:
-        modelled = simulate.Modelled(str(gpu), str(shape), tensor)
-        footer = simulate.in_memory(run.but(n=jobs, metrics_every_s=0.0), modelled).footer
+        modelled = simulate.ServerModel(str(gpu), str(shape), tensor)
+        footer = simulate.in_memory(run.replaced(n=jobs, metrics_every_s=0.0), modelled).footer
     except (LoadgenError, ValueError):
         return None
     speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0

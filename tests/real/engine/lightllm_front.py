@@ -91,16 +91,16 @@ class RandomModel:
         return ReqRunStatus.RUNNING, request["kv"], request["output"], tokens, finish.value, None
 
     async def filter_batch(self, batch_id: str, kept: list[int], finished: list[int]) -> None:
-        self.forget(finished)
+        self.discard_before(finished)
         self.batches[batch_id] = kept
 
     async def merge_batch(self, batch_id: str, other_id: str) -> None:
         self.batches[batch_id] += self.batches.pop(other_id)
 
     async def remove_batch(self, batch_id: str) -> None:
-        self.forget(self.batches.pop(batch_id))
+        self.discard_before(self.batches.pop(batch_id))
 
-    def forget(self, identities: list[int]) -> None:
+    def discard_before(self, identities: list[int]) -> None:
         for identity in identities:
             del self.requests[identity]
         self.tell_tokens_free()

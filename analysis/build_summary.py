@@ -75,7 +75,9 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             note=f"{ONE_BURST if about.load.burst else IN_FLIGHT} {INTERVALS}",
         ),
         latencies_adjusted={
-            each.name: stats.describe_adjusted(each.values(frame), missing) for each in of_requests if each.adjusted
+            of_request.name: stats.describe_adjusted(of_request.values(frame), missing)
+            for of_request in of_requests
+            if of_request.adjusted
         },
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
@@ -222,7 +224,7 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
     error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
     rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]
     answered = bool((frame.measured & frame.complete).any())  # else there is no throughput worth a name
-    figures = {each.name: _figure(each, frame) if answered else None for each in rates}
+    figures = {rate.name: _figure(rate, frame) if answered else None for rate in rates}
     span_s = None if span is None else stats.rounded((span[1] - span[0]) / 1e9)
     tokens_per_s = figures["output_tokens_per_s"]
     return summary.Throughput(
@@ -237,8 +239,8 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
 
 
 def _figure(metric: Metric, frame: Frame) -> float | None:
-    found: float | None = metric.formula(frame)
-    return None if found is None else stats.rounded(found)
+    result: float | None = metric.formula(frame)
+    return None if result is None else stats.rounded(result)
 
 
 def _turns(frame: Frame) -> list[summary.TurnLatency]:

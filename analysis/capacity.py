@@ -12,7 +12,11 @@ from loadgen.analysis.steady_window import frame_of_run
 
 def unplannable(objectives: Sequence[Objective]) -> list[str]:
     """Those that are no upper bound on a latency, which alone can be planned for."""
-    return [each.text for each in objectives if each.figure not in LATENCIES or not each.comparison.startswith("<")]
+    return [
+        objective.text
+        for objective in objectives
+        if objective.figure not in LATENCIES or not objective.comparison.startswith("<")
+    ]
 
 
 def figures_of(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
@@ -23,16 +27,16 @@ def figures_of(objectives: Sequence[Objective]) -> Callable[[Run], list[float | 
         frame = frame_of_run(run)
         if not bool(frame.complete.all()):
             return [None] * len(objectives)
-        found: list[float | None] = []
-        for each in objectives:
-            samples = LATENCIES[each.figure].values(frame)
+        result: list[float | None] = []
+        for objective in objectives:
+            samples = LATENCIES[objective.figure].values(frame)
             if not len(samples):
-                found.append(None)
-            elif each.percentile is not None:
-                found += stats.percentiles(samples, each.percentile)
+                result.append(None)
+            elif objective.percentile is not None:
+                result += stats.percentiles(samples, objective.percentile)
             else:
-                found.append(float(getattr(samples, each.statistic)()))
-        return found
+                result.append(float(getattr(samples, objective.statistic)()))
+        return result
 
     return figures
 

@@ -115,12 +115,12 @@ class Ranked:
 
     def at(self, ranks: Sequence[int] | Integers) -> list[float]:
         """The numbers of these ranks."""
-        asked = [int(rank) + self._count * (rank < 0) for rank in ranks]
-        self._known |= dict.fromkeys((rank for rank in asked if rank < self._zeros), 0.0)
-        if wanted := sorted({*asked} - self._known.keys()):
-            found = self._found(np.array(wanted) - self._zeros) / self._scale
-            self._known |= dict(zip(wanted, found.tolist(), strict=True))
-        return [self._known[rank] for rank in asked]
+        requested = [int(rank) + self._count * (rank < 0) for rank in ranks]
+        self._known |= dict.fromkeys((rank for rank in requested if rank < self._zeros), 0.0)
+        if wanted := sorted({*requested} - self._known.keys()):
+            result = self._found(np.array(wanted) - self._zeros) / self._scale
+            self._known |= dict(zip(wanted, result.tolist(), strict=True))
+        return [self._known[rank] for rank in requested]
 
     def _found(self, ranks: Integers) -> Integers:
         """Digit by digit: which numbers begin as the wanted ones do, and how many of those are smaller."""
@@ -133,9 +133,9 @@ class Ranked:
                 counts += _counted(block, groups, bits, digit, self._bits).reshape(counts.shape)
             smaller = np.cumsum(counts, axis=1)
             for each, group in enumerate(of):
-                place = int(np.searchsorted(smaller[group], left[each], "right"))
-                left[each] -= smaller[group][place - 1] if place else 0
-                prefixes[each] = (prefixes[each] << digit) + place
+                index = int(np.searchsorted(smaller[group], left[each], "right"))
+                left[each] -= smaller[group][index - 1] if index else 0
+                prefixes[each] = (prefixes[each] << digit) + index
             bits -= digit
         return prefixes
 
@@ -150,10 +150,10 @@ def _counted(block: NDArray[np.integer], groups: Integers, bits: int, digit: int
     if whole - bits <= DIGIT_BITS:  # a table is several times as fast
         table = np.full(1 << (whole - bits), -1, np.int32)
         table[groups] = np.arange(len(groups))
-        place = table[begins]
-        kept = place >= 0
+        index = table[begins]
+        retained = index >= 0
     else:
-        place = np.minimum(np.searchsorted(groups, begins), len(groups) - 1)
-        kept = groups[place] == begins
-    digits = (block[kept] >> (bits - digit)).astype(np.int64) & ((1 << digit) - 1)
-    return np.bincount((place[kept].astype(np.int64) << digit) + digits, minlength=length)
+        index = np.minimum(np.searchsorted(groups, begins), len(groups) - 1)
+        retained = groups[index] == begins
+    digits = (block[retained] >> (bits - digit)).astype(np.int64) & ((1 << digit) - 1)
+    return np.bincount((index[retained].astype(np.int64) << digit) + digits, minlength=length)

@@ -106,7 +106,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     """The `client` part of the summary, given its `latency` part."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     measured = frame.measured
-    found = of_samples(
+    result = of_samples(
         samples,
         _stamps(run, frame),
         np.sort((frame.first_sent_ns - frame.due_ns)[frame.sent]) / 1e9,
@@ -114,29 +114,29 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
         coalesced=int(frame.coalesced_reads[measured].sum()),
         last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,
     )
-    found.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if found.source.exact else None
-    found.first_token_merged = int(frame.first_token_merged[measured].sum())
-    found.reopened = int(frame.reopened[measured].sum())
-    found.sent_again = int(frame.sent_again[measured].sum())
-    found.worker_lost = _ended(frame, "worker_lost")
-    found.client_limit = _ended(frame, CLIENT_LIMIT)
-    found.lacking = str(run.header.client.get("stamps_lacking", ""))
-    found.calibration = quoted(run.header.client.get("calibration"), found.stamps)
-    if (own := own_error(found)) is not None:
+    result.late_max_s = int(frame.late_ns_max[measured].max(initial=0)) / 1e9 if result.source.exact else None
+    result.first_token_merged = int(frame.first_token_merged[measured].sum())
+    result.reopened = int(frame.reopened[measured].sum())
+    result.sent_again = int(frame.sent_again[measured].sum())
+    result.worker_lost = _ended(frame, "worker_lost")
+    result.client_limit = _ended(frame, CLIENT_LIMIT)
+    result.lacking = str(run.header.client.get("stamps_lacking", ""))
+    result.calibration = quoted(run.header.client.get("calibration"), result.stamps)
+    if (own := own_error(result)) is not None:
         for name, bar in error_bars(frame, own).items():
-            setattr(found, name, None if bar is None else rounded(bar))
+            setattr(result, name, None if bar is None else rounded(bar))
     medians = latency["ttft_s"].p50, latency["e2e_s"].p50
-    found.reasons = reasons(
-        found,
+    result.reasons = reasons(
+        result,
         *medians,
         _ended(frame, "dropped"),
         waited_for=not run.header.load.open_loop,
         causes=_client_limit_causes(frame),
     )
     if not samples:
-        found.reasons.append("the run holds no health samples: nothing is known about the client")
-    found.verdict = "limited" if found.reasons else "ok"
-    return found
+        result.reasons.append("the run holds no health samples: nothing is known about the client")
+    result.verdict = "limited" if result.reasons else "ok"
+    return result
 
 
 def reasons(
@@ -321,8 +321,8 @@ def first_off_s(frame: Frame) -> Floats:
 def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is by at most `off_s`. NaN is no sample."""
     known = ~np.isnan(ttft_s)
-    (most,), (least,) = percentiles(ttft_s[known], 0.5), percentiles((ttft_s - off_s)[known], 0.5)
-    return most - least if known.any() else 0.0
+    (maximum,), (minimum,) = percentiles(ttft_s[known], 0.5), percentiles((ttft_s - off_s)[known], 0.5)
+    return maximum - minimum if known.any() else 0.0
 
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:
@@ -358,8 +358,8 @@ def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integ
         sizes = np.diff(at, append=len(stamps))
         at, sizes = at[sizes > 1], sizes[sizes > 1]
         row = np.searchsorted(frame.offsets, at + chunks.start, side="right") - 1
-        kept = sampled[row]
-        at, sizes, row = at[kept], sizes[kept], row[kept]
+        retained = sampled[row]
+        at, sizes, row = at[retained], sizes[retained], row[retained]
         first = begins[at]
         off_ns = np.clip(stamps[at] - np.where(first, before_ns[row], stamps[at - 1]), 0.0, most_ns)
         off_first_ns[row[first]] = off_ns[first]
@@ -491,29 +491,29 @@ def stamps_row(comparison: StampComparison) -> str:
 
 def stamps_notes(seen: StampComparison) -> list[str]:
     """What a reader of the row must know."""
-    found = []
+    result = []
     if seen.merged:
         beyond = f"{seen.merged_beyond:,} of them" if seen.merged_beyond else "none"
-        found += [
+        result += [
             f"  {seen.merged:,} of {seen.requests:,} first tokens came in one read with later ones: off by up to "
             f"{duration(seen.merged_s_max)}, and marked in the run",
             f"  {beyond} by more than the {duration(seen.lag_s)} the client may have been away",
         ]
     p50_s, p99_s = seen.ring_off_s
     if p50_s is not None and p99_s is not None:
-        found.append(
+        result.append(
             f"  checked against the socket's stamp of each read: within {duration(p50_s)}, p99 {duration(p99_s)}"
         )
     if seen.coalesced_share > COALESCED_SHARE:
-        found.append(f"  {percent(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
+        result.append(f"  {percent(seen.coalesced_share)} of the gaps lie within one read: no gap was measured there")
     if not seen.server_kept_up:
-        found.append(
+        result.append(
             f"  the simulated server sent {seen.events_per_s:,.0f} of the {seen.asked_per_s:,.0f} events/s asked, late "
             f"by {duration(seen.server_late_p99_s)} at p99, which is no error"
         )
     if seen.not_compared:
-        found.append(f"  {seen.not_compared:,} requests were not complete, and are not compared")
-    return found
+        result.append(f"  {seen.not_compared:,} requests were not complete, and are not compared")
+    return result
 
 
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:

@@ -65,7 +65,7 @@ def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
 
 def total(operators: Iterable[Operator]) -> list[float]:
     """Seconds of all of them together, in each repeat."""
-    return [math.fsum(each) for each in zip(*(each.seconds for each in operators), strict=True)]
+    return [math.fsum(each) for each in zip(*(operator.seconds for operator in operators), strict=True)]
 
 
 def layer_s(case: StepCase, found: InferenceResult) -> float:
@@ -77,17 +77,17 @@ def checks(case: StepCase) -> dict[str, float]:
     """How much of a whole its parts come to: 1 where they agree. Of the repeat that was disturbed least."""
     parts = case.parts_s
     best = min(range(len(parts["model"])), key=lambda each: parts["model"][each])
-    in_layers = total(each for each in case.operators if each.in_layers and each.direction == "forward")
+    in_layers = total(operator for operator in case.operators if operator.in_layers and operator.direction == "forward")
     pieces = sum(parts[name][best] for name in ("Embedding", "layers", "RMSNorm", "LM head"))
-    found = {
+    result = {
         "operators of a layer": in_layers[best] / parts["layers"][best],
         "layers and the rest of the model": pieces / parts["model"][best],
         "operators of torch.profiler": case.least_s[0] / case.least_s[1],
     }
     if backward := parts.get("step backward"):
-        own = total(each for each in case.operators if each.direction == "backward")
-        found["operators of the backward pass"] = max(own[each] / took for each, took in enumerate(backward))
-    return found
+        own = total(operator for operator in case.operators if operator.direction == "backward")
+        result["operators of the backward pass"] = max(own[each] / took for each, took in enumerate(backward))
+    return result
 
 
 def sentences(case: StepCase, found: InferenceResult) -> list[str]:
@@ -115,10 +115,10 @@ def sentences(case: StepCase, found: InferenceResult) -> list[str]:
 
 def _overlap(case: StepCase, found: InferenceResult) -> str:
     """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
-    least = {name: min(seconds) for name, seconds in case.beside_s.items()}
-    attention, mlp = blocks_s(case, found, least["no-communication"])
-    costs = (least["standard"] - least["no-communication"]) / (2 * found.layers)
-    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in least.items())
+    minimum = {name: min(seconds) for name, seconds in case.beside_s.items()}
+    attention, mlp = blocks_s(case, found, minimum["no-communication"])
+    costs = (minimum["standard"] - minimum["no-communication"]) / (2 * found.layers)
+    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in minimum.items())
     told = (
         f"By turns, the fastest step of each: {steps}. Attention takes {duration(attention)}, an MLP {duration(mlp)}; "
         f"an all-reduce lengthens the standard step by {duration(costs)}"
@@ -136,7 +136,7 @@ def _overlap(case: StepCase, found: InferenceResult) -> str:
 def blocks_s(case: StepCase, found: InferenceResult, step_s: float) -> tuple[float, float]:
     """Attention and MLP of one layer in a step that waits for nothing: by the shares that their operators have of it.
     Each has one of the norms and of the sums behind them."""
-    own = [each for each in case.operators if each.bound != "network" and each.direction == "forward"]
+    own = [operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"]
 
     def spent(*modules: str) -> float:
         return sum(sum(each.seconds) for each in own if each.module in modules and each.in_layers)
@@ -155,18 +155,18 @@ def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
 
 def module_rows(case: StepCase, direction: str) -> Rows:
     """Of each module: time, half of its interval, share of all operators, rates, and what of the bound is reached."""
-    mine = [each for each in case.operators if each.direction == direction]
+    mine = [operator for operator in case.operators if operator.direction == direction]
     everything = with_margin(total(case.operators))[0]
     rows: Rows = []
     for module in sorted({each.module for each in mine}, key=_place):
         own = [each for each in mine if each.module == module]
         mean, margin = with_margin(total(own))
-        least = sum(each.bound_s for each in own)
+        minimum = sum(each.bound_s for each in own)
         rows.append(
             (
                 *(module, duration(mean), duration(margin, 2), percent(mean / everything)),
                 *(_rate(sum(each.flops for each in own), mean), _rate(sum(each.bytes for each in own), mean)),
-                *(percent(least / mean) if least else "", max(own, key=lambda each: sum(each.seconds)).bound),
+                *(percent(minimum / mean) if minimum else "", max(own, key=lambda each: sum(each.seconds)).bound),
             )
         )
     return rows
@@ -176,13 +176,17 @@ def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
     """The longest first; those of the backward pass are marked."""
     everything = with_margin(total(case.operators))[0]
     rows: Rows = []
-    for each in sorted(case.operators, key=lambda each: -sum(each.seconds))[:shown]:
-        mean = with_margin(each.seconds)[0]
+    for operator in sorted(case.operators, key=lambda each: -sum(each.seconds))[:shown]:
+        mean = with_margin(operator.seconds)[0]
         rows.append(
             (
-                each.module + (" ←" if each.direction == "backward" else ""),
-                *(each.operator, each.shape.replace(" x ", "x"), str(each.calls), duration(mean)),
-                *(percent(mean / everything), percent(each.bound_s / mean) if each.bound_s else "", each.bound),
+                operator.module + (" ←" if operator.direction == "backward" else ""),
+                *(operator.operator, operator.shape.replace(" x ", "x"), str(operator.calls), duration(mean)),
+                *(
+                    percent(mean / everything),
+                    percent(operator.bound_s / mean) if operator.bound_s else "",
+                    operator.bound,
+                ),
             )
         )
     return rows
@@ -244,15 +248,15 @@ def document(found: InferenceResult) -> Document:
 def _run(found: InferenceResult, title: str) -> dict[str, Any]:
     allowed = found.bounds
     groups: dict[str, dict[str, list[Any]]] = {}
-    for place, (_, operators) in enumerate(_groups(found)):
-        points = [(each, sum(each.seconds) / len(each.seconds)) for each in operators]
-        groups[f"group{place}"] = {
+    for index, (_, operators) in enumerate(_groups(found)):
+        points = [(operator, sum(operator.seconds) / len(operator.seconds)) for operator in operators]
+        groups[f"group{index}"] = {
             "x": [each.flops / each.bytes for each, _ in points],
             "y": [each.flops / seconds / 1e9 for each, seconds in points],
             "name": [f"{each.module}, {each.operator} {each.shape}, {each.direction}" for each, _ in points],
         }
-    least = min((place for group in groups.values() for place in group["x"]), default=0.25) / 2
-    roofline = {"roof": roof(allowed.flops_per_s, allowed.bytes_per_s, 1e9, min(0.25, least)), **groups}
+    minimum = min((index for group in groups.values() for index in group["x"]), default=0.25) / 2
+    roofline = {"roof": roof(allowed.flops_per_s, allowed.bytes_per_s, 1e9, min(0.25, minimum)), **groups}
     data = {"roofline": roofline, "flame": _flame(found.cases[0])}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
@@ -260,7 +264,10 @@ def _run(found: InferenceResult, title: str) -> dict[str, Any]:
 def _groups(found: InferenceResult) -> list[tuple[str, list[Operator]]]:
     """Operators that compute, by batch size and direction."""
     made = [
-        (f"batch {case.batch}, {way}", [each for each in case.operators if each.flops and each.direction == way])
+        (
+            f"batch {case.batch}, {way}",
+            [operator for operator in case.operators if operator.flops and operator.direction == way],
+        )
         for case in found.cases
         for way in ("forward", "backward")
     ]
@@ -268,33 +275,33 @@ def _groups(found: InferenceResult) -> list[tuple[str, list[Operator]]]:
 
 
 def _dots_chart(found: InferenceResult) -> dict[str, Any]:
-    titles = {f"group{place}": name for place, (name, _) in enumerate(_groups(found))}
+    titles = {f"group{index}": name for index, (name, _) in enumerate(_groups(found))}
     return roofline_chart(found.bounds.source.partition(":")[0], titles, unit="GFLOP/s")
 
 
 def _flame(case: StepCase) -> dict[str, Any]:
     """Three rows of pieces, each of which lies above its parts."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     at = 0.0
     for way in ("forward", "backward"):
-        for module in sorted({each.module for each in case.operators if each.direction == way}, key=_place):
-            own = [each for each in case.operators if (each.module, each.direction) == (module, way)]
+        for module in sorted({operator.module for operator in case.operators if operator.direction == way}, key=_place):
+            own = [operator for operator in case.operators if (operator.module, operator.direction) == (module, way)]
             pieces = [(f"{module}, {way}", "modules", at, with_margin(total(own))[0])]
             for each in own:
                 seconds = with_margin(each.seconds)[0]
                 pieces.append((f"{module}: {each.operator} {each.shape}, {way}", "operators", at, seconds))
                 at += seconds
-            held = found.setdefault(module, {"start": [], "width": [], "row": [], "name": []})
+            held = result.setdefault(module, {"start": [], "width": [], "row": [], "name": []})
             for name, row, start, width in pieces:
                 held["name"].append(name)
                 held["row"].append(row)
                 held["start"].append(1e3 * start)
                 held["width"].append(1e3 * width)
-    return found
+    return result
 
 
 def _flame_chart(case: StepCase) -> dict[str, Any]:
-    modules = sorted({each.module for each in case.operators}, key=_place)
+    modules = sorted({operator.module for operator in case.operators}, key=_place)
     traces = [
         {
             "type": "bar",
@@ -307,9 +314,9 @@ def _flame_chart(case: StepCase) -> dict[str, Any]:
             "textposition": "inside",
             "insidetextanchor": "middle",
             "hovertemplate": "%{text}: %{x:.3g} ms<extra></extra>",
-            "marker": {"color": f"@run-{place % 6 + 1}", "line": {"width": 0.5, "color": "@idle"}},
+            "marker": {"color": f"@run-{index % 6 + 1}", "line": {"width": 0.5, "color": "@idle"}},
         }
-        for place, module in enumerate(modules)
+        for index, module in enumerate(modules)
     ]
     layout = {
         "barmode": "overlay",
@@ -329,7 +336,7 @@ def _flame_chart(case: StepCase) -> dict[str, Any]:
 
 def wrapped(lines: Iterable[str]) -> str:
     """For 80 columns."""
-    return "\n".join(fill(each, 80, break_on_hyphens=False) for each in lines)
+    return "\n".join(fill(line, 80, break_on_hyphens=False) for line in lines)
 
 
 def _place(module: str) -> int:
@@ -349,8 +356,8 @@ def _left(table: Sequence[Sequence[str]], left: int = 3) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in table
     )

@@ -28,7 +28,8 @@ FEWEST = 4
 MEANING = """Collectives run beside forward and backward and are part of them. Memory is that of one process at the
 instant at which it is most, by the allocator's account; activations are all that passes: gathered weights and buffers
 too. Predictions (loadgen.servers.hardware) add up memory tensor by tensor and time operator by operator,
-from what each process reached just before. A bus bandwidth counts each byte once on the busiest link, as nccl-tests do."""
+from what each process reached just before. A bus bandwidth counts each byte once on the busiest link, as nccl-tests
+do."""
 
 
 def headings(found: TrainingResult) -> tuple[str, str]:
@@ -96,7 +97,9 @@ def parts_rows(found: TrainingResult) -> list[tuple[str, ...]]:
 
 def sentences(found: TrainingResult) -> list[str]:
     """What could not be measured, and why; how far the predictions are off."""
-    lines = [f"Not here: {each.technique}: {each.cannot}." for each in found.techniques if each.cannot]
+    lines = [
+        f"Not here: {technique.technique}: {technique.cannot}." for technique in found.techniques if technique.cannot
+    ]
     worst = max(_measured(found), key=lambda each: abs(off(each)))
     lines.append(f"The predicted peak of memory is off by at most {percent(abs(off(worst)))} ({worst.technique}).")
     linked = next((each for each in _measured(found) if each.bounds and each.bounds.links), None)
@@ -187,8 +190,8 @@ def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) ->
     traces: list[dict[str, Any]] = [
         {"type": "bar", "name": part, "x": f"${part}", "width": 0.6, "hovertemplate": told(part)}
         | where
-        | {"marker": {"color": f"@run-{place + 1}"}}
-        for place, part in enumerate(parts)
+        | {"marker": {"color": f"@run-{index + 1}"}}
+        for index, part in enumerate(parts)
     ]
     for colour, width in (("@paper", 7), ("@ink", 3)):  # a line with an edge, which stands out on any bar
         line = {"symbol": "line-ns", "size": 120 / max(bars, FEWEST) + 4, "line": {"width": width, "color": colour}}
@@ -215,7 +218,7 @@ def _broken(name: str) -> str:
 
 
 def _measured(found: TrainingResult) -> list[TechniqueResult]:
-    return [each for each in found.techniques if not each.cannot]
+    return [technique for technique in found.techniques if not technique.cannot]
 
 
 def _named(each: TechniqueResult) -> str:

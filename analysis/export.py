@@ -215,12 +215,12 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
     frame = frame_of(records)
     latencies = {}
     for name in (name for name, each in METRICS.items() if each.per == "request"):
-        found = METRICS[name].rows(frame)
-        has_one = frame.complete & ~np.isnan(found)
-        latencies[name] = [value if known else None for value, known in zip(found.tolist(), has_one, strict=True)]
-    for place, record in enumerate(records):
+        result = METRICS[name].rows(frame)
+        has_one = frame.complete & ~np.isnan(result)
+        latencies[name] = [value if known else None for value, known in zip(result.tolist(), has_one, strict=True)]
+    for index, record in enumerate(records):
         values: dict[str, Any] = {
-            **{name: found[place] for name, found in latencies.items()},
+            **{name: result[index] for name, result in latencies.items()},
             "request": record.id,
             "turn": None if record.session is None else record.turn,
             "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
@@ -235,8 +235,8 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
 def chunk_rows(record: Record) -> Iterator[Row]:
     """The Record's chunks as rows of `chunks`."""
     token, before = 1, None
-    for place, (at_ns, tokens) in enumerate(zip(record.chunk_ns, record.chunk_tokens, strict=True), 1):
-        yield record.id, place, token, tokens, at_ns, None if before is None else at_ns - before
+    for index, (at_ns, tokens) in enumerate(zip(record.chunk_ns, record.chunk_tokens, strict=True), 1):
+        yield record.id, index, token, tokens, at_ns, None if before is None else at_ns - before
         token, before = token + tokens, at_ns
 
 

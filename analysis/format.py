@@ -35,7 +35,7 @@ def scale_of(seconds: float | None) -> tuple[float, str]:
     size = abs(seconds or 0.0)
     if size == 0:
         return 1e3, "ms"
-    return next((factor, unit) for least, factor, unit in _SCALES if size >= least)
+    return next((factor, unit) for minimum, factor, unit in _SCALES if size >= minimum)
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
@@ -141,13 +141,13 @@ def workload_sentence(summary: Summary) -> str:
     when = f"{number}{_prompts(run)}, {run.load.text}{until}"
     if run.output_tokens == 0:
         return f"{when}, {summary.server.endpoint}"
-    most, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
+    maximum, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
     back = "the output lengths of its file"
     if run.load.recorded and run.workload in (None, "synthetic"):
         back = "the recorded output lengths"
     elif named != "answers":
         back = f"{length(named).replace('token', 'output token')} each"
-    return f"{when}, {most}{back}"
+    return f"{when}, {maximum}{back}"
 
 
 def _prompts(run: RunInfo) -> str:

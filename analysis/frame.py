@@ -238,8 +238,8 @@ class Frame(msgspec.Struct, frozen=True):
         inside = 0.0
         for rows, chunks in self.blocks():
             part = self.chunk_tokens[chunks] * self.within(self.chunk_ns[chunks])
-            came = sum_by_row(part, self.offsets[rows.start : rows.stop + 1] - chunks.start)
-            inside += float((tokens[rows] * came / np.maximum(self.arrived_tokens[rows], 1)).sum())
+            received = sum_by_row(part, self.offsets[rows.start : rows.stop + 1] - chunks.start)
+            inside += float((tokens[rows] * received / np.maximum(self.arrived_tokens[rows], 1)).sum())
         return inside
 
     def prompt_tokens_inside(self) -> float:
@@ -269,8 +269,8 @@ class Frame(msgspec.Struct, frozen=True):
         samples = np.zeros(starts[-1])
         for rows, part in self.gap_blocks():
             first, counts = starts[:-1][rows], gaps[rows]
-            place = np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)
-            samples[np.repeat(first, counts) + place] = part / NS_PER_S
+            index = np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)
+            samples[np.repeat(first, counts) + index] = part / NS_PER_S
         return samples
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
@@ -282,9 +282,9 @@ class Frame(msgspec.Struct, frozen=True):
         sampled = self.sampled
         for rows, chunks in self.blocks():
             counts = np.diff(self.offsets[rows.start : rows.stop + 1])
-            kept = np.repeat(sampled[rows], counts)
-            kept[self.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
-            yield rows, self.chunk_ns.steps[chunks][kept]
+            retained = np.repeat(sampled[rows], counts)
+            retained[self.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
+            yield rows, self.chunk_ns.steps[chunks][retained]
 
 
 def offsets_of(counts: Integers) -> Integers:
@@ -428,8 +428,8 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
     in_stream, unstreamed = recorded.copy(), np.zeros(len(records))
     facts = [*map(COUNT_FACTS, records)]
     # Nearly always all records of a block have the same facts, which are looked at once.
-    looks = {each: _looks(*each) for each in set(facts)}
-    flags = np.array([*looks.values()] if len(looks) == 1 else [looks[each] for each in facts], np.bool_)
+    looks = {fact: _looks(*fact) for fact in set(facts)}
+    flags = np.array([*looks.values()] if len(looks) == 1 else [looks[fact] for fact in facts], np.bool_)
     by_chunks, by_server, special = np.broadcast_to(flags.reshape(-1, 3), (len(facts), 3)).T
     basis = np.where(by_chunks, BASES.index("chunks"), BASES.index("counted")).astype(np.uint8)
     totals = np.array([record.output_tokens for record in records], np.float64)
@@ -437,10 +437,10 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
     if unlike.any():
         tokens = tokens.astype(np.uint32)
     for row in np.flatnonzero(unlike).tolist():
-        found = streamed(records[row])
-        tokens[offsets[row] : offsets[row + 1]] = found.counts
-        first[row], in_stream[row], unstreamed[row] = found.first, found.tokens, found.hidden
-        arrived[row], basis[row] = sum(found.counts), BASES.index(found.basis)
+        result = streamed(records[row])
+        tokens[offsets[row] : offsets[row + 1]] = result.counts
+        first[row], in_stream[row], unstreamed[row] = result.first, result.tokens, result.hidden
+        arrived[row], basis[row] = sum(result.counts), BASES.index(result.basis)
     return {
         "chunk_tokens": tokens.astype(np.min_scalar_type(int(tokens.max(initial=0)))),
         "first_tokens": first,

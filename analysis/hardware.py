@@ -44,10 +44,10 @@ def gemm_rows(found: Limits) -> list[tuple[str, ...]]:
 
     return [
         (
-            *(each.phase, each.gemm, f"{each.m} x {each.n} x {each.k}", significant(each.flops_per_byte), each.bound),
-            *(duration(each.limit_s), duration(each.expected_s)),
+            *(gemm.phase, gemm.gemm, f"{gemm.m} x {gemm.n} x {gemm.k}", significant(gemm.flops_per_byte), gemm.bound),
+            *(duration(gemm.limit_s), duration(gemm.expected_s)),
         )
-        for each in found.gemms
+        for gemm in found.gemms
     ]
 
 
@@ -161,9 +161,9 @@ def _rate(found: Limits) -> Any:
     from loadgen.analysis.format import significant
     from loadgen.analysis.report import Card
 
-    rate, most = found.expected.output_tokens_per_s, found.limit.output_tokens_per_s
+    rate, maximum = found.expected.output_tokens_per_s, found.limit.output_tokens_per_s
     return Card(
-        "Throughput expected", significant(rate), "tokens/s", f"{100 * rate / most:.0f} % of what physics allows"
+        "Throughput expected", significant(rate), "tokens/s", f"{100 * rate / maximum:.0f} % of what physics allows"
     )
 
 
@@ -172,9 +172,9 @@ def _run(found: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
     bandwidth = deployment.gpu.memory_bytes_per_s
     points = {
         phase: {
-            "x": [each.flops_per_byte for each in found.gemms if each.phase == phase],
-            "y": [2e-12 * each.m * each.n * each.k / each.expected_s for each in found.gemms if each.phase == phase],
-            "name": [each.gemm for each in found.gemms if each.phase == phase],
+            "x": [gemm.flops_per_byte for gemm in found.gemms if gemm.phase == phase],
+            "y": [2e-12 * gemm.m * gemm.n * gemm.k / gemm.expected_s for gemm in found.gemms if gemm.phase == phase],
+            "name": [gemm.gemm for gemm in found.gemms if gemm.phase == phase],
         }
         for phase in ("prefill", "decode")
     }
@@ -190,7 +190,7 @@ def roof(flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: floa
     """The two lines of a roofline: bound by memory up to the edge, by computing behind it."""
     edge = flops_per_s / bytes_per_s
     places = [least, edge, max(4096.0, 4 * edge)]
-    return {"x": places, "y": [min(flops_per_s, place * bytes_per_s) / unit for place in places]}
+    return {"x": places, "y": [min(flops_per_s, index * bytes_per_s) / unit for index in places]}
 
 
 def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") -> dict[str, Any]:
@@ -213,7 +213,7 @@ def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") 
         "showlegend": True,
     }
     traces = [roof_line | {"line": {"color": "@run", "width": 2}}]
-    traces += [dots(group, f"@run-{2 + place % 5}") for place, group in enumerate(groups)]
+    traces += [dots(group, f"@run-{2 + index % 5}") for index, group in enumerate(groups)]
     first, title = next(iter(groups.items()))
     table = {"operator": f"{first}.name", f"FLOP/byte, {title}": f"{first}.x", f"{unit}, {title}": f"{first}.y"}
     return {"id": "roofline", "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}

@@ -81,8 +81,8 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
     @property
     def exceeds_limit(self) -> bool:
         """Whether more was measured than there can be, beyond what means of a load that varies leave open."""
-        least = min(self.ttft_ratio or 1, self.tpot_ratio or 1)
-        return (self.throughput_share or 0) > 1.02 or least < 0.98
+        minimum = min(self.ttft_ratio or 1, self.tpot_ratio or 1)
+        return (self.throughput_share or 0) > 1.02 or minimum < 0.98
 
 
 class _Known(NamedTuple):
@@ -128,7 +128,7 @@ def _limit(
     in_flight, decoding = _mean(frame, frame.sent_ns), _mean(frame, frame.first_ns)
     load = Load(round(prompt), round(output), max(in_flight, 1.0))
     best = limit(made, load, ALL_MEMORY)
-    most = float(best.output_tokens_per_s) * min(in_flight, 1.0) * speed
+    maximum = float(best.output_tokens_per_s) * min(in_flight, 1.0) * speed
     step = physical_s(made, 0, 0, max(decoding, 1.0), prompt + output / 2)
     one, token = physical_s(made, 1, prompt), physical_s(made, 0, 0, 1, prompt + output / 2)
     busiest = max(step, key=lambda name: float(step[name]))
@@ -147,12 +147,12 @@ def _limit(
         output_tokens=_rounded(output),
         in_flight=_rounded(in_flight),
         decoding=_rounded(decoding),
-        output_tokens_per_s=_rounded(most),
+        output_tokens_per_s=_rounded(maximum),
         ttft_s=_rounded(least_ttft_s),
         tpot_s=_rounded(least_tpot_s),
         bound=bound(made, load, ALL_MEMORY),
         tpot_bound=busiest,
-        throughput_share=_rounded(rate / most),
+        throughput_share=_rounded(rate / maximum),
         ttft_ratio=None if ttft_s is None else _rounded(ttft_s / least_ttft_s),
         tpot_ratio=None if tpot_s is None else _rounded(tpot_s / least_tpot_s),
         mbu=None if tpot_s is None else _rounded(float(step["memory"]) / speed / tpot_s),

@@ -25,7 +25,7 @@ from loadgen.analysis.stats import (
 def described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
     """Each of these metrics, by its name. With one token in each chunk ITL is ICL, and what takes long is done once."""
     alike, known = bool((frame.later_counts == frame.gap_counts).all()), dict[str, Distribution]()
-    keys = {each: "gaps" if alike and each.per in ("chunk", "token") else each.name for each in metrics}
+    keys = {metric: "gaps" if alike and metric.per in ("chunk", "token") else metric.name for metric in metrics}
     for metric, key in keys.items():
         known[key] = known.get(key) or _described(metric, frame)
     return {metric.name: known[key] for metric, key in keys.items()}
@@ -52,7 +52,7 @@ def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
         + [int(zeros.sum()) * mean**2]
     )
     places = [int(share * (count - 1)) + more for share in PERCENTILES.values() for more in (0, 1)]
-    ordered.at([0, count - 1, *(min(count - 1, place) for place in places)])  # at once: each time takes passes
+    ordered.at([0, count - 1, *(min(count - 1, index) for index in places)])  # at once: each time takes passes
     bounds = [_most_within(percentile(ordered, share)) for share in PERCENTILES.values()]
     within = np.repeat(zeros.astype(np.float64)[None], len(bounds), axis=0)
     for rows, part in frame.gap_blocks():
@@ -61,20 +61,20 @@ def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
             within[each, rows] += sum_by_row(part <= bound, offsets)
     sizes = {name: effective_size_of(each, counts) for name, each in zip(PERCENTILES, within, strict=True)}
     ends = (interval_places(count, PERCENTILES[name], sizes[name]) for name in WITH_INTERVAL)
-    ordered.at([place for pair in ends for place in pair if place is not None])
+    ordered.at([index for pair in ends for index in pair if index is not None])
     return distribution_of(ordered, mean, squares, sizes)
 
 
 def _most_within(bound_s: float) -> int:
     """The largest number of nanoseconds that is no longer, as a float64 of seconds."""
-    most = math.ceil(bound_s * NS_PER_S) + 1
-    while most / NS_PER_S > bound_s:
-        most -= 1
-    return most
+    maximum = math.ceil(bound_s * NS_PER_S) + 1
+    while maximum / NS_PER_S > bound_s:
+        maximum -= 1
+    return maximum
 
 
 def ranked_gaps(frame: Frame, zeros: int) -> Ranked:
     """Gaps in seconds and so many zeros, in ascending order."""
-    most = max((int(part.max()) for _, part in frame.gap_blocks() if len(part)), default=0)
+    maximum = max((int(part.max()) for _, part in frame.gap_blocks() if len(part)), default=0)
     count = int(frame.gap_counts.sum()) + zeros
-    return Ranked(lambda: (part for _, part in frame.gap_blocks()), count, zeros, most, NS_PER_S)
+    return Ranked(lambda: (part for _, part in frame.gap_blocks()), count, zeros, maximum, NS_PER_S)

@@ -59,8 +59,8 @@ class Metric(msgspec.Struct, frozen=True):
 
     def values(self, frame: Frame) -> Floats:
         """Its samples: those of complete requests due in the window."""
-        found = self.rows(frame)
-        return found[frame.sampled & ~_undefined(found)] if self.per == "request" else found
+        result = self.rows(frame)
+        return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def many(self, frame: Frame) -> Integers | None:
         """Of gaps that are too many to stand in memory one by one: how many zeros each row has beside them."""

@@ -216,15 +216,15 @@ def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
 
 def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
     """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
-    found, mistakes = [], []
+    result, mistakes = [], []
     for expression in expressions:
         try:
-            found.append(read(" ".join(expression.split())))
+            result.append(read(" ".join(expression.split())))
         except ValueError as mistake:
             mistakes.append(f"{option} {expression!r}: {mistake}")
     if mistakes:
         raise ObjectiveError("\n".join(mistakes), hint)
-    return found
+    return result
 
 
 def _request_bound(text: str) -> Objective:
@@ -273,9 +273,9 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
         raise ValueError(f"{number} has no unit: write {number}%")
     if unit not in units:
         raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
-    power, found = units[unit]
-    if found == "share" and Decimal(number) > 100:
+    power, result = units[unit]
+    if result == "share" and Decimal(number) > 100:
         raise ValueError("a share is at most 100%")
-    if found == "requests" and Decimal(number) % 1:
+    if result == "requests" and Decimal(number) % 1:
         raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
-    return float(Decimal(number).scaleb(power)), found
+    return float(Decimal(number).scaleb(power)), result

@@ -34,7 +34,7 @@ def predicted(
     run_variation: float,
 ) -> list[Predicted]:
     """Of the figures that all have. `residual` is a Twin's; runs of one server differ by `run_variation` at most."""
-    found = []
+    result = []
     for name in FIGURES:
         value, others = central.get(name), [draw.get(name) for draw in draws]
         drawn = [other for other in others if other is not None and other > 0]
@@ -44,14 +44,14 @@ def predicted(
         missed = (residual[key] for key in (name, name.partition(".")[0], "rate") if key in residual)
         variance += next(missed, 0.0) ** 2 + (run_variation / NORMAL_95) ** 2
         factor = math.exp(NORMAL_95 * math.sqrt(variance))
-        found.append(Predicted(figure=name, value=value, low=value / factor, high=value * factor))
-    return found
+        result.append(Predicted(figure=name, value=value, low=value / factor, high=value * factor))
+    return result
 
 
 def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
     """What the run file of a twin's simulation holds; nothing of a damaged one, or another version's."""
     try:
-        found = msgspec.convert(server.get("prediction") or [], list[Predicted])
+        result = msgspec.convert(server.get("prediction") or [], list[Predicted])
     except msgspec.ValidationError:
         return []
-    return [each for each in found if each.figure in FIGURES]
+    return [each for each in result if each.figure in FIGURES]

@@ -125,7 +125,7 @@ class BetweenRuns(msgspec.Struct, frozen=True):
 def between(summaries: Sequence[Summary]) -> BetweenRuns:
     """From their summaries in the order in which they ran."""
     states, values = state(summaries), [figures_of(summary, thin=True) for summary in summaries]
-    cold = [str(place) for place, each in enumerate(states, 1) if each == "cold"]
+    cold = [str(position) for position, each in enumerate(states, 1) if each == "cold"]
     if not cold:
         said = "All runs started warm: requests had been sent to the server before each."
     elif len(cold) == len(states):
@@ -140,7 +140,7 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
         said,
         [summary.run.seed for summary in summaries],
         CONFIDENCE,
-        {name: _bounded(name, over_runs([each.get(name) for each in values]), summaries) for name in values[0]},
+        {name: _bounded(name, over_runs([value.get(name) for value in values]), summaries) for name in values[0]},
     )
 
 
@@ -148,15 +148,15 @@ def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | Non
     """The figures of one run by which runs are told apart; None where it has none, or too few samples, unless
     `thin` ones are wanted too."""
     complete, total = completed(summary)
-    found: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
-    found["complete"] = complete / total if total else None
+    result: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
+    result["complete"] = complete / total if total else None
     if good := summary.goodput:
-        found |= {"goodput": good.per_s, "attainment": good.attainment}
+        result |= {"goodput": good.per_s, "attainment": good.attainment}
     for latency, described in summary.latency.items():
         for kind in STATISTICS:
             known = thin or kind not in described.thin
-            found[f"{latency.removesuffix('_s')}.{kind}"] = described.of(kind) if known else None
-    return found | {"skew": summary.burst.skew_s}
+            result[f"{latency.removesuffix('_s')}.{kind}"] = described.of(kind) if known else None
+    return result | {"skew": summary.burst.skew_s}
 
 
 def completed(summary: Summary) -> tuple[int, int]:
@@ -182,7 +182,7 @@ def over_runs(values: Sequence[float | None]) -> OverRuns:
 def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverRuns:
     """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
     (Clopper and Pearson), however alike the runs are. A percentile of too few samples is marked as such."""
-    if any(_thin(each, name) for each in summaries):
+    if any(_thin(summary, name) for summary in summaries):
         return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
         return figure
@@ -200,8 +200,8 @@ def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverR
 def _thin(summary: Summary, name: str) -> bool:
     """Whether a figure is a percentile of too few samples."""
     latency, _, kind = name.partition(".")
-    found = summary.latencies.get(f"{latency}_s")
-    return found is not None and kind in found.thin
+    result = summary.latencies.get(f"{latency}_s")
+    return result is not None and kind in result.thin
 
 
 def state(summaries: Sequence[Summary]) -> list[str]:
@@ -250,11 +250,11 @@ def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
     """For the terminal: what repeats say together, and what is to be known of each."""
     first = summaries[0]
     blocks: list[Block] = []
-    for place, summary in enumerate(summaries, 1):
+    for position, summary in enumerate(summaries, 1):
         known = findings.findings(summary)
         said = " ".join(each.sentence for each in known if each.id in ("complete", "client"))
         good = summary.requests.all_complete and summary.client.ok
-        blocks.append(Paragraph(f"repeat {summary.run.repeat or place}: {said}", "ok" if good else "error"))
+        blocks.append(Paragraph(f"repeat {summary.run.repeat or position}: {said}", "ok" if good else "error"))
         blocks.append(Findings([each for each in known if each.level == "warning"]))
         blocks += [objectives([summary])] if summary.objectives else []
     title, subtitle = (
@@ -316,13 +316,13 @@ def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
     for name in PICKED:
         factor, unit = scale_of(max((run.summary.latencies[name].p50 or 0 for run in runs), default=None))
         latencies.append({"name": name, "title": METRICS[name].short, "factor": factor, "unit": unit})
-    found = []
+    result = []
     for (name, path, _, summary), values in zip(runs, own, strict=True):
         of = {each: summary.latencies[each] for each in PICKED}
         cells = {
             each: [statistic(described, point, 1, bare=True) for point in POINTS] for each, described in of.items()
         }
-        found.append(
+        result.append(
             {
                 **{"name": name, "path": path, "label": summary.run.label, "server": _server(summary)},
                 **{"group": f"{_server(summary)}, {summary.run.label}", "at": summary.run.started_at},
@@ -336,7 +336,7 @@ def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
             }
         )
     points = [name.replace("_", ".") for name in POINTS]
-    return {"runs": found, "figures": figures, "latencies": latencies, "points": points}
+    return {"runs": result, "figures": figures, "latencies": latencies, "points": points}
 
 
 def listed(runs: Sequence[IndexedRun], title: str) -> Document:

@@ -47,11 +47,11 @@ def _examples(endings: Mapping[Outcome, EndingCount]) -> dict[str, list[summary.
     alike: dict[tuple[str, int | None, str], list[Outcome]] = {}
     for how in endings:
         alike.setdefault((how.kind, how.http_status, NUMBER.sub("N", how.detail)), []).append(how)
-    found: dict[str, list[summary.ErrorExample]] = {}
+    result: dict[str, list[summary.ErrorExample]] = {}
     for (kind, status, words), group in alike.items():
         said = group[0].detail if len(group) == 1 else words
         number, first = sum(endings[how].number for how in group), min(endings[how].id for how in group)
-        found.setdefault(kind, []).append(
+        result.setdefault(kind, []).append(
             summary.ErrorExample(count=number, detail=said, http_status=status, request=first)
         )
-    return {kind: sorted(each, key=lambda one: -one.count)[:EXAMPLES_MAX] for kind, each in found.items() if kind}
+    return {kind: sorted(each, key=lambda one: -one.count)[:EXAMPLES_MAX] for kind, each in result.items() if kind}

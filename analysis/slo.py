@@ -74,8 +74,8 @@ def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> li
 def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> ObjectiveVerdict:
     verdict: Literal["pass", "fail", "inconclusive"] = "fail"
     if found is not None:
-        kept = {objective.satisfied_by(found.low), objective.satisfied_by(found.high)}
-        verdict = "inconclusive" if len(kept) == 2 else "pass" if True in kept else "fail"
+        retained = {objective.satisfied_by(found.low), objective.satisfied_by(found.high)}
+        verdict = "inconclusive" if len(retained) == 2 else "pass" if True in retained else "fail"
     return ObjectiveVerdict(
         objective=objective.text,
         figure=objective.figure,
@@ -95,15 +95,19 @@ def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence
     if objective.figure in LATENCIES:
         return _latency(objective, frame)
     if objective.figure in STATES:
-        number, asked = getattr(summary.requests, objective.figure), summary.requests.planned
-        return _of_this_run(number, asked) if objective.unit == "requests" else _share(number, asked, objective.bound)
+        number, requested = getattr(summary.requests, objective.figure), summary.requests.planned
+        return (
+            _of_this_run(number, requested)
+            if objective.unit == "requests"
+            else _share(number, requested, objective.bound)
+        )
     if objective.figure in GOOD:
-        found = summary.goodput
-        if found is None or not found.requests:  # no --goodput says what good is
+        result = summary.goodput
+        if result is None or not result.requests:  # no --goodput says what good is
             return None
         if objective.figure == "goodput":
-            return _of_this_run(found.per_s, found.requests)
-        return _share(found.good, found.requests, objective.bound)
+            return _of_this_run(result.per_s, result.requests)
+        return _share(result.good, result.requests, objective.bound)
     figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
     return _of_this_run(figure, summary.requests.planned)
 
@@ -136,12 +140,12 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
         )
     if objective.statistic != "mean":
         return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
-    mean, (least, most) = float(samples.mean()), stats.mean_interval(samples, offsets)
+    mean, (minimum, maximum) = float(samples.mean()), stats.mean_interval(samples, offsets)
     needed = stats.FREEDOM_LEAST + 1
-    if math.isfinite(most):
-        factor = requests * ((most - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
+    if math.isfinite(maximum):
+        factor = requests * ((maximum - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
         needed = math.ceil(min(factor, stats.SAMPLES_MOST + 1))
-    return _Evidence(mean, least, most, requests, needed if needed <= stats.SAMPLES_MOST else None)
+    return _Evidence(mean, minimum, maximum, requests, needed if needed <= stats.SAMPLES_MOST else None)
 
 
 def _share(count: int, total: int, bound: float) -> _Evidence | None:
@@ -215,11 +219,11 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
 
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
     """Per request the scale of all bounds at which it keeps them; infinite for one that is not complete."""
-    found = np.zeros(len(frame))
+    result = np.zeros(len(frame))
     for bound in bounds:
         ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
-        found = np.fmax(found, np.where(np.isnan(ratio), 0.0, ratio))
-    return np.where(frame.complete, found, math.inf)
+        result = np.fmax(result, np.where(np.isnan(ratio), 0.0, ratio))
+    return np.where(frame.complete, result, math.inf)
 
 
 def curve(ordered: Floats) -> AttainmentCurve:
@@ -233,10 +237,10 @@ def curve(ordered: Floats) -> AttainmentCurve:
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
     """The least scale at which at least this share is good: an order statistic, so that it is exact."""
-    place = math.ceil(share * len(ordered)) - 1
-    if place < 0 or not math.isfinite(ordered[place]):
+    index = math.ceil(share * len(ordered)) - 1
+    if index < 0 or not math.isfinite(ordered[index]):
         return None
-    scale = float(ordered[place])
+    scale = float(ordered[index])
     bounds_s = {bound.figure: stats.rounded(scale * bound.bound) for bound in bounds}
     return BoundsMet(scale=float(f"{scale:.6g}"), bounds_s=bounds_s)
 
@@ -247,9 +251,9 @@ def junit(summaries: Sequence[Summary]) -> str:
     that of Ant's reports (windyroad/JUnit-Schema, JUnit.xsd), in which all attributes below are required and in this
     order of elements."""
     root = Xml.Element("testsuites")
-    for place, summary in enumerate(summaries):
+    for index, summary in enumerate(summaries):
         run = summary.run
-        verdicts = [each.verdict for each in summary.objectives]
+        verdicts = [objective.verdict for objective in summary.objectives]
         mark = simulated(summary)
         try:  # UTC to the second and without a zone, as the schema has it
             started = datetime.fromisoformat(run.started_at).astimezone(UTC)
@@ -258,7 +262,7 @@ def junit(summaries: Sequence[Summary]) -> str:
         suite = _element(
             root,
             "testsuite",
-            id=place,
+            id=index,
             name=" ".join(part for part in (mark, server_label(summary), run.id) if part),
             package="loadgen",
             hostname="localhost",
@@ -276,16 +280,16 @@ def junit(summaries: Sequence[Summary]) -> str:
             if value is not None:
                 _element(properties, "property", name=key, value=value)
         group = " ".join(part for part in (f"loadgen.{summary.server.name}", mark) if part)
-        for each in summary.objectives:
-            case = _element(suite, "testcase", name=each.objective, classname=group, time=0)
-            if each.verdict == "fail":
-                _element(case, "failure", message=each.said, type="objective").text = _text(
-                    f"{each.objective}: {measured(each)}"
+        for objective in summary.objectives:
+            case = _element(suite, "testcase", name=objective.objective, classname=group, time=0)
+            if objective.verdict == "fail":
+                _element(case, "failure", message=objective.said, type="objective").text = _text(
+                    f"{objective.objective}: {measured(objective)}"
                 )
-            elif each.verdict == "inconclusive":
-                _element(case, "skipped", message=each.said)
+            elif objective.verdict == "inconclusive":
+                _element(case, "skipped", message=objective.said)
         Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
-        warnings = [each.sentence for each in findings(summary) if each.level in ("warning", "error")]
+        warnings = [finding.sentence for finding in findings(summary) if finding.level in ("warning", "error")]
         Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
     Xml.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{Xml.tostring(root, encoding="unicode")}\n'

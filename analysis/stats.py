@@ -250,18 +250,18 @@ def samples_to_tell(reached: float, share: float, more_than: int) -> int | None:
     in `interval_ranks`, by doubling and halving. With large numbers this is
     z**2 share (1 - share) / (reached - share)**2 (Cochran, section 4.4); near 0 and 1, where that misleads, it stays
     exact."""
-    least, most = more_than, more_than + 1
-    while _told(most, share, round(reached * most)) is None:
-        least, most = most, 2 * most
-        if most > SAMPLES_MOST:
+    minimum, maximum = more_than, more_than + 1
+    while _told(maximum, share, round(reached * maximum)) is None:
+        minimum, maximum = maximum, 2 * maximum
+        if maximum > SAMPLES_MOST:
             return None
-    while most - least > 1:
-        middle = (least + most) // 2
+    while maximum - minimum > 1:
+        middle = (minimum + maximum) // 2
         if _told(middle, share, round(reached * middle)) is None:
-            least = middle
+            minimum = middle
         else:
-            most = middle
-    return most
+            maximum = middle
+    return maximum
 
 
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
@@ -373,7 +373,7 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
     first, last = max(0, successes - b[1]), min(successes, a[1])
     logs = [choose(a[1], k) + choose(b[1], successes - k) - choose(total, successes) for k in range(first, last + 1)]
     limit = logs[a[0] - first] + 1e-7
-    return min(1.0, math.fsum(math.exp(each) for each in logs if each <= limit))
+    return min(1.0, math.fsum(math.exp(log) for log in logs if log <= limit))
 
 
 def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
@@ -391,8 +391,8 @@ def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts
     late_s = None
     if load.open_loop and sent.any():
         late = percentiles((sent_at - due_at)[sent], 0.5, 0.9, 0.99, 1.0)
-        p50, p90, p99, most = (rounded(each / NS_PER_S) for each in late)
-        late_s = SendLateness(p50=p50, p90=p90, p99=p99, max=most)
+        p50, p90, p99, maximum = (rounded(each / NS_PER_S) for each in late)
+        late_s = SendLateness(p50=p50, p90=p90, p99=p99, max=maximum)
     return Delivery(
         arrivals=arrivals,
         asked=len(due_at),
@@ -416,8 +416,8 @@ def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | No
         return None
     if resolution_s * rate_per_s > RESOLUTION_MAX:
         return None
-    least, most = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
-    below, above = (gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (least, most))
+    minimum, maximum = np.maximum(np.sort(gaps_s) - resolution_s, 0), np.sort(gaps_s) + resolution_s
+    below, above = (gamma_cdf(gaps * (rate_per_s / cv**2), 1 / cv**2) for gaps in (minimum, maximum))
     statistic, p_value = kolmogorov_smirnov(below, above)
     return GapTest(statistic=statistic, p_value=p_value, gaps=len(gaps_s), resolution_s=resolution_s)
 
@@ -470,8 +470,8 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
     requests, tokens, prompts = _amounts(frame, number)
     rates = {"requests_per_s": requests, "output_tokens_per_s": tokens, "total_tokens_per_s": tokens + prompts}
     rates["input_tokens_per_s"] = prompts
-    found = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
-    return found, None if found else ALIKE
+    result = {name: ends for name, values in rates.items() if (ends := rate_interval(values)) is not None}
+    return result, None if result else ALIKE
 
 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:

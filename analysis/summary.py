@@ -625,11 +625,11 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def as_dict(summary: Summary) -> dict[str, Any]:
     """What summary.json holds, as plain dicts and lists."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
-    return found | {"memory": found["memory"] or {}}
+    result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
+    return result | {"memory": result["memory"] or {}}
 
 
 def from_json(text: bytes) -> Summary:
     """A summary from summary.json. Raises msgspec.MsgspecError where it is none, or another version's."""
-    found = msgspec.json.decode(text, type=dict[str, Any])
-    return msgspec.convert(found | {"memory": found.get("memory") or None}, Summary)
+    result = msgspec.json.decode(text, type=dict[str, Any])
+    return msgspec.convert(result | {"memory": result.get("memory") or None}, Summary)

@@ -51,10 +51,10 @@ class Reading(NamedTuple):
 
 def samples(run: Run, source: Source) -> list[Reading]:
     """The readings of one source in order of time; a line that is in the file twice counts once."""
-    found = {line.at_ns: line for line in run.telemetry if line.source == source}
+    result = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
         Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
-        for at_ns, line in sorted(found.items())
+        for at_ns, line in sorted(result.items())
     ]
 
 
@@ -163,7 +163,7 @@ def series(run: Run) -> list[Series]:
     read = {
         source: [(sample.at_s, rows(sample, source)) for sample in samples(run, source)] for source in get_args(Source)
     }
-    things = {source: dict.fromkeys(of for _, about in found for of in about) for source, found in read.items()}
+    things = {source: dict.fromkeys(of for _, about in result for of in about) for source, result in read.items()}
     curves, nothing = [], dict[str, Any]()
     for curve in CURVES:
         for of in things[curve.source]:
@@ -184,15 +184,15 @@ ALONE = ("cached_prompt_tokens", "preemptions", "requests_failed")
 def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """What the `server` and the `client` counted from before the first request, warm-up included, to after the last
     one. Empty for a run without readings of the server."""
-    found = samples(run, "server")
-    if not found:
+    result = samples(run, "server")
+    if not result:
         return {}
-    read = [sample for sample in found if not sample.gap]
+    read = [sample for sample in result if not sample.gap]
     first = next((sample for sample in read if sample.moment in BEFORE), None)
     if first is not None:
         read = [sample for sample in read if sample.at_s >= first.at_s]
     whole = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
-    why_not = _why_not(run, found, read, first)
+    why_not = _why_not(run, result, read, first)
     checks = {}
     for word in (*COMPARED, *ALONE):
         growth, resets = _growth(read, word)
@@ -239,21 +239,21 @@ def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: 
     sent = rows & ~np.isnan(frame.sent_ns) & ~rejected
     complete = sent & frame.complete
     if word == "rejections":
-        least = most = int(rejected.sum())
+        minimum = maximum = int(rejected.sum())
     elif word == "requests_finished":
-        least, most = int(complete.sum()), int(sent.sum())
+        minimum, maximum = int(complete.sum()), int(sent.sum())
     elif word == "prompt_tokens":
-        least, most = total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
+        minimum, maximum = total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
     else:
-        least = total(frame.output_tokens, complete)
-        most = least + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
-    check.client = least
+        minimum = total(frame.output_tokens, complete)
+        maximum = minimum + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
+    check.client = minimum
     unknown = int((sent & np.isnan(frame.prompt_tokens)).sum())
-    if word == "prompt_tokens" and unknown and growth > most:
+    if word == "prompt_tokens" and unknown and growth > maximum:
         check.why = f"prompts of unknown length that broke off: {unknown:,}"
         return
-    check.client_most = None if most == least else most
-    check.difference = round(growth - min(max(growth, least), most))
+    check.client_most = None if maximum == minimum else maximum
+    check.difference = round(growth - min(max(growth, minimum), maximum))
     check.agree = check.difference == 0
     check.why = _why(run, frame, word, check.difference)
 
@@ -291,12 +291,12 @@ Readings = list[tuple[str, Mapping[str, Any]]]
 
 def memory(run: Run) -> Memory | None:
     """`memory` of the summary; None for a run without telemetry."""
-    found = {source: samples(run, source) for source in get_args(Source)}
+    result = {source: samples(run, source) for source in get_args(Source)}
     told = run.header.telemetry
-    if not told and not any(found.values()):
+    if not told and not any(result.values()):
         return None
-    gpus = {name: read for name, read in _by_name(found["gpu"], "gpu").items() if name.startswith("GPU")}
-    processes = _by_name(found["host"], "host")
+    gpus = {name: read for name, read in _by_name(result["gpu"], "gpu").items() if name.startswith("GPU")}
+    processes = _by_name(result["host"], "host")
     host, host_told = processes.pop("host", None), told.get("host", {})
     cards = {f"GPU {each.get('index')}": each for each in told.get("gpu", {}).get("gpus", ())}
     names = {f"process {each.get('pid')}": each.get("name", "") for each in host_told.get("processes", ())}
@@ -321,12 +321,12 @@ def memory(run: Run) -> Memory | None:
         )
         if host
         else None,
-        kv_cache=_kv_cache(run, found["server"]),
-        taken_at_start=_taken(run, found["server"]) if gpus else None,
+        kv_cache=_kv_cache(run, result["server"]),
+        taken_at_start=_taken(run, result["server"]) if gpus else None,
         not_measured=dict(told.get("not_measured", {})),
         gaps={
             source: dict(Counter(reasons).most_common())
-            for source, each in found.items()
+            for source, each in result.items()
             if (reasons := [sample.gap for sample in each if sample.gap])
         },
     )
@@ -429,8 +429,8 @@ def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float,
         for each in machines
         if (own := sent & np.isin(frame.worker, each.workers)).any()
     ]
-    least = most = 0.0
+    minimum = maximum = 0.0
     for (first, one), (last, other) in product(enumerate(ends), repeat=2):
         skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
-        least, most = max(least, skew_s - off_s), max(most, skew_s + off_s)
-    return rounded(least), rounded(most)
+        minimum, maximum = max(minimum, skew_s - off_s), max(maximum, skew_s + off_s)
+    return rounded(minimum), rounded(maximum)

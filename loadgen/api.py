@@ -259,9 +259,9 @@ class _Measurement:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
         from loadgen.results import load_and_summarise, write_summary
 
-        found = load_and_summarise(self._folder, *self._judged)
-        write_summary(self._folder, found.summary)
-        return Result(self._folder, found)
+        results = load_and_summarise(self._folder, *self._judged)
+        write_summary(self._folder, results.summary)
+        return Result(self._folder, results)
 
     def interrupt(self) -> None:
         """Ends the run and keeps what came; a second time its workers are ended too."""
@@ -298,9 +298,9 @@ class _Measurement:
         elif kind == "say" and self._say:
             self._say(*said)
         elif kind == "error":  # as it was there, whatever its class wants to be called with
-            error, args, found = said
+            error, args, result = said
             self._error = error.__new__(error, *args)
-            self._error.__dict__.update(found)
+            self._error.__dict__.update(result)
         return bool(kind)
 
 

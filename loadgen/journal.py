@@ -131,7 +131,7 @@ def move_aside(folder: Path) -> Path | None:
     if not folder.exists():
         return None
     places = (folder.with_name(f"{folder.name}-unfinished-{number}") for number in range(1, 1_000_000))
-    return folder.rename(next(place for place in places if not place.exists()))
+    return folder.rename(next(index for index in places if not index.exists()))
 
 
 def _check_same(kind: JournalKind, lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:

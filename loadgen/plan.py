@@ -193,14 +193,14 @@ class Plan:
 
     def stored(self) -> dict[str, Any]:
         """As it is kept, in types of JSON, without secrets."""
-        kept = vars(self) | {"header": tuple(map(redacted, self.header))}
-        return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(kept, enc_hook=str)))
+        retained = vars(self) | {"header": tuple(map(redacted, self.header))}
+        return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(retained, enc_hook=str)))
 
     def each_repeat(self) -> list[Plan]:
         """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
         and chance in lengths and gaps would be the same each time."""
-        changes = ({"repeat": place, "seed": self.seed + place - 1} for place in range(1, self.repeats + 1))
-        return [self.replaced(**each) for each in changes]
+        changes = ({"repeat": index, "seed": self.seed + index - 1} for index in range(1, self.repeats + 1))
+        return [self.replaced(**change) for change in changes]
 
     @property
     def of_sessions(self) -> bool:

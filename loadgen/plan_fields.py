@@ -166,16 +166,16 @@ class PlanField(NamedTuple):
             if (names := get_args(kind)) and get_origin(kind) is Literal and given is not None:
                 return one_of(partial(tuple, names))(given)
         try:
-            found = msgspec.convert(given, self.type, strict=False, dec_hook=lambda kind, given: kind(given))
+            result = msgspec.convert(given, self.type, strict=False, dec_hook=lambda kind, given: kind(given))
         except (msgspec.ValidationError, TypeError):
             takes = [TAKES.get((get_args(kind) or [kind])[0], "") for kind in kinds if kind is not type(None)]
             raise ValueError(f"must be {' or '.join(takes)}") from None
-        for text in found if isinstance(found, tuple) else (found,):
+        for text in result if isinstance(result, tuple) else (result,):
             if isinstance(text, str):
                 check_text(text, "the text")
-        for check in self.checks if found is not None else ():
-            found = check(found)
-        return found
+        for check in self.checks if result is not None else ():
+            result = check(result)
+        return result
 
 
 _FIELDS: dict[type[Plan], dict[str, PlanField]] = {}
@@ -185,7 +185,7 @@ def fields_of(plan: type[Plan]) -> dict[str, PlanField]:
     """The fields of the Plan, in their order."""
     if plan not in _FIELDS:
         hints, bare = get_type_hints(plan, include_extras=True), get_type_hints(plan)
-        _FIELDS[plan] = {each.name: _field(each, hints[each.name], bare[each.name]) for each in fields(plan)}
+        _FIELDS[plan] = {field.name: _field(field, hints[field.name], bare[field.name]) for field in fields(plan)}
     return _FIELDS[plan]
 
 
@@ -209,21 +209,21 @@ def _beside(hint: Any) -> Iterator[Any]:
 def validate_fields(plan: type[Plan], given: Mapping[str, Any]) -> dict[str, Any]:
     """A value for each field, as given or by default. Raises PlanError with a line for each mistake, named by its
     option."""
-    known, found = fields_of(plan), dict[str, Any]()
+    known, result = fields_of(plan), dict[str, Any]()
     wrong = [f"{name}: there is no such setting" for name in given if name not in known]
     for name, field in known.items():
         try:
             if name in given:
-                found[name] = field.read(given[name])
+                result[name] = field.read(given[name])
             elif not wrong:  # a default may follow from a setting with a mistake
-                found[name] = field.default_after(found)
+                result[name] = field.default_after(result)
         except WorkloadError as error:
             wrong.append(_mistake(name, given[name], f"{error}; {error.hint}" if error.hint else str(error)))
         except ValueError as error:
             wrong.append(_mistake(name, given[name], str(error)))
     if wrong:
         raise PlanError("\n".join(wrong), NOTHING_SENT)
-    return found
+    return result
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
@@ -235,14 +235,14 @@ def run_options(plan: type[Plan]) -> dict[str, RunOption]:
 
 def _docstrings(plan: type[Plan]) -> dict[str, str]:
     """Of its fields, those of its bases included."""
-    found = dict[str, str]()
+    result = dict[str, str]()
     for each in reversed(plan.__mro__[:-1]):
         source = ast.parse(Path(str(sys.modules[each.__module__].__file__)).read_text("utf-8"))
         body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == each.__name__)
         for field, text in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
+                result[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return result
 
 
 def option_name(field: str) -> str:
@@ -295,8 +295,8 @@ def command_of(plan: Plan) -> list[str]:
         elif name.endswith("_s"):
             words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
-            words += [text for each in values for text in (flag, str(each))]
-    words += [text for each in plan.objectives for text in ("--assert", each)]
+            words += [text for value in values for text in (flag, str(value))]
+    words += [text for objective in plan.objectives for text in ("--assert", objective)]
     words += [text for each in plan.goodput for text in ("--goodput", each)]
     return list(without_secrets(words))
 

@@ -77,8 +77,8 @@ def stated(
             except ObjectiveError as error:
                 notes.append(f"an objective of the run is not judged: {str(error).splitlines()[0]}")
 
-    found = (objectives or [*read(own_objectives, parse)], bounds or [*read(own_bounds, parse_bounds)])
-    return *found, notes
+    result = (objectives or [*read(own_objectives, parse)], bounds or [*read(own_bounds, parse_bounds)])
+    return *result, notes
 
 
 class Group(NamedTuple):
@@ -101,8 +101,8 @@ def runs_in(path: Path) -> list[Path]:
     """The repeats in a folder of repeats, in their order; the path itself otherwise."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
-    found = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
-    return sorted(found, key=lambda run: int(run.name[7:])) or [path]
+    result = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
+    return sorted(result, key=lambda run: int(run.name[7:])) or [path]
 
 
 def report_link(run: Path, page: Path) -> str:
@@ -126,7 +126,7 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
     from loadgen.analysis.repeats import IndexedRun
     from loadgen.analysis.summary import from_json
 
-    found, unread = [], []
+    result, unread = [], []
     for run in runs:
         file = run / "summary.json"
         try:
@@ -141,8 +141,8 @@ def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Indexe
             unread.append(f"Left out: {error}")
         else:
             name = str(run.relative_to(folder))
-            found.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
-    return found, unread
+            result.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
+    return result, unread
 
 
 def load_and_summarise(
@@ -186,9 +186,9 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> No
     from loadgen.analysis.report.run_document import full
 
     extras = []
-    for place, group in enumerate(repeats, 1):
+    for index, group in enumerate(repeats, 1):
         assert group.between is not None
-        name, of = f"between-runs-{place}" if place > 1 else "between-runs", f" of {group.folder.name}"
+        name, of = f"between-runs-{index}" if index > 1 else "between-runs", f" of {group.folder.name}"
         extras.append(section(group.between, name, f"Between runs{of if len(repeats) > 1 else ''}"))
     write_text(page, render(full(parts, extras)))
 
@@ -224,8 +224,8 @@ def compare_paths(
     from loadgen.analysis.compare import compare, read
 
     group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in (a, b))
-    found = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
-    if found.unequal and unequal_hint:
-        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in found.unequal)]
+    result = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
+    if result.unequal and unequal_hint:
+        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in result.unequal)]
         raise PlanError("\n".join(lines), unequal_hint)
-    return found, group_a, group_b
+    return result, group_a, group_b

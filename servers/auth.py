@@ -97,11 +97,11 @@ def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:
     if isinstance(text, bytes):
         return hide(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
     for cut, secret in product((False,) if whole else (False, True), sorted(_known, key=len, reverse=True)):
-        least = min(16, max(SHORTEST, len(secret) // 2)) if cut else len(secret)
-        if secret[:least] in text:
-            text = _without(text, secret[:least], secret[least:])
-        if cut and secret[-least:] in text:  # its end, and what goes before
-            text = _without(text[::-1], secret[: -least - 1 : -1], secret[-least - 1 :: -1])[::-1]
+        minimum = min(16, max(SHORTEST, len(secret) // 2)) if cut else len(secret)
+        if secret[:minimum] in text:
+            text = _without(text, secret[:minimum], secret[minimum:])
+        if cut and secret[-minimum:] in text:  # its end, and what goes before
+            text = _without(text[::-1], secret[: -minimum - 1 : -1], secret[-minimum - 1 :: -1])[::-1]
     return text
 
 
@@ -123,8 +123,8 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
 
 def bare(url: str) -> str:
     """This URL. Raises SecretError for one with credentials, which would be kept with the run."""
-    if found := _CREDENTIALS.match(url):
-        keep_secret((found[1] or found[2]).replace(":", " ").replace("&", " "))
+    if result := _CREDENTIALS.match(url):
+        keep_secret((result[1] or result[2]).replace(":", " ").replace("&", " "))
         raise SecretError(
             "a URL holds no user, password or ?key=...: it is kept with the run",
             "Put a key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
@@ -167,11 +167,11 @@ def server_url(url: str) -> str:
 def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
     """These headers as they are written. Raises ValueError."""
     for line in lines:
-        found = HEADER.fullmatch(line)
-        if not found:
+        result = HEADER.fullmatch(line)
+        if not result:
             raise ValueError("must be written 'Name: value', in Latin letters and on one line")
-        if found[1].lower() in _FRAMING:
-            raise ValueError(f"loadgen sets {found[1]} itself")
+        if result[1].lower() in _FRAMING:
+            raise ValueError(f"loadgen sets {result[1]} itself")
     return lines
 
 
@@ -195,14 +195,14 @@ def without_secrets(given: Any, name: str = "") -> Any:
     option, equals, value = given.partition("=") if isinstance(given, str) else ("", "", "")
     if equals and option.startswith("--"):
         return f"{option}={without_secrets(value, option)}"
-    name, kept = name.lstrip("-"), given
+    name, retained = name.lstrip("-"), given
     if option and name == "header":
-        kept = redacted(given)
+        retained = redacted(given)
     elif option and _NAMED.fullmatch(name) and not given.startswith("-"):
-        kept = "..."
-    if kept != given:
+        retained = "..."
+    if retained != given:
         keep_secret(given.partition(":")[2] if name == "header" else given)
-    return kept
+    return retained
 
 
 Address = tuple[int, tuple[Any, ...]]

@@ -111,14 +111,14 @@ def marked(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
 def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
     """Where Docker's docker-proxy forwards what is sent to this URL: the container's own; empty where none is found.
     The engine starts one for each published port, and what comes from loopback passes through it, byte by byte."""
-    asked = urlsplit(url)
-    if asked.hostname not in ("localhost", "127.0.0.1", "::1"):
+    requested = urlsplit(url)
+    if requested.hostname not in ("localhost", "127.0.0.1", "::1"):
         return ""
     for process in proc.glob("[0-9]*"):
         with suppress(OSError, ValueError, KeyError):
             words = (process / "cmdline").read_text("utf-8", errors="replace").split("\0")
             given = dict(pairwise(words))
-            if not words[0].endswith("docker-proxy") or given.get("-host-port") != str(asked.port):
+            if not words[0].endswith("docker-proxy") or given.get("-host-port") != str(requested.port):
                 continue
             listens, forwards = (ipaddress.ip_address(given[f"-{end}-ip"]) for end in ("host", "container"))
             with suppress(PermissionError):  # of another user: taken to be in this network
@@ -126,7 +126,7 @@ def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
                     continue
             if listens.is_loopback or listens.is_unspecified:
                 address = f"[{forwards}]" if forwards.version == 6 else forwards
-                return f"{asked.scheme}://{address}:{given['-container-port']}"
+                return f"{requested.scheme}://{address}:{given['-container-port']}"
     return ""
 
 
@@ -140,12 +140,12 @@ def base_url(url: str) -> str:
 def dialect_on(server: str, endpoint: str | None) -> Dialect:
     """The server's dialect on this endpoint, or on its native one. Raises EndpointError where it has none."""
     kind = KINDS[server]
-    found = kind.dialects.get(endpoint or kind.native)
-    if found is None:
+    result = kind.dialects.get(endpoint or kind.native)
+    if result is None:
         raise EndpointError(
             f"--endpoint {endpoint}: {server} has no such endpoint", f"It has: {', '.join(kind.dialects)}."
         )
-    return found
+    return result
 
 
 def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, force: bool) -> Dialect:
@@ -332,12 +332,12 @@ def _listed(ask: Ask, facts: ServerFacts, model: str | None) -> str:
 
 
 def _wrong_server(ask: Ask, url: str, named: ServerKind | None) -> WrongServerError:
-    found = None
+    result = None
     with suppress(UnauthorizedError):
-        found = _recognised(ask, url, _surest_first())
-    if found and named:
-        called = f"{KINDS[found.name].called} {found.version}".rstrip()
-        return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {found.name}")
+        result = _recognised(ask, url, _surest_first())
+    if result and named:
+        called = f"{KINDS[result.name].called} {result.version}".rstrip()
+        return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {result.name}")
     wanted = named.called if named else join_or(kind.called for kind in KINDS.values())
     with suppress(UnauthorizedError):
         status, _ = ask("/v1/models")

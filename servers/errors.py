@@ -32,8 +32,8 @@ def read_settings(path: Path) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Likewise, in TOML. Raises OSError, ValueError."""
     text = read_settings(path)
-    if found := _LONG_KEY.search(text):
-        raise ValueError(f"a key of so many parts: {found[0][:60]}...")
+    if result := _LONG_KEY.search(text):
+        raise ValueError(f"a key of so many parts: {result[0][:60]}...")
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -52,8 +52,8 @@ def in_header(value: str | None) -> Mark | None:
 
 def in_head(head: bytes) -> Mark | None:
     """The mark in the head of a response."""
-    found = _IN_HEAD.search(head)
-    return Mark(_speed(found[1].decode("latin-1"))) if found else None
+    result = _IN_HEAD.search(head)
+    return Mark(_speed(result[1].decode("latin-1"))) if result else None
 
 
 def in_payload(payload: bytes) -> Mark | None:
@@ -76,8 +76,8 @@ def in_value(value: Any) -> Mark | None:
         return Mark(_speed(value[FIELD]))
     for name in _NAMES:
         text = value.get(name)
-        if isinstance(text, str) and (found := _WORD.search(text)):
-            return Mark(_speed(found["speed"]))
+        if isinstance(text, str) and (result := _WORD.search(text)):
+            return Mark(_speed(result["speed"]))
     cards = value.get("data")
     card = cards[0] if isinstance(cards, list) and cards else None
     return Mark(_speed(card[FIELD])) if isinstance(card, dict) and FIELD in card else None

@@ -113,7 +113,7 @@ class ServerMetrics:
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        page = _fetch(self._ask, "/metrics", tuple(each.prefix for each in tables().values()), limit_s)
+        page = _fetch(self._ask, "/metrics", tuple(table.prefix for table in tables().values()), limit_s)
         values = values_of(page, self._server)
         metrics = KINDS[self._server].metrics
         if metrics and metrics.kv_used:
@@ -143,12 +143,12 @@ class Dcgm:
     def read(self, limit_s: float) -> dict[str, Any]:
         """`gpus`, one entry per GPU, or per MIG instance."""
         page = _fetch(self._ask, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
-        found: dict[str, dict[str, Any]] = {}
+        result: dict[str, dict[str, Any]] = {}
         for word, (name, factor) in DCGM.items():
             # Where several pods share a GPU, its lines repeat with other labels and the same figure.
             for labels, value in page.samples.get(name, []):
-                found.setdefault(_index(labels), {"index": _index(labels)})[word] = value * factor
-        if not found:
+                result.setdefault(_index(labels), {"index": _index(labels)})[word] = value * factor
+        if not result:
             raise GapError(f"{self._path} has none of the DCGM exporter's names")
         if "gpus" not in self.facts:
             labelled = {_index(labels): labels for labels, _ in page.samples.get(DCGM["memory_used_bytes"][0], [])}
@@ -162,9 +162,9 @@ class Dcgm:
                     "uuid": labelled.get(index, {}).get("UUID", ""),
                     "memory_total_bytes": sum(gpu.get(part, 0.0) for part in parts),
                 }
-                for index, gpu in found.items()
+                for index, gpu in result.items()
             ]
-        return {"gpus": list(found.values())}
+        return {"gpus": list(result.values())}
 
     def close(self) -> None:
         self._ask.close()
@@ -223,28 +223,28 @@ class Nvml:
 
     def _figures(self, index: int, handle: Any) -> dict[str, Any]:
         nvml, ask = self._nvml, self._supported
-        found: dict[str, Any] = {"index": index}
+        result: dict[str, Any] = {"index": index}
         try:
             # The second version tells what the driver keeps for itself from what programs use, as nvidia-smi does.
             if (memory := ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)) is not None:
-                found |= {"memory_used_bytes": int(memory.used), "memory_reserved_bytes": int(memory.reserved)}
+                result |= {"memory_used_bytes": int(memory.used), "memory_reserved_bytes": int(memory.reserved)}
             elif (memory := ask(nvml.nvmlDeviceGetMemoryInfo, handle)) is not None:
-                found["memory_used_bytes"] = int(memory.used)
+                result["memory_used_bytes"] = int(memory.used)
             if (rates := ask(nvml.nvmlDeviceGetUtilizationRates, handle)) is not None:
-                found["busy"] = rates.gpu / 100
+                result["busy"] = rates.gpu / 100
             if (milliwatts := ask(nvml.nvmlDeviceGetPowerUsage, handle)) is not None:
-                found["power_w"] = milliwatts / 1000
+                result["power_w"] = milliwatts / 1000
             if (clock := ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)) is not None:
-                found["sm_clock_hz"] = clock * 1e6
+                result["sm_clock_hz"] = clock * 1e6
             # By name of version: without one the library raises an error of another kind on drivers before 510.
             running = ask(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
             if running is None:
                 running = ask(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
             if running is not None:
-                found["processes"] = [{"pid": each.pid, "memory_used_bytes": each.usedGpuMemory} for each in running]
+                result["processes"] = [{"pid": each.pid, "memory_used_bytes": each.usedGpuMemory} for each in running]
         except nvml.NVMLError as error:
             return {"index": index, "gap": str(error)}
-        return found
+        return result
 
     def _supported(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """None where this GPU or this driver does not know the question; raises NVMLError for everything else."""
@@ -353,7 +353,7 @@ def values_of(page: Page, server: str) -> dict[str, Any]:
     if known is None or known.of:
 
         def present(metrics: MetricNames) -> int:
-            return sum(_present(page, each) is not None for each in metrics.names.values())
+            return sum(_present(page, name) is not None for name in metrics.names.values())
 
         known = max(tables().values(), key=present)
     figures = {word: each for word, names in known.names.items() if (each := _by_engine(page, word, names)) is not None}
@@ -425,7 +425,7 @@ def _without(labels: Labels, repeated: re.Pattern[str]) -> frozenset[tuple[str, 
 
 def _distinct(samples: Sequence[Labels]) -> list[Labels]:
     """Return one set of labels for each engine, in their order, without those of ranks and processes."""
-    return [dict(each) for each in dict.fromkeys(_without(labels, RANK_OR_PROCESS) for labels in samples)]
+    return [dict(fromkey) for fromkey in dict.fromkeys(_without(labels, RANK_OR_PROCESS) for labels in samples)]
 
 
 def _present(page: Page, names: Sequence[str]) -> str | None:

@@ -86,10 +86,10 @@ class Gamma(FixedRate, frozen=True):
     @classmethod
     def parse(cls, rest: str) -> Self:
         first, *more = rest.split(",")
-        found = syntax.options(more, ("cv",))
-        if "cv" not in found:
+        result = syntax.options(more, ("cv",))
+        if "cv" not in result:
             raise WorkloadError("the coefficient of variation is missing")
-        return cls(syntax.rate(first), syntax.number(found["cv"], "cv", syntax.CV_LOW, syntax.CV_HIGH))
+        return cls(syntax.rate(first), syntax.number(result["cv"], "cv", syntax.CV_LOW, syntax.CV_HIGH))
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = draws.stream(seed, "arrivals")
@@ -236,17 +236,17 @@ class Trace(Arrivals, frozen=True):
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        path, found = syntax.path_and_options(rest, ("speed", "start", "limit", "unit", "block"))
-        unit = found.get("unit")
+        path, result = syntax.path_and_options(rest, ("speed", "start", "limit", "unit", "block"))
+        unit = result.get("unit")
         if unit is not None and unit not in traces.UNITS_NS:
             raise WorkloadError(f"unit {unit!r} is not one of {', '.join(traces.UNITS_NS)}")
         return cls(
             Path(path),
-            syntax.number(found.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
-            syntax.duration_ns(found.get("start", "0s"), "start", zero=True),
-            syntax.whole(found["limit"], "limit", 1, 10**9) if "limit" in found else None,
+            syntax.number(result.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
+            syntax.duration_ns(result.get("start", "0s"), "start", zero=True),
+            syntax.whole(result["limit"], "limit", 1, 10**9) if "limit" in result else None,
             unit,
-            syntax.whole(found["block"], "block", 1, traces.BLOCK_TOKENS_MAX) if "block" in found else None,
+            syntax.whole(result["block"], "block", 1, traces.BLOCK_TOKENS_MAX) if "block" in result else None,
         )
 
     def entries(self) -> Iterator[traces.Entry]:
@@ -280,7 +280,7 @@ class Trace(Arrivals, frozen=True):
     def described(self, due_ns: Sequence[int]) -> str:
         """Return a sentence on the requests that are due: how many, over how long, at which rate, in which unit. A unit
         that is misunderstood shows here, before anything is sent."""
-        found = traces.format_of(self.path, self.unit, self.block_tokens)
+        result = traces.format_of(self.path, self.unit, self.block_tokens)
         count, span_ns = len(due_ns), (due_ns[-1] - due_ns[0]) if due_ns else 0
         what = f"{count:,} {'request' if count == 1 else 'requests'}"
         if span_ns:
@@ -288,7 +288,7 @@ class Trace(Arrivals, frozen=True):
         elif count > 1:
             what += " at one instant"
         speed = f", replayed at {syntax.show(self.speed)} times the recorded speed" if self.speed != 1 else ""
-        return f"Trace {self.path.name}: {what}{speed}; {found.layout} layout, {found.text}"
+        return f"Trace {self.path.name}: {what}{speed}; {result.layout} layout, {result.text}"
 
     @property
     def facts(self) -> LoadFacts:

@@ -87,12 +87,12 @@ def parse(text: str) -> Arrivals:
 def facts_of(text: str) -> LoadFacts:
     """The facts of canonical arrivals. A process that is not known here, as of a newer version, promises nothing."""
     try:
-        found = parse(text).facts
+        result = parse(text).facts
     except WorkloadError:
         interactive = text == INTERACTIVE
         words = "by users that came and went by hand" if interactive else f"arriving as {text}"
-        found = LoadFacts(text=words, open_loop=not interactive)
-    return msgspec.structs.replace(found, kind=text.partition(":")[0])
+        result = LoadFacts(text=words, open_loop=not interactive)
+    return msgspec.structs.replace(result, kind=text.partition(":")[0])
 
 
 def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:

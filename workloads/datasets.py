@@ -120,9 +120,9 @@ def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
         for position in count(1):
             if ahead.startswith("]"):
                 return
-            place = f"{path}, element {position}"
-            element, raw, ahead = _next_element(decoder, file, ahead, place)
-            with placed(place, FORMAT_HINT):
+            index = f"{path}, element {position}"
+            element, raw, ahead = _next_element(decoder, file, ahead, index)
+            with placed(index, FORMAT_HINT):
                 check_file_text(raw)
                 made = make(element)
             if made is not None:
@@ -245,8 +245,8 @@ class Dataset(msgspec.Struct, frozen=True):
         for number, sample in enumerate(self.samples()):
             more = sample.images or RESHAPING.intersection(sample.body)
             tokens = 0 if more else prompts.known(sample.prompt)
-            asked = number, sample.prompt, tokens, tokens_of(sample)
-            yield Request(*asked, body=sample.body, images=sample.images)
+            requested = number, sample.prompt, tokens, tokens_of(sample)
+            yield Request(*requested, body=sample.body, images=sample.images)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"

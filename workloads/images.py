@@ -45,8 +45,8 @@ class Picture(msgspec.Struct, frozen=True):
 
 def size(text: str) -> tuple[int, int]:
     """Width and height of `512x512`. Raises ValueError."""
-    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
-    width, height = map(int, found.groups()) if found else (0, 0)
+    result = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    width, height = map(int, result.groups()) if result else (0, 0)
     if not (0 < width <= SIDE_LIMIT and 0 < height <= SIDE_LIMIT):
         raise ValueError(f"write the size of a picture as 512x512, each side up to {SIDE_LIMIT}")
     return width, height

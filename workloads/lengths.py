@@ -142,8 +142,8 @@ class Outputs(msgspec.Struct, frozen=True):
 def outputs(text: str) -> Outputs:
     """Read output lengths: `answers` or as `parse` does, behind `max:` where answers may end early."""
     named = text.strip()
-    most = named.removeprefix("max:")
-    return Outputs(None if most == ANSWERS else parse(most), most != named)
+    maximum = named.removeprefix("max:")
+    return Outputs(None if maximum == ANSWERS else parse(maximum), maximum != named)
 
 
 def parse(text: str) -> Lengths:
@@ -219,12 +219,12 @@ def _uniform(rest: str) -> Uniform:
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
     """Of a distribution with these parameters, between `min` and `max`."""
-    found = syntax.options(rest.split(","), (*parameters, "min", "max"))
-    if missing := [f"{key}=" for key in parameters if key not in found]:
+    result = syntax.options(rest.split(","), (*parameters, "min", "max"))
+    if missing := [f"{key}=" for key in parameters if key not in result]:
         raise WorkloadError(f"{' and '.join(missing)} missing")
-    values = [syntax.number(found[key], key, *PARAMETERS[key]) for key in parameters]
-    low = syntax.whole(found.get("min", "1"), "min", 1, TOKENS_LIMIT)
-    high = syntax.whole(found["max"], "max", low, TOKENS_LIMIT) if "max" in found else None
+    values = [syntax.number(result[key], key, *PARAMETERS[key]) for key in parameters]
+    low = syntax.whole(result.get("min", "1"), "min", 1, TOKENS_LIMIT)
+    high = syntax.whole(result["max"], "max", low, TOKENS_LIMIT) if "max" in result else None
     lengths = make(*values, low, high)
     if high is not None and lengths.share_below(high) < CAP_SHARE:
         raise WorkloadError(f"max={high} is so far below the mean that almost every draw would exceed it")
@@ -232,8 +232,8 @@ def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters
 
 
 def _empirical(rest: str) -> Empirical:
-    path, found = syntax.path_and_options(rest, ("column",))
-    return Empirical(Path(path), found.get("column"))
+    path, result = syntax.path_and_options(rest, ("column",))
+    return Empirical(Path(path), result.get("column"))
 
 
 PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (syntax.CV_LOW, syntax.CV_HIGH)}

@@ -123,11 +123,11 @@ def tokenizer_file(named: Path) -> Path:
         if not folders:
             problem = f"there is no file {named}, no folder, and no model of that name in {hub}"
             raise PromptError(problem, "pass --tokenizer PATH/tokenizer.json")
-    found = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
-    if found is None:
+    result = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
+    if result is None:
         problem = f"{of} holds no tokenizer.json: transformers' AutoTokenizer writes one, by save_pretrained"
         raise PromptError(problem, "pass another --tokenizer")
-    return found
+    return result
 
 
 def load_tokenizer(named: Path) -> LocalTokenizer:
@@ -242,11 +242,11 @@ class Words(msgspec.Struct, frozen=True):
 
     def fill(self, tokens: int, random: Random) -> list[str]:
         """Random words that together cost exactly `tokens`, which `can_fill` has found possible."""
-        everything, most = list(self.costs), max(self.costs.values(), default=1)
+        everything, maximum = list(self.costs), max(self.costs.values(), default=1)
         draw, size = random.random, len(everything)
         picked: list[str] = []
         while tokens >= MIX_TOKENS:
-            some = [everything[int(draw() * size)] for _ in range((tokens - MIX_TOKENS) // most + 1)]
+            some = [everything[int(draw() * size)] for _ in range((tokens - MIX_TOKENS) // maximum + 1)]
             tokens -= sum([self.costs[word] for word in some])
             picked += some
         while tokens:
@@ -261,8 +261,8 @@ class Words(msgspec.Struct, frozen=True):
 
     def cheapest(self) -> tuple[int, list[str]]:
         """The least cost of a word, and the words that have it."""
-        least = min(self.costs.values(), default=1)
-        return least, [word for word, tokens in self.costs.items() if tokens == least]
+        minimum = min(self.costs.values(), default=1)
+        return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
     def too_short(self, tokens: int, n: int = 1, most: int = 0) -> PromptError:
         """Why there are no `n` texts of so many tokens, but `most`."""
@@ -436,14 +436,14 @@ def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[l
     the same, so each such text has the same number of tokens left to fill: the second value. The third says whether
     there was no room."""
     cost, wheel = words.cheapest()
-    most = 0
+    maximum = 0
     for needed in (n, alike):
         for depth in range(LEAD_LIMIT):
             for opening, first in sorted(words.opening.items(), key=lambda item: (-len(item[1]), item[0])):
                 left = tokens - opening - depth * cost
                 if not words.can_fill(left):
                     continue
-                most = max(most, len(first) * len(wheel) ** depth)
+                maximum = max(maximum, len(first) * len(wheel) ** depth)
                 if len(first) * len(wheel) ** depth >= needed:
                     return [shuffled(column, seed) for column in (first, *[wheel] * depth)], left, needed < n
-    raise words.too_short(tokens, alike, most)
+    raise words.too_short(tokens, alike, maximum)

@@ -35,13 +35,13 @@ class Request(msgspec.Struct, frozen=True):
 def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with those of the patch in their place: objects field by field, and null takes one out (JSON Merge
     Patch, RFC 7396)."""
-    found = dict(fields)
+    result = dict(fields)
     for name, value in patch.items():
         if isinstance(value, Mapping):
-            before = found.get(name)
-            found[name] = merged(before if isinstance(before, Mapping) else {}, value)
+            before = result.get(name)
+            result[name] = merged(before if isinstance(before, Mapping) else {}, value)
         elif value is None:
-            found.pop(name, None)
+            result.pop(name, None)
         else:
-            found[name] = value
-    return found
+            result[name] = value
+    return result

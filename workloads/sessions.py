@@ -118,8 +118,8 @@ class MultiTurn(msgspec.Struct, frozen=True):
         answer_tokens = datasets.answer_tokens(prompts)
         for dialogue in datasets.sharegpt(path):
             yield tuple(
-                Turn(sample.prompt, 0 if place else prompts.known(sample.prompt), answer_tokens(sample))
-                for place, sample in enumerate(dialogue)
+                Turn(sample.prompt, 0 if index else prompts.known(sample.prompt), answer_tokens(sample))
+                for index, sample in enumerate(dialogue)
             )
 
     def __str__(self) -> str:
@@ -130,9 +130,9 @@ class MultiTurn(msgspec.Struct, frozen=True):
 def multi_turn(rest: str) -> MultiTurn:
     """What follows `multi-turn:` in a workload. Raises WorkloadError."""
     if rest.startswith("turns="):
-        found, path = options(rest.split(","), ("turns", "think")), None
+        result, path = options(rest.split(","), ("turns", "think")), None
     else:
-        name, found = path_and_options(rest, ("think",))
+        name, result = path_and_options(rest, ("think",))
         path = Path(name)
-    turns = whole(found["turns"], "turns", 1, TURNS_LIMIT) if "turns" in found else None
-    return MultiTurn(turns, path, duration_ns(found.get("think", "0s"), "think", zero=True))
+    turns = whole(result["turns"], "turns", 1, TURNS_LIMIT) if "turns" in result else None
+    return MultiTurn(turns, path, duration_ns(result.get("think", "0s"), "think", zero=True))

@@ -89,15 +89,15 @@ def duration_ns(text: str, what: str, *, zero: bool = False) -> int:
 
 def options(parts: list[str], known: Collection[str]) -> dict[str, str]:
     """Read `key=value` parts. Raises WorkloadError for unknown, repeated or malformed ones."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
         if key not in known or not equals:
             raise WorkloadError(f"{part!r} is not one of {', '.join(f'{key}=...' for key in known)}")
-        if key in found:
+        if key in result:
             raise WorkloadError(f"{key}= is given twice")
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:

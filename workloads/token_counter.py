@@ -119,10 +119,10 @@ def _of_samples(server: ServerTokenCounter) -> TokenCounter:
             return list(some) if tokens - bare == len(some) else []
         return plain(some[: len(some) // 2]) + plain(some[len(some) // 2 :])
 
-    if len(found := plain(words)) < WORDS_LEAST:
-        why = f"only {len(found)} of {len(words)} plain words cost the server one token each"
+    if len(result := plain(words)) < WORDS_LEAST:
+        why = f"only {len(result)} of {len(words)} plain words cost the server one token each"
         raise PromptError(why, "pass the model's --tokenizer, or go on with --lengths approximate")
     how = "text of words that cost the server one token each; that a prompt counts their sum is assumed"
     return TokenCounter(
-        lambda texts: [len(text.split()) - 2 + bare for text in texts], how, found, words[0], exact=False
+        lambda texts: [len(text.split()) - 2 + bare for text in texts], how, result, words[0], exact=False
     )

@@ -143,13 +143,13 @@ def _json_format(file: TextIO, path: Path, first: str, unit: str | None, block_t
     except (ValueError, RecursionError):
         names = set()  # the reader names what is wrong with the line
     if {"chat_id", "parent_chat_id"} <= names:
-        found = TraceFormat("Qwen-Bailian", unit or "s", block_tokens or BAILIAN_BLOCK_TOKENS)
+        result = TraceFormat("Qwen-Bailian", unit or "s", block_tokens or BAILIAN_BLOCK_TOKENS)
     else:
-        found = TraceFormat("Mooncake", unit or "ms", block_tokens or MOONCAKE_BLOCK_TOKENS)
+        result = TraceFormat("Mooncake", unit or "ms", block_tokens or MOONCAKE_BLOCK_TOKENS)
     if unit is None:
-        _check_unit(_first_timestamps(file), found, path)
+        _check_unit(_first_timestamps(file), result, path)
         file.seek(0)
-    return found
+    return result
 
 
 def _first_timestamps(file: TextIO) -> list[float]:
@@ -197,7 +197,7 @@ def rate_text(per_s: float) -> str:
     """Return a rate in words, such as `1,234 per second` or `2.5 per hour`."""
     periods = ((1, "second"), (60, "minute"), (3_600, "hour"))
     rates = [(per_s * length_s, name) for length_s, name in periods]
-    rate, name = next((found for found in rates if found[0] >= 0.1), rates[-1])
+    rate, name = next((result for result in rates if result[0] >= 0.1), rates[-1])
     return f"{rate:,.0f} per {name}" if rate >= 100 else f"{rate:.3g} per {name}"
 
 
@@ -243,7 +243,7 @@ def _blocks(hash_ids: Any, input_tokens: int, block_tokens: int) -> tuple[int, .
 def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]:
     reader = csv.reader(_utf8_lines(file, path), strict=True)
     header = [name.strip() for name in next(reader)]
-    at, asked, answered = (header.index(name) for name in trace_format.columns or ())
+    at, requested, answered = (header.index(name) for name in trace_format.columns or ())
     instant: Callable[[str], int] = partial(_number, unit=trace_format.unit) if trace_format.unit else _date
     try:
         for fields in reader:
@@ -251,7 +251,7 @@ def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]
                 continue
             if len(fields) != len(header):
                 raise ValueError(f"has {len(fields)} fields, not {len(header)}")
-            yield reader.line_num, instant(fields[at]), _digits(fields[asked]), _digits(fields[answered]), ()
+            yield reader.line_num, instant(fields[at]), _digits(fields[requested]), _digits(fields[answered]), ()
     except WorkloadError:
         raise
     except (ValueError, csv.Error) as error:

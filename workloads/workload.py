@@ -136,10 +136,10 @@ class Prompts(msgspec.Struct, frozen=True):
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
-            found = spec.trace.requests(self)
+            result = spec.trace.requests(self)
         else:
-            found = spec.workload.requests(self)
-        return map(self._whole, islice(found, spec.n))
+            result = spec.workload.requests(self)
+        return map(self._whole, islice(result, spec.n))
 
     def conversations(self) -> Iterator[Conversation]:
         """The sessions. Raises WorkloadError where there are none."""
@@ -257,11 +257,11 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:
-    found = options(rest.split(","), ("groups", "tokens"))
-    if len(found) < 2:
+    result = options(rest.split(","), ("groups", "tokens"))
+    if len(result) < 2:
         raise WorkloadError("both groups= and tokens= are needed")
-    groups = whole(found["groups"], "groups", 1, GROUPS_LIMIT)
-    return SharedPrefix(groups, whole(found["tokens"], "tokens", 1, TOKENS_LIMIT))
+    groups = whole(result["groups"], "groups", 1, GROUPS_LIMIT)
+    return SharedPrefix(groups, whole(result["tokens"], "tokens", 1, TOKENS_LIMIT))
 
 
 KINDS: dict[str, tuple[Callable[[str], Workload], str]] = {

@@ -126,14 +126,14 @@ class Comparison:
 
     def json(self) -> dict[str, Any]:
         """As plain values; what cannot be tested is None."""
-        found = asdict(self)
-        found["conditions"] = found.pop("gates")
-        for row in found["rows"]:
+        result = asdict(self)
+        result["conditions"] = result.pop("gates")
+        for row in result["rows"]:
             bound = row.pop("bound")
             row["run_variation"] = round(math.expm1(bound), 6) if bound < LOGARITHM_MOST else None
             for name in ("error", "error_least", "freedom", "sampling"):
                 del row[name]
-        return found
+        return result
 
 
 def read(path: Path) -> ComparedRun:
@@ -157,14 +157,14 @@ def compare(
     (a, left_a), (b, left_b) = _measured("A", a), _measured("B", b)
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
     if alone := len(a) == len(b) == 1:
-        what, found = "raw samples of one run each", of_single_runs(a[0], b[0], figures, run_variation)
+        what, result = "raw samples of one run each", of_single_runs(a[0], b[0], figures, run_variation)
     else:
         what = "one figure per run, Welch's t between runs"
-        found = of_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
+        result = of_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
     limited = [side for side, group in (("A", a), ("B", b)) if not any(run.summary.client.ok for run in group)]
     invalid = f"possible client bottleneck in every run of {' and '.join(limited)}" if limited else ""
     rows = judged(
-        [evolve(row, p_value=None, why=row.why or invalid) if invalid else row for row in found], margin, gates
+        [evolve(row, p_value=None, why=row.why or invalid) if invalid else row for row in result], margin, gates
     )
     notes = [*cold, *_notes(a, b, alone=alone)]
     if short := [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]:
@@ -177,9 +177,9 @@ def compare(
 
 
 def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], run_variation: float) -> str:
-    asked = {gate.figure for gate in gates}
-    tested = sum(row.p_value is not None and row.figure not in asked for row in rows)
-    if not tested and not asked:
+    requested = {gate.figure for gate in gates}
+    tested = sum(row.p_value is not None and row.figure not in requested for row in rows)
+    if not tested and not requested:
         return f"From {what}; intervals are 95 % each."
     others = f", the {len(gates)} with a --fail-if at 5 % by themselves (Bonferroni's)" if gates else ""
     return (
@@ -191,10 +191,10 @@ def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], ru
 
 def _measured(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
     """The runs that measured the server, and a sentence for each that did not. Where none did, all of them."""
-    bad = {place: why for place, run in enumerate(group) if (why := _no_measurement(run.summary))}
-    kept = [run for place, run in enumerate(group) if place not in bad]
-    if kept:
-        return kept, [f"Run {place + 1} of {title} is left out: {why}." for place, why in bad.items()]
+    bad = {index: why for index, run in enumerate(group) if (why := _no_measurement(run.summary))}
+    retained = [run for index, run in enumerate(group) if index not in bad]
+    if retained:
+        return retained, [f"Run {index + 1} of {title} is left out: {why}." for index, why in bad.items()]
     runs = "The run" if len(group) == 1 else "Every run"
     return group, [f"{runs} of {title} is in doubt: {why}." for why in dict.fromkeys(bad.values())]
 
@@ -204,7 +204,7 @@ def _cold(title: str, group: Sequence[ComparedRun]) -> list[str]:
     states = state([run.summary for run in group])
     if len(set(states)) < 2:
         return []
-    cold = ", ".join(str(place) for place, each in enumerate(states, 1) if each == "cold")
+    cold = ", ".join(str(index) for index, each in enumerate(states, 1) if each == "cold")
     return [f"Run {cold} of {title} met a cold server, the others a warm one."]
 
 
@@ -216,21 +216,21 @@ def _no_measurement(summary: Summary) -> str:
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:
     """What leaves the work equal and yet may mislead."""
-    found = [ONE_RUN_EACH] if alone else []
+    result = [ONE_RUN_EACH] if alone else []
     for what, of in CONDITIONS:
         texts = [" / ".join(sorted({str(of(run)) for run in group})) for group in (a, b)]
         if texts[0] != texts[1]:
-            found.append(f"{what[0].upper()}{what[1:]}: {texts[0]} in A, {texts[1]} in B.")
+            result.append(f"{what[0].upper()}{what[1:]}: {texts[0]} in A, {texts[1]} in B.")
     if any(run.summary.run.may_end for run in (*a, *b)):
-        found.append(_early(a, b))
+        result.append(_early(a, b))
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
-        found.append(SAME_ADDRESS)
+        result.append(SAME_ADDRESS)
     for title, group in (("A", a), ("B", b)):
-        found += [f"{title}: {limit(said)}" for run in group[:1] if (said := run.summary.limit)]
+        result += [f"{title}: {limit(said)}" for run in group[:1] if (said := run.summary.limit)]
         if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
-            found.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
-    return found
+            result.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
+    return result
 
 
 def _early(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
@@ -243,22 +243,22 @@ def _early(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
 
 def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[UnequalWork]:
     """Everything in which A and B, or the runs within one of them, did unequal work; empty where they are alike."""
-    found = []
+    result = []
     for what, why, of in CHECKS:
         texts = [sorted({str(of(run)) for run in group}) for group in (a, b)]
         if texts[0] != texts[1] or len(texts[0]) > 1:
-            found.append(UnequalWork(what, " / ".join(texts[0]), " / ".join(texts[1]), why))
+            result.append(UnequalWork(what, " / ".join(texts[0]), " / ".join(texts[1]), why))
     # Lengths as they came out: prompts to the token, answers where the server could not be held to a length.
     for what, column in (("prompt lengths as reported", "prompt_tokens"), ("output lengths as sent", "output_tokens")):
         lengths = [np.concatenate([getattr(run.frame, column)[run.frame.sampled] for run in group]) for group in (a, b)]
         if column == "output_tokens" and all(run.summary.run.may_end for run in (*a, *b)):
             continue  # as the plan has it: `_notes` says so
         if all(map(len, lengths)):
-            mean_a, mean_b = (float(each.mean()) for each in lengths)
+            mean_a, mean_b = (float(length.mean()) for length in lengths)
             if abs(mean_a - mean_b) > LENGTHS_ALIKE * max(mean_a, mean_b):
                 text_a, text_b = f"{mean_a:.1f} in the mean", f"{mean_b:.1f} in the mean"
-                found.append(UnequalWork(what, text_a, text_b, "longer requests are more work"))
-    return found
+                result.append(UnequalWork(what, text_a, text_b, "longer requests are more work"))
+    return result
 
 
 def _planned(name: str) -> Callable[[ComparedRun], Any]:
@@ -318,12 +318,12 @@ def page(
 ) -> doc.Document:
     """The verdict, A and B overlaid, and what it rests on; `links` lead to the reports of all runs, in their order."""
     groups = (("A", found.name_a, "run-1", a), ("B", found.name_b, "run-2", b))
-    kept = [[run for run in group if not _no_measurement(run.summary)] or group for *_, group in groups]
-    drawn, most = list[ChartRun](), POINTS // sum(map(len, kept))
-    for (side, name, colour, _), runs, dash in zip(groups, kept, DASHES, strict=False):
+    retained = [[run for run in group if not _no_measurement(run.summary)] or group for *_, group in groups]
+    drawn, maximum = list[ChartRun](), POINTS // sum(map(len, retained))
+    for (side, name, colour, _), runs, dash in zip(groups, retained, DASHES, strict=False):
         title = f"{side}: {name}" if len(name) < 40 else side  # as wide as a legend may be
         for run in runs:
-            thin = {name: _thinned(run.data[name], most) for name in OVERLAID if name in run.data}
+            thin = {name: _thinned(run.data[name], maximum) for name in OVERLAID if name in run.data}
             drawn.append(ChartRun(title, colour, found.mark, dash=dash, summary=run.summary, data=thin))
     charts = shown_charts(drawn)
     axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
@@ -332,7 +332,7 @@ def page(
     shown = doc.Cards(_cards(found)), replace(ratio, zoom="none")
     sections = [replace(first, blocks=[first.blocks[0], *shown, *first.blocks[1:]])]
     for name, title in {"latency": "Latency, A and B", "course": "Output, A and B"}.items():
-        if own := [each for each in charts if (each.section == "latency") == (name == "latency")]:
+        if own := [chart for chart in charts if (chart.section == "latency") == (name == "latency")]:
             titles = {each.id: "Output tokens per second" if each.script else each.title for each in own}
             refs = [doc.ChartRef(each.id, titles[each.id], _medians(found, each.id)) for each in own]
             sections.append(doc.Section(name, title, refs, title.partition(",")[0], [axis][: name == "latency"]))
@@ -382,8 +382,8 @@ def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.
     """Each with its figures, a link to its own report, and its command."""
     heads: dict[str, doc.Kind] = {"side": "text", "run": "head", "began, UTC": "text"}
     named, commands = [], list[doc.Block]()
-    for place, (side, run) in enumerate(runs):
-        name = doc.TableCell(name_of(run.run), link=links[place] if links else "")
+    for index, (side, run) in enumerate(runs):
+        name = doc.TableCell(name_of(run.run), link=links[index] if links else "")
         named.append((side, name, started(run.summary).removesuffix(" UTC")))
         commands.append(doc.Code(run.summary.run.command, f"Command of {name.text}", copy=True))
     return doc.Section(
@@ -421,7 +421,7 @@ def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
     findings = [headline(found)]
     findings += [doc.Finding(each.what, "error", f"Unequal work: {each.sentence}.") for each in found.unequal]
     findings += [doc.Finding("left out", "warning", text, "runs") for text in found.left_out]
-    findings += [doc.Finding(each.condition, GATE_LEVELS[each.verdict], each.sentence) for each in found.gates]
+    findings += [doc.Finding(gate.condition, GATE_LEVELS[gate.verdict], gate.sentence) for gate in found.gates]
     return doc.Section("comparison", "B against A", [doc.Findings(findings), figures_table(found, brief=brief)])
 
 

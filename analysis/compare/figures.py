@@ -110,8 +110,8 @@ class ComparedFigure:
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Of the effect: by its error, or by the bound, whichever is narrower."""
         low, high = ends(self.effect, self.error, self.freedom, confidence)
-        most = (ends(0, self.sampling, self.freedom, confidence)[1] if self.sampling else 0.0) + self.bound
-        return max(low, self.effect - most), min(high, self.effect + most)
+        maximum = (ends(0, self.sampling, self.freedom, confidence)[1] if self.sampling else 0.0) + self.bound
+        return max(low, self.effect - maximum), min(high, self.effect + maximum)
 
     def relative(self, effect: float) -> float:
         """An effect as a share of A's, or as a difference of shares."""
@@ -208,13 +208,13 @@ def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
     """A ratio with its interval, and its p-value where what lies beyond the bound makes it smaller."""
     if (beyond := abs(row.effect) - row.bound) > 0:
         p = min(p, p_value(beyond, row.sampling, row.freedom))
-    found = row.interval()
-    if found[1] > LOGARITHM_MOST:
+    result = row.interval()
+    if result[1] > LOGARITHM_MOST:
         return replace(row, p_value=p)
     difference = row.difference_ci95
-    if difference is None or found != ends(row.effect, row.error, row.freedom):
-        difference = (row.a or 0.0) * math.expm1(found[0]), (row.a or 0.0) * math.expm1(found[1])
-    ratio = math.exp(found[0]), math.exp(found[1])
+    if difference is None or result != ends(row.effect, row.error, row.freedom):
+        difference = (row.a or 0.0) * math.expm1(result[0]), (row.a or 0.0) * math.expm1(result[1])
+    ratio = math.exp(result[0]), math.exp(result[1])
     return replace(row, p_value=p, ratio_ci95=ratio, difference_ci95=difference)
 
 
@@ -222,7 +222,7 @@ def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, va
     figure, share = f"{metric.key}.{statistic}", float(statistic.removeprefix("p")) / 100
     samples = samples_of(a, metric), samples_of(b, metric)
     values = noise.quantile(samples[0], share), noise.quantile(samples[1], share)
-    few = min(len(each.values) for each in samples)
+    few = min(len(sample.values) for sample in samples)
     if few < (needed := stats.samples_needed(share)):
         return _untold(figure, *values, why=f"too few samples: {statistic} needs {needed:,}, there are {few:,}")
     worth = min(noise.worth(each, share, value) for each, value in zip(samples, values, strict=True))
@@ -257,7 +257,7 @@ def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, vary: Variation) -> Co
 
 def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, vary: Variation) -> ComparedFigure:
     samples = samples_of(a, metric), samples_of(b, metric)
-    few = min(len(each.values) for each in samples)
+    few = min(len(sample.values) for sample in samples)
     if few < (needed := stats.samples_needed(0.5)):
         share = noise.superiority(*samples, 0.0)[0] if few else math.nan
         return _untold(figure, 0.5, share, why=f"too few samples: {needed} are needed, there are {few}")
@@ -298,14 +298,14 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
     if not all(total for _, total in (*a, *b)):
         return _untold("complete", math.nan, math.nan, why=NOTHING)
     (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
-    found = of_values("complete", [good / total for good, total in a], [good / total for good, total in b])
-    low, high = stats.shares_interval((good_a, all_a), (good_b, all_b), found.difference or 0.0, stats.share_interval)
-    between = found.difference_ci95 or (low, high)
+    result = of_values("complete", [good / total for good, total in a], [good / total for good, total in b])
+    low, high = stats.shares_interval((good_a, all_a), (good_b, all_b), result.difference or 0.0, stats.share_interval)
+    between = result.difference_ci95 or (low, high)
     low, high = min(low, between[0]), max(high, between[1])
-    error = max(found.effect - low, high - found.effect) / stats.student_quantile(0.975, EXACT_FREEDOM)
-    p = max(found.p_value or 0.0, stats.fisher_exact((good_a, all_a), (good_b, all_b)))
+    error = max(result.effect - low, high - result.effect) / stats.student_quantile(0.975, EXACT_FREEDOM)
+    p = max(result.p_value or 0.0, stats.fisher_exact((good_a, all_a), (good_b, all_b)))
     return replace(
-        found, difference_ci95=(max(-1.0, low), min(1.0, high)), p_value=p, test=f"{found.test}; Fisher's exact test",
+        result, difference_ci95=(max(-1.0, low), min(1.0, high)), p_value=p, test=f"{result.test}; Fisher's exact test",
         error=error, freedom=EXACT_FREEDOM,
     )  # fmt: skip
 
@@ -320,18 +320,18 @@ def of_values(
         return _untold(figure, math.nan, math.nan, why=SOME_LACK)
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
-    found = replace(
+    result = replace(
         _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=ends(*plain),
         p_value=p_value(*plain), test=BETWEEN[few > 1], error=plain[1], freedom=plain[2], count=few,
         more_of="runs",
     )  # fmt: skip
-    if found.unit == "share" or min(*known_a, *known_b) <= 0:
-        return found
+    if result.unit == "share" or min(*known_a, *known_b) <= 0:
+        return result
     effect, error, freedom = tested = stats.difference_of_means(*([math.log(x) for x in group] for group in known))
     spread = max(math.log(max(group) / min(group)) for group in known)
     bound = max(math.log1p(run_variation), SPREAD_MORE * spread)
-    found = replace(found, error=error, freedom=freedom, ratio=math.exp(effect), bound=bound)
-    return _with_interval(found, p_value(*tested))
+    result = replace(result, error=error, freedom=freedom, ratio=math.exp(effect), bound=bound)
+    return _with_interval(result, p_value(*tested))
 
 
 def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()) -> list[ComparedFigure]:
@@ -339,23 +339,23 @@ def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequen
     than X* when the 95 % interval lies within the margin; else *better* or *worse* when the adjusted p-value is below
     5 %; else *inconclusive*. Figures of gates were asked for before the runs were seen, so the others do not count for
     them: they are adjusted by Bonferroni's method, the others by Holm's."""
-    asked = {gate.figure for gate in gates}
-    adjusted = holm([None if row.figure in asked else row.p_value for row in rows])
-    for place, row in enumerate(rows):
-        if row.figure in asked and row.p_value is not None:
-            adjusted[place] = min(1.0, row.p_value * len(gates))
+    requested = {gate.figure for gate in gates}
+    adjusted = holm([None if row.figure in requested else row.p_value for row in rows])
+    for index, row in enumerate(rows):
+        if row.figure in requested and row.p_value is not None:
+            adjusted[index] = min(1.0, row.p_value * len(gates))
     return [row if p is None else _judged(row, margin, p) for row, p in zip(rows, adjusted, strict=True)]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjusted p-values: whoever rejects those below 5 % errs anywhere with a chance of 5 %, however they depend on
     each other (Holm, "A simple sequentially rejective multiple test procedure", 1979). None stays None."""
-    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
-    most = 0.0
-    for rank, (p, place) in enumerate(order):
-        most = max(most, min(1.0, (len(order) - rank) * p))
-        adjusted[place] = most
+    maximum = 0.0
+    for rank, (p, index) in enumerate(order):
+        maximum = max(maximum, min(1.0, (len(order) - rank) * p))
+        adjusted[index] = maximum
     return adjusted
 
 
@@ -373,9 +373,9 @@ def ends(effect: float, error: float, freedom: float, confidence: float = 0.95) 
 
 
 def _judged(row: ComparedFigure, margin: float, adjusted_p: float) -> ComparedFigure:
-    most = max(abs(row.relative(end)) for end in row.interval())
-    row = replace(row, adjusted_p=adjusted_p, no_larger_than=most)
-    if most <= margin:
+    maximum = max(abs(row.relative(end)) for end in row.interval())
+    row = replace(row, adjusted_p=adjusted_p, no_larger_than=maximum)
+    if maximum <= margin:
         return replace(row, verdict="no difference")
     if adjusted_p < ERROR_MOST:
         return replace(row, verdict="worse" if row.worse else "better")
@@ -389,8 +389,8 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
     `strictness`, is below 5 %. None where no practical number would."""
     within = margin if row.ratio is None else math.log1p(margin)
     aims = ((within - abs(row.effect), 1 - ERROR_MOST / 2), (abs(row.effect), 1 - ERROR_MOST / 2 / strictness))
-    found = (_number_for(row, aim, share) for aim, share in aims if aim > 0)
-    return min((number for number in found if number is not None), default=None)
+    result = (_number_for(row, aim, share) for aim, share in aims if aim > 0)
+    return min((number for number in result if number is not None), default=None)
 
 
 def _number_for(row: ComparedFigure, aim: float, share: float) -> int | None:
@@ -467,13 +467,13 @@ def _gate(text: str) -> Gate:
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
     """Hold each against its row."""
     by_figure = {row.figure: row for row in rows}
-    found = []
+    result = []
     for gate in gates:
         row, error = by_figure[gate.figure], ERROR_MOST / len(gates)
         factor, unit = unit_of(gate.figure, row.a)
         a, b = (significant(each and each * factor, 4) for each in (row.a, row.b))
         if row.p_value is None:
-            found.append(GateResult(gate.text, "inconclusive", f"{a} to {b} {unit}; {row.why}"))
+            result.append(GateResult(gate.text, "inconclusive", f"{a} to {b} {unit}; {row.why}"))
             continue
         sign = 1 if row.direction == "lower" else -1  # so that more is worse
         low, high = sorted(sign * row.relative(end) for end in row.interval(1 - error))
@@ -486,5 +486,5 @@ def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[G
             aim = abs(row.effect - row.effect_of(sign * gate.bound))
             more = _number_for(row, aim, 1 - error / 2) if aim else None
             said += f"; about {pluralise(more, f'more {row.more_of[:-1]}')} in each would tell" if more else ""
-        found.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "inconclusive", said))
-    return found
+        result.append(GateResult(gate.text, ("fail" if low > gate.bound else "pass") if told else "inconclusive", said))
+    return result

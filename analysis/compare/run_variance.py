@@ -116,9 +116,9 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
     if metric.per != "request":
         return _gaps(frame)
     rows = metric.rows(frame)
-    kept = frame.sampled & ~np.isnan(rows)
-    instants = (frame.sent_ns if run.one_burst else frame.due_ns)[kept]
-    values = rows[kept][np.argsort(instants, kind="stable")]
+    retained = frame.sampled & ~np.isnan(rows)
+    instants = (frame.sent_ns if run.one_burst else frame.due_ns)[retained]
+    values = rows[retained][np.argsort(instants, kind="stable")]
     by_plan = run.one_burst and metric.unit == "s"
     return Samples(values, parts(len(values), len(values) // STRATUM if by_plan else PIECES), by_plan)
 
@@ -132,12 +132,12 @@ def _gaps(frame: Frame) -> Samples:
     gaps, ends = [np.empty(0)], [np.empty(0)]
     for rows, chunks in frame.blocks():
         counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
-        kept = np.repeat(kept_rows[rows], counts)
+        retained = np.repeat(kept_rows[rows], counts)
         instants, more = frame.chunk_ns[chunks], frame.chunk_tokens[chunks].astype(np.int64) - 1
-        more[~kept | (more < 0)] = 0  # a damaged record may name a chunk without tokens
-        kept[frame.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
-        gaps += [(np.diff(instants, prepend=0.0) / 1e9)[kept], np.zeros(int(more.sum()))]
-        ends += [instants[kept], np.repeat(instants, more)]
+        more[~retained | (more < 0)] = 0  # a damaged record may name a chunk without tokens
+        retained[frame.offsets[rows][counts > 0] - chunks.start] = False  # a request's first chunk ends no gap
+        gaps += [(np.diff(instants, prepend=0.0) / 1e9)[retained], np.zeros(int(more.sum()))]
+        ends += [instants[retained], np.repeat(instants, more)]
     values = np.concatenate(gaps)[np.argsort(np.concatenate(ends), kind="stable")]
     return Samples(values, parts(len(values), PIECES), strata=False)
 
@@ -167,8 +167,8 @@ def mean_variance(values: Floats, samples: Samples) -> float:
 def worth(samples: Samples, share: float, at: float) -> float:
     """How many independent samples would place the `share`-quantile, which lies at `at`, as exactly."""
     variance = mean_variance((samples.values <= at).astype(np.float64), samples)
-    most = len(samples.values) * (WORTH_MOST if samples.strata else 1)
-    return most if variance <= 0 else float(min(most, max(1.0, share * (1 - share) / variance)))
+    maximum = len(samples.values) * (WORTH_MOST if samples.strata else 1)
+    return maximum if variance <= 0 else float(min(maximum, max(1.0, share * (1 - share) / variance)))
 
 
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
@@ -202,7 +202,7 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
         lengths[1] = lengths[1] / np.exp(_one_step(np.log(lengths[1] / lengths[0])))
     errors = []
     for level in LEVELS:
-        joined_a, joined_b = (each.reshape(-1, level).sum(axis=1) for each in lengths)
+        joined_a, joined_b = (length.reshape(-1, level).sum(axis=1) for length in lengths)
         known = (joined_a > 0) & (joined_b > 0)
         if known.sum() < 2:
             return math.inf

@@ -269,8 +269,8 @@ def cell_run(
     told = run.seed, run.duration_s, summary.client.verdict, run.output_tokens, rate
     lengths = frame.output_reported[frame.measured & frame.complete]
     samples = {name: METRICS[name].values(frame) for name in SAMPLED}
-    found = CellRun(repeat, folder, run.started_at, start, place, cold, *told)
-    return CellRunData(cell, found, summary, samples, lengths[~np.isnan(lengths)])
+    result = CellRun(repeat, folder, run.started_at, start, place, cold, *told)
+    return CellRunData(cell, result, summary, samples, lengths[~np.isnan(lengths)])
 
 
 def matrix(
@@ -292,7 +292,7 @@ def matrix(
     shared = Counter(platforms.values())
     kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
     failures = msgspec.convert(failed, list[RunFailure])
-    failures_of, repeats = Counter(each.cell for each in failures), plan["repeats"]
+    failures_of, repeats = Counter(failure.cell for failure in failures), plan["repeats"]
     cells = []
     for cell in order:
         runs = [run for run in measured if run.cell == cell]
@@ -306,10 +306,11 @@ def matrix(
         name=plan["name"],
         started_at=str(begun["at"]),
         version=str(begun["version"]),
-        interrupted=len(measured) + len([each for each in failures if each.cell in order]) < len(cells) * repeats
-        or any(each.state in ("partly measured", "not measured") for each in sweeps),
+        interrupted=len(measured) + len([failure for failure in failures if failure.cell in order])
+        < len(cells) * repeats
+        or any(sweep.state in ("partly measured", "not measured") for sweep in sweeps),
         simulated=any(run.summary.server.simulated for run in measured)
-        or any(each.result.mark for each in sweeps if each.result),
+        or any(sweep.result.mark for sweep in sweeps if sweep.result),
         servers=[
             {"name": name, "server": kind, "title": titles.get(kind, name) if name == kind else name}
             for name, kind in kinds.items()
@@ -340,7 +341,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
     state: Any = "measured" if len(runs) == planned else "partly measured"
     if not runs:
         state = "failed" if failed else "not measured"
-    values = [figures_of(each) for each in [each for each in summaries if each.client.ok] or summaries]
+    values = [figures_of(each) for each in [summary for summary in summaries if summary.client.ok] or summaries]
     errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
     return CellSummary(
         *astuple(cell),
@@ -352,26 +353,26 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
         served=sorted({summary.server.model or "" for summary in summaries}),
         simulated=any(summary.server.simulated for summary in summaries),
         speed=summaries[0].server.speed if summaries else None,
-        figures={name: over_runs([each[name] for each in values]) for name in FIGURES},
+        figures={name: over_runs([value[name] for value in values]) for name in FIGURES},
         lengths=_lengths(runs),
         requests={name: sum(getattr(summary.requests, name) for summary in summaries) for name in STATES},
         errors=dict(errors.most_common()),
         verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
         memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
-        limit=next((each.limit for each in summaries if each.limit and each.client.ok), None),
-        runs=[each.run for each in runs],
+        limit=next((summary.limit for summary in summaries if summary.limit and summary.client.ok), None),
+        runs=[run.run for run in runs],
     )
 
 
 def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
     ordered = np.sort(np.concatenate([np.zeros(0), *(run.lengths for run in runs)]))
-    asked, reported, differ = (
+    requested, reported, differ = (
         sum(getattr(run.summary.tokens, f"output_{what}") for run in runs)
         for what in ("asked", "reported", "mismatches")
     )
     mean = round(float(ordered.mean()), 3) if len(ordered) else None
     shares = (percentile(ordered, share) if len(ordered) else None for share in (0.0, 0.5, 0.9, 1.0))
-    return CellLengths(asked, reported, differ, len(ordered), mean, *shares)
+    return CellLengths(requested, reported, differ, len(ordered), mean, *shares)
 
 
 def cell_memory(found: Sequence[Memory]) -> CellMemory:
@@ -380,13 +381,13 @@ def cell_memory(found: Sequence[Memory]) -> CellMemory:
     if not found:
         return CellMemory()
     parts = [[*each.gpus, *each.processes, *([each.host] if each.host else [])] for each in found]
-    levels = [_level([run[place] for run in parts if len(run) > place]) for place in range(max(map(len, parts)))]
+    levels = [_level([run[index] for run in parts if len(run) > index]) for index in range(max(map(len, parts)))]
     cache = None
     if caches := [each.kv_cache for each in found if each.kv_cache]:
         cache = CellKvCache(
-            mean_share=_mean([each.mean_share for each in caches]),
-            peak_share=_largest([each.peak_share for each in caches]),
-            peak_fullest_share=_largest([each.peak_fullest_share for each in caches]),
+            mean_share=_mean([cache.mean_share for cache in caches]),
+            peak_share=_largest([cache.peak_share for cache in caches]),
+            peak_fullest_share=_largest([cache.peak_fullest_share for cache in caches]),
             tokens=caches[0].tokens,
         )
     notes = []
@@ -427,8 +428,8 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
         equal = len(means) == 2 and abs(means[0] - means[1]) <= LENGTHS_ALIKE * max(means)
         for name in COMPARED:
-            found = of_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
-            ratio, ends = found.ratio, found.ratio_ci95 if found.count > 1 else None
+            result = of_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
+            ratio, ends = result.ratio, result.ratio_ci95 if result.count > 1 else None
             yield CellDifference(
                 name,
                 "host" if alike[0] else "server",

@@ -85,17 +85,17 @@ class MatrixReport:
 
     def __init__(self, found: MatrixSummary) -> None:
         self.found = found
-        self.servers = {each["name"]: each["title"] for each in found.servers}
-        self.platforms = {each["name"]: each["title"] for each in found.hosts}
-        colours = dict(zip(dict.fromkeys(each["server"] for each in found.servers), cycle(PALETTE)))
-        self.colours = {each["name"]: colours[each["server"]] for each in found.servers}
+        self.servers = {server["name"]: server["title"] for server in found.servers}
+        self.platforms = {host["name"]: host["title"] for host in found.hosts}
+        colours = dict(zip(dict.fromkeys(server["server"] for server in found.servers), cycle(PALETTE)))
+        self.colours = {server["name"]: colours[server["server"]] for server in found.servers}
         self.cells = [cell for cell in found.cells if cell.runs]
         self.groups = list(dict.fromkeys((cell.model, cell.workload) for cell in self.cells))
         """Every model and workload of which a cell was measured: what is drawn together."""
         at = times_speed(*(cell.speed or 1.0 for cell in found.cells if cell.simulated))
-        swept = next((each.result.mark for each in found.sweeps if each.result and each.result.mark), "")
+        swept = next((sweep.result.mark for sweep in found.sweeps if sweep.result and sweep.result.mark), "")
         self.mark = (f"SIMULATED{at}" if found.cells else swept) if found.simulated else ""
-        self.between = {(each.a, each.b, each.figure): each for each in found.differences}
+        self.between = {(difference.a, difference.b, difference.figure): difference for difference in found.differences}
 
     def brief(self) -> Document:
         """For the terminal: one table, what leads, what failed, and whether it is valid."""
@@ -107,8 +107,10 @@ class MatrixReport:
     def findings(self) -> list[Finding]:
         """What failed, and whether the figures are valid."""
         failures = [
-            Finding("failure", "error", f"failed: {self._name(each.cell)}, repeat {each.repeat}: {each.reason}")
-            for each in self.found.failures
+            Finding(
+                "failure", "error", f"failed: {self._name(failure.cell)}, repeat {failure.repeat}: {failure.reason}"
+            )
+            for failure in self.found.failures
         ]
         return [*failures, *self._findings()]
 
@@ -124,9 +126,9 @@ class MatrixReport:
             Paragraph(f"{self._equal_work()} {BARS}".strip()),
         ]
         curves: list[Block] = [Paragraph(CURVES)]
-        for place, group in enumerate(self.groups):
-            answer.append(ChartRef(f"bars-{place}", self._group_title(group), [], "wide", "none"))
-            curves += [ChartRef(each["id"], each["title"], each["text"]) for each in self._charts(group)]
+        for index, group in enumerate(self.groups):
+            answer.append(ChartRef(f"bars-{index}", self._group_title(group), [], "wide", "none"))
+            curves += [ChartRef(chart["id"], chart["title"], chart["text"]) for chart in self._charts(group)]
         if not self.groups:
             answer.append(Paragraph("Nothing was measured yet."))
         order = [
@@ -137,7 +139,9 @@ class MatrixReport:
         if not self.found.cells:
             answer_alone = Section("answer", "Answer", [doc.Findings(self._findings())])
             return self._document([answer_alone, *swept, *order], {"runs": []})
-        quoted = [(each["of"], "", f"{each['says']} {each['source']}") for each in self.found.references]
+        quoted = [
+            (reference["of"], "", f"{reference['says']} {reference['source']}") for reference in self.found.references
+        ]
         published: list[Block] = [Paragraph(PUBLISHED), doc.Definitions(quoted)]
         sections = [
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
@@ -154,18 +158,20 @@ class MatrixReport:
         return self._document(sections, self._data(measured))
 
     def _document(self, sections: Sequence[Section], data: dict[str, Any] | None = None) -> Document:
-        found = self.found
+        result = self.found
         groups = (
-            (found.servers, "server"),
-            (found.hosts, "platform"),
-            (found.models, "model"),
-            (found.workloads, "workload"),
+            (result.servers, "server"),
+            (result.hosts, "platform"),
+            (result.models, "model"),
+            (result.workloads, "workload"),
         )
         servers, platforms, *rest = (pluralise(len(each), noun) for each, noun in groups)
-        title = f"{found.name}: {servers} on {platforms}, {', '.join(rest)}, {pluralise(found.repeats, 'repeat')} each"
+        title = (
+            f"{result.name}: {servers} on {platforms}, {', '.join(rest)}, {pluralise(result.repeats, 'repeat')} each"
+        )
         looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
-        scripts = ["matrix.js"] if data and found.cells else []
-        return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, found.version)
+        scripts = ["matrix.js"] if data and result.cells else []
+        return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, result.version)
 
     def _of(self, group: tuple[str, str]) -> list[CellSummary]:
         return [cell for cell in self.cells if (cell.model, cell.workload) == group]
@@ -179,14 +185,14 @@ class MatrixReport:
     def _ranking(self) -> list[tuple[doc.Card, str]]:
         """For each platform of each group: what leads, by how much, and whether that is more than chance; and the
         servers' output throughputs, the best first."""
-        found = []
+        result = []
         for group, (host, platform) in product(self.groups, self.platforms.items()):
             cells = [cell for cell in self._ranked(group, host) if cell.figures[MAIN].mean is not None]
             said = ", ".join(f"{self.servers[cell.server]} {_with_ends(figure(cell, MAIN))}" for cell in cells)
             leader, lead = self._lead(cells) if cells[1:] else ("no ranking", "Only one server was measured.")
             of = f"{self._group_title(group)}, " * (len(self.groups) > 1) + platform
-            found += [(doc.Card(of, leader, "", lead), f"{said}.")] if cells else []
-        return found
+            result += [(doc.Card(of, leader, "", lead), f"{said}.")] if cells else []
+        return result
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
         """The best first; those without a valid run last."""
@@ -220,16 +226,16 @@ class MatrixReport:
     def _findings(self) -> list[Finding]:
         """Whether the figures are valid."""
         cells = self.found.cells
-        found = [*self._cells_findings(), *sweep_findings(self.found.sweeps, self._name)]
+        result = [*self._cells_findings(), *sweep_findings(self.found.sweeps, self._name)]
         if differ := dict.fromkeys(self.servers[cell.server] for cell in cells if cell.lengths.differ):
             text = f"Output lengths of {', '.join(differ)} not as requested."
-            found.append(Finding("lengths", "warning", text, "lengths"))
+            result.append(Finding("lengths", "warning", text, "lengths"))
         if len(speeds := {cell.clock for cell in self.cells}) > 1:
             text = f"Cells ran{times_speed(*speeds)}: those of different speeds are not compared."
-            found.append(Finding("speed", "warning", text))
+            result.append(Finding("speed", "warning", text))
         if self.found.interrupted:
-            found.append(Finding("interrupted", "warning", "The matrix was interrupted; --resume goes on with it."))
-        return found
+            result.append(Finding("interrupted", "warning", "The matrix was interrupted; --resume goes on with it."))
+        return result
 
     def _cells_findings(self) -> list[Finding]:
         """Whether runs were complete and valid."""
@@ -240,7 +246,7 @@ class MatrixReport:
         requests = {state: sum(cell.requests[state] for cell in cells) for state in STATES}
         runs, planned = sum(len(cell.runs) for cell in cells), sum(cell.planned for cell in cells)
         missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
-        asked = requests["sent"] + requests["dropped"]
+        requested = requests["sent"] + requests["dropped"]
         ended = "".join(f"; {requests[state]:,} {state}" for state in STATES[2:] if requests[state])
         limited = sum(cell.verdicts.get("limited", 0) for cell in cells)
         client = f"Valid: the load generator was not a bottleneck in any of {pluralise(runs, 'run')}."
@@ -250,8 +256,8 @@ class MatrixReport:
         measured = (
             f"{states['measured']} of {pluralise(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
         )
-        complete = f"{requests['complete']:,} of {asked:,} requests complete{ended}."
-        all_complete = runs > 0 and requests["complete"] == asked
+        complete = f"{requests['complete']:,} of {requested:,} requests complete{ended}."
+        all_complete = runs > 0 and requests["complete"] == requested
         return [
             Finding("measured", "warning" if missing else "ok", measured, "failures"),
             Finding("complete", "ok" if all_complete else "warning", complete, "failures"),
@@ -262,7 +268,7 @@ class MatrixReport:
         """A row per cell, or several: it is told by the names of which there are more than one."""
         wanted = [name for name in ("model", "workload") if len(getattr(self.found, f"{name}s")) > 1]
         who: dict[str, Kind] = {"platform": "text", **dict.fromkeys(wanted, "text"), "server": "head"}
-        index = {name: place for place, name in enumerate(self.servers)}
+        index = {name: position for position, name in enumerate(self.servers)}
         made = []
         for cell, cells in rows:
             server = TableCell("", run=index[cell.server])
@@ -315,16 +321,22 @@ class MatrixReport:
     def _differences(self) -> list[Block]:
         """One row per pair of cells, with a ratio and its interval for each figure that is compared."""
         rows: dict[tuple[CellName, CellName], list[str | TableCell]] = {}
-        for each in sorted(self.found.differences, key=lambda each: each.by, reverse=True):  # servers first
-            pair, where = f"{self.servers[each.a.server]} / {self.servers[each.b.server]}", self.platforms[each.a.host]
-            if each.by == "host":
-                pair, where = f"{where} / {self.platforms[each.b.host]}", self.servers[each.a.server]
-            work = "equal" if each.equal_work else "unequal lengths"
-            row = rows.setdefault((each.a, each.b), [pair, ", ".join((where, each.a.model, each.a.workload)), work])
-            ends = " to ".join(significant(end, 3) for end in each.ci95 or ()) or "too few runs"
-            level, mark = MARKS[_verdict(each, each.a)]
-            cell_text = f"{significant(each.ratio)}{mark}"
-            row.append(TableCell(cell_text, each.ratio, "" if each.ratio is None else ends, level))
+        for difference in sorted(self.found.differences, key=lambda each: each.by, reverse=True):  # servers first
+            pair, where = (
+                f"{self.servers[difference.a.server]} / {self.servers[difference.b.server]}",
+                self.platforms[difference.a.host],
+            )
+            if difference.by == "host":
+                pair, where = f"{where} / {self.platforms[difference.b.host]}", self.servers[difference.a.server]
+            work = "equal" if difference.equal_work else "unequal lengths"
+            row = rows.setdefault(
+                (difference.a, difference.b),
+                [pair, ", ".join((where, difference.a.model, difference.a.workload)), work],
+            )
+            ends = " to ".join(significant(end, 3) for end in difference.ci95 or ()) or "too few runs"
+            level, mark = MARKS[_verdict(difference, difference.a)]
+            cell_text = f"{significant(difference.ratio)}{mark}"
+            row.append(TableCell(cell_text, difference.ratio, "" if difference.ratio is None else ends, level))
         if not rows:
             return [Paragraph(RATIOS), Paragraph("There is no pair of measured cells.")]
         heads: dict[str, Kind] = {"ratio of": "head", "on, or of": "text", "work": "text"}
@@ -336,9 +348,9 @@ class MatrixReport:
         for cell in self.found.cells:
             cache, levels = cell.memory.kv_cache, cell.memory.levels
             peaks = [_cache_peak(cache)]  # of the cell, beside the first of its levels
-            for each in levels:
-                sizes = (each.idle_bytes, each.peak_bytes, each.loaded_bytes, each.total_bytes)
-                rows.append((cell, (each.of, *map(size, sizes), peaks.pop() if peaks else "")))
+            for level in levels:
+                sizes = (level.idle_bytes, level.peak_bytes, level.loaded_bytes, level.total_bytes)
+                rows.append((cell, (level.of, *map(size, sizes), peaks.pop() if peaks else "")))
             if cache and not levels:
                 rows.append((cell, ("server", *[UNKNOWN] * 4, *peaks)))
         if not rows:
@@ -362,20 +374,20 @@ class MatrixReport:
         text += " A server that stops earlier does less work: compare throughputs only where the lengths agree."
         rows = []
         for cell in self.cells:
-            asked, of = dict.fromkeys(str(run.output_tokens_asked) for run in cell.runs), cell.lengths
+            requested, of = dict.fromkeys(str(run.output_tokens_asked) for run in cell.runs), cell.lengths
             ends = map(_number, (of.min, of.p50, of.p90, of.max))
-            rows.append((cell, (" or ".join(asked), _number(of.mean, 1), *ends, f"{of.differ:,}")))
+            rows.append((cell, (" or ".join(requested), _number(of.mean, 1), *ends, f"{of.differ:,}")))
         heads: dict[str, Kind] = {"requested, each": "text"}
         heads |= numbers("mean", "min", "median", "p90", "max", "not as requested")
         return [Paragraph(text), self._table("Tokens of complete answers, as counted by the server", heads, rows)]
 
     def _failures(self) -> list[Block]:
         blocks: list[Block] = [] if self.found.failures else [Paragraph("Every run that was begun could be made.")]
-        for each in self.found.failures:
-            name = f"{self._name(each.cell)}, repeat {each.repeat}"
-            blocks.append(Paragraph(f"{name}: `{each.kind}`: {each.reason} {each.hint}", "error"))
-            if each.log:
-                log = doc.Code(each.log, "The end of the server's log", scroll=True)
+        for failure in self.found.failures:
+            name = f"{self._name(failure.cell)}, repeat {failure.repeat}"
+            blocks.append(Paragraph(f"{name}: `{failure.kind}`: {failure.reason} {failure.hint}", "error"))
+            if failure.log:
+                log = doc.Code(failure.log, "The end of the server's log", scroll=True)
                 blocks.append(doc.Disclosure(f"The end of the server's log, {name}", [log]))
         blocks += [Paragraph(f"Not measured: {each['cell']}: {each['reason']}.") for each in self.found.skipped]
         heads: dict[str, Kind] = {"cell": "text", **numbers(*STATES), "why": "text"}
@@ -389,30 +401,41 @@ class MatrixReport:
 
     def _order(self) -> list[Block]:
         """How the runs were spread over time, and what that is good for."""
-        found = self.found
+        result = self.found
         first = (
-            f"Each server was started {pluralise(found.starts, 'time')} per host and model, and its runs were shuffled "
-            f"within a start (seed {found.seed}); repeat k of every cell has the same prompts."
+            f"Each server was started {pluralise(result.starts, 'time')} per host and model, and its runs were "
+            f"shuffled within a start (seed {result.seed}); repeat k of every cell has the same prompts."
         )
-        lines = [first, ROUNDS if found.starts > 1 else ONE_START, COLD] if found.cells else [SWEPT_ONCE]
-        if found.equal_work:
-            lines.append(f"Because of equal work, {self.servers[found.equal_work.server]} came first in each round.")
+        lines = [first, ROUNDS if result.starts > 1 else ONE_START, COLD] if result.cells else [SWEPT_ONCE]
+        if result.equal_work:
+            lines.append(f"Because of equal work, {self.servers[result.equal_work.server]} came first in each round.")
         rows = []
-        for each in found.server_starts:
-            build = (str(each.facts[name]) for name in ("version", "image", "image_digest") if each.facts.get(name))
-            names = (str(each.start), self.servers[each.server], self.platforms[each.host], each.model)
-            rows.append((*names, duration(each.seconds, 2), str(each.facts.get("launch", "")), ", ".join(build)))
+        for server_start in result.server_starts:
+            build = (
+                str(server_start.facts[name])
+                for name in ("version", "image", "image_digest")
+                if server_start.facts.get(name)
+            )
+            names = (
+                str(server_start.start),
+                self.servers[server_start.server],
+                self.platforms[server_start.host],
+                server_start.model,
+            )
+            rows.append(
+                (*names, duration(server_start.seconds, 2), str(server_start.facts.get("launch", "")), ", ".join(build))
+            )
         heads: dict[str, Kind] = {"start": "number", "server": "head", "platform": "text", "model": "text"}
         heads |= {"up after": "number", "launch": "text", "build": "text"}
         starts = doc.Disclosure("Each start of a server", [table("Starts, in order", heads, rows, several=True)])
-        plan = doc.Disclosure("The plan", [doc.Code(json.dumps(found.plan, indent=2), "The plan", scroll=True)])
+        plan = doc.Disclosure("The plan", [doc.Code(json.dumps(result.plan, indent=2), "The plan", scroll=True)])
         return [*map(Paragraph, lines), *([starts] if rows else []), plan]
 
     def _runs(self) -> doc.Table:
         heads: dict[str, Kind] = {"repeat": "number", "began, UTC": "text", "start": "number", "started": "text"}
         heads |= {"seed": "number", "tokens/s": "number", "client": "text", "folder": "text"}
         rows = []
-        for cell, run in [(each, run) for each in self.cells for run in each.runs]:
+        for cell, run in [(owner, run) for owner in self.cells for run in owner.runs]:
             cold = {True: "cold", False: "warm", None: UNKNOWN}[run.cold]
             began, rate = run.started_at[:19].replace("T", " "), significant(run.output_tokens_per_s, 4)
             texts = (str(run.repeat), began, _number(run.start), cold, str(run.seed), rate, run.verdict)
@@ -421,7 +444,7 @@ class MatrixReport:
 
     def _charts(self, group: tuple[str, str]) -> list[dict[str, Any]]:
         """The distributions of a model and workload: per platform those of its servers, per server its platforms."""
-        found = []
+        result = []
         many = f", {self._group_title(group)}" if len(self.groups) > 1 else ""
         by_host = ("host", "server", "servers", self.platforms, self.servers)
         by_server = ("server", "host", "platforms", self.servers, self.platforms)
@@ -435,8 +458,8 @@ class MatrixReport:
                     text.append(f"{others[getattr(cell, other)]}: E2E p50 {p50}, {far}.")
                 id_, drawn = f"{kind}-{self.groups.index(group)}-{index}", [self.cells.index(cell) for cell in cells]
                 chart = {"id": id_, "kind": kind, "text": text, "title": f"{title}: the {noun}{many}", "cells": drawn}
-                found += [chart] if cells else []
-        return found
+                result += [chart] if cells else []
+        return result
 
     def _data(self, measured: Sequence[CellRunData]) -> dict[str, Any]:
         """What the script draws. `runs` is what charts.js asks for, and empty: no chart here is of a single run."""
@@ -449,9 +472,9 @@ class MatrixReport:
             medians = [float(np.median(run.samples[name])) for run in measured if len(run.samples[name])]
             factor, unit = scale_of(max(medians, default=None))
             metrics.append({"name": name, "short": METRICS[name].short, "factor": factor, "unit": unit})
-        for place, group in enumerate(self.groups):
+        for index, group in enumerate(self.groups):
             cells = [self.cells.index(cell) for cell in self._of(group)]
-            groups.append({"bars": f"bars-{place}", "cells": cells, "charts": self._charts(group)})
+            groups.append({"bars": f"bars-{index}", "cells": cells, "charts": self._charts(group)})
         drawn = [self._drawn(cell, [run for run in measured if run.cell == cell.cell]) for cell in self.cells]
         return {"runs": [], "figures": figures, "metrics": metrics, "cells": drawn, "groups": groups}
 
@@ -462,7 +485,7 @@ class MatrixReport:
         for name in SAMPLED:
             samples = [run.samples[name] for run in runs]
             pooled = np.concatenate(samples)
-            repeats = [_thin(each) for each in samples] if len(runs) > 1 else []
+            repeats = [_thin(sample) for sample in samples] if len(runs) > 1 else []
             curves[name] = {"pooled": distribution(pooled, len(pooled)), "runs": repeats}
         return {
             "server": self.servers[cell.server],

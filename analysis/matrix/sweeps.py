@@ -17,14 +17,14 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
     """How many were made, and where the load generator was the limit."""
     if not sweeps:
         return []
-    states = Counter(each.state for each in sweeps)
+    states = Counter(sweep.state for sweep in sweeps)
     missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
     said = f"{states['measured']} of {pluralise(len(sweeps), 'sweep')} measured{missing}."
-    speeds = {each.result.speed for each in sweeps if each.result and each.result.steps}
+    speeds = {sweep.result.speed for sweep in sweeps if sweep.result and sweep.result.steps}
     differ = (
         f"Sweeps ran{times_speed(*speeds)}: their figures cannot be compared, and a frontier has those of one speed."
     )
-    limited = [each for each in sweeps if each.result and each.result.ended == "client"]
+    limited = [sweep for sweep in sweeps if sweep.result and sweep.result.ended == "client"]
     return [
         Finding("sweeps", "warning" if missing else "ok", said, "sweeps"),
         *([Finding("speed", "warning", differ, "sweeps")] if len(speeds) > 1 else []),
@@ -35,18 +35,18 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, Kind], list[tuple[CellName, Cells]]]:
     """How much each carries, which leads to the frontier of all; and what it gives at the largest load that kept the
     objectives, which leads to the report of that run."""
-    known = [each.result for each in sweeps if each.result and each.result.steps]
+    known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()
-    for each in sweeps:
-        found, step = each.result, best(each.result) if each.result else None
+    for sweep in sweeps:
+        result, step = sweep.result, best(sweep.result) if sweep.result else None
         capacity = TableCell(UNKNOWN)
-        if found and found.capacity is not None:
-            ends = (significant(end) for end in (found.capacity_low, found.capacity_high) if end is not None)
-            text = f"{significant(found.capacity)} {UNITS[found.over]}"
-            capacity = TableCell(text, found.capacity, " to ".join(ends), link=each.page)
-        report = f"{each.folder}/{step.folder}/report.html" if step else ""
+        if result and result.capacity is not None:
+            ends = (significant(end) for end in (result.capacity_low, result.capacity_high) if end is not None)
+            text = f"{significant(result.capacity)} {UNITS[result.over]}"
+            capacity = TableCell(text, result.capacity, " to ".join(ends), link=sweep.page)
+        report = f"{sweep.folder}/{step.folder}/report.html" if step else ""
         values = [None if step is None else getattr(step, name) for name in (rate_of(known), *COMPARED)]
         cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
-        rows.append((each.cell, (each.state, capacity, *cells)))
+        rows.append((sweep.cell, (sweep.state, capacity, *cells)))
     heads: dict[str, Kind] = {"state": "text", **numbers("capacity", per_s(*known), "tokens/s per user")}
     return heads | numbers("cost per M tokens", "J per token"), rows

@@ -214,7 +214,9 @@ def markdown(document: Document) -> str:
                     lines.append(_escaped(text))
                 case Findings(findings):
                     marks = {"ok": "", "note": "", "warning": "**Warning:** ", "error": "**Error:** "}
-                    lines.append("\n".join(f"- {marks[each.level]}{_escaped(each.sentence)}" for each in findings))
+                    lines.append(
+                        "\n".join(f"- {marks[finding.level]}{_escaped(finding.sentence)}" for finding in findings)
+                    )
                 case Table():
                     lines += [f"**{_escaped(block.title)}**", _table(block), *map(_escaped, block.notes)]
                 case Cards(cards):

@@ -93,8 +93,8 @@ def marks(described: Distribution) -> dict[str, Any]:
 
 def goodput(summary: Summary) -> dict[str, Any] | None:
     """Attainment over the scale of the bounds."""
-    found = summary.goodput
-    return None if found is None else {"x": found.curve.x, "y": found.curve.y}
+    result = summary.goodput
+    return None if result is None else {"x": result.curve.x, "y": result.curve.y}
 
 
 def turns(summary: Summary) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ def turns(summary: Summary) -> dict[str, Any] | None:
             low, high = (p50 if end is None else end * 1e3 for end in turn.ttft_s.ci95["p50"])
             rows.append((turn.turn, p50, low, high, p50 - low, high - p50))
     names = ("turn", "p50", "low", "high", "below", "above")
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
 def drawn_ranks(count: int) -> Integers:
@@ -156,39 +156,39 @@ def latencies(frame: Frame) -> dict[str, Any] | None:
     begins, bin_ns, bins = grid
     columns = {"ttft": (frame.first_ns - frame.sent_ns, frame.first_ns)}
     columns["tpot"] = ((frame.last_ns - frame.first_ns) / frame.later_tokens, frame.last_ns)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "bin_s": bin_ns / 1e9,
         "x": np.round((begins + bin_ns * np.arange(bins)) / 1e9, 6).tolist(),
     }
     for name, (values, at_ns) in columns.items():
-        kept = frame.sampled & ~np.isnan(values)
-        places = ((at_ns[kept] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
+        retained = frame.sampled & ~np.isnan(values)
+        places = ((at_ns[retained] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
         scale = {"ttft": 1e9, "tpot": 1e6}[name]
-        parts = [values[kept][places == place] / scale for place in range(bins)]
-        found[f"{name}_n"] = [len(part) for part in parts]
+        parts = [values[retained][places == index] / scale for index in range(bins)]
+        result[f"{name}_n"] = [len(part) for part in parts]
         for share in (50, 99):
-            found[f"{name}_p{share}"] = [
+            result[f"{name}_p{share}"] = [
                 round(percentiles(part, share / 100)[0], 6) if len(part) else None for part in parts
             ]
     rejected = frame.ended_as("rejected")
     incomplete = frame.sent & ~frame.complete & ~np.isnan(frame.end_ns)
     for name, rows in (("failed", incomplete & ~rejected), ("rejected", incomplete & rejected)):
         places = ((frame.end_ns[rows] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
-        found[f"{name}_per_s"] = np.round(np.bincount(places, minlength=bins) / (bin_ns / 1e9), 4).tolist()
-    return found
+        result[f"{name}_per_s"] = np.round(np.bincount(places, minlength=bins) / (bin_ns / 1e9), 4).tolist()
+    return result
 
 
 def heat(frame: Frame) -> dict[str, Any] | None:
     """How many first tokens came at each time with each TTFT, in rows of equal ratio; None for a run too short."""
     grid, values = _grid(frame), (frame.first_ns - frame.sent_ns) / 1e9
-    kept = frame.sampled & (values > 0)
-    if not grid or grid[1] * grid[2] < HEAT_LEAST_S * 1e9 or not kept.any():
+    retained = frame.sampled & (values > 0)
+    if not grid or grid[1] * grid[2] < HEAT_LEAST_S * 1e9 or not retained.any():
         return None
     begins, bin_ns, bins = grid
-    low, high = float(values[kept].min()), float(values[kept].max()) * 1.0001
+    low, high = float(values[retained].min()), float(values[retained].max()) * 1.0001
     edges = low * (high / low) ** (np.arange(HEAT_ROWS + 1) / HEAT_ROWS)
-    columns = ((frame.first_ns[kept] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
-    rows = (np.searchsorted(edges, values[kept], side="right") - 1).clip(0, HEAT_ROWS - 1)
+    columns = ((frame.first_ns[retained] - begins) / bin_ns).astype(np.int64).clip(0, bins - 1)
+    rows = (np.searchsorted(edges, values[retained], side="right") - 1).clip(0, HEAT_ROWS - 1)
     cells, counts = np.unique(columns * HEAT_ROWS + rows, return_counts=True)
     row, x = cells % HEAT_ROWS, (begins + bin_ns * (cells // HEAT_ROWS + 0.5)) / 1e9
     return {
@@ -224,8 +224,8 @@ def sends(frame: Frame) -> dict[str, Any]:
 def first_tokens(frame: Frame) -> dict[str, Any]:
     """TTFT of complete requests by prompt length and by place in the queue (1 is the first sent)."""
     order = _order_sent(frame)
-    kept = (frame.sampled & ~np.isnan(frame.first_ns))[order]
-    rows, positions = order[kept], np.flatnonzero(kept) + 1
+    retained = (frame.sampled & ~np.isnan(frame.first_ns))[order]
+    rows, positions = order[retained], np.flatnonzero(retained) + 1
     ttft_s = (frame.first_ns - frame.sent_ns)[rows] / 1e9
     prompts = frame.prompt_tokens[rows]
     known = ~np.isnan(prompts)
@@ -259,7 +259,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
         **{
             name: [None if np.isnan(at) else round(at / 1e9, 6) for at in each[rows].tolist()] for name, each in columns
         },
-        "bad": [why[place] for place in frame.ending[rows]],
+        "bad": [why[index] for index in frame.ending[rows]],
         "tokens": _ticks(frame, rows),
         "n": len(order),
         "drawn": len(rows),
@@ -271,9 +271,9 @@ def timeline(frame: Frame) -> dict[str, Any]:
 def lifetime(frame: Frame) -> dict[str, Any]:
     """Percentiles and the largest of complete requests' gaps by token, and the LONGEST of all, with their place."""
     sampled = frame.sampled
-    most = int(frame.arrived_tokens[sampled].max(initial=0))
-    width = max(1, round(nice_step(most / TOKEN_BINS_MAX))) if most else 1
-    bins = most // width + 1
+    maximum = int(frame.arrived_tokens[sampled].max(initial=0))
+    width = max(1, round(nice_step(maximum / TOKEN_BINS_MAX))) if maximum else 1
+    bins = maximum // width + 1
     counts, largest = np.zeros((bins, BUCKETS), np.int64), np.zeros(bins)
     longest: list[tuple[float, int, int]] = []
     for rows, chunks in frame.blocks():
@@ -287,14 +287,14 @@ def lifetime(frame: Frame) -> dict[str, Any]:
         np.maximum.at(largest, binned, gaps)
         top = np.flatnonzero(gaps >= longest[-1][0]) if len(longest) == LONGEST else np.arange(len(gaps))
         if len(top) > LONGEST:  # of equal ones the last
-            least = np.partition(gaps[top], -LONGEST)[-LONGEST]
-            top = np.concatenate((top[gaps[top] == least][-LONGEST:], top[gaps[top] > least]))
-        found = zip(gaps[top].tolist(), places[top].tolist(), tokens[top].tolist(), strict=True)
-        longest = sorted([*longest, *found], reverse=True)[:LONGEST]
+            minimum = np.partition(gaps[top], -LONGEST)[-LONGEST]
+            top = np.concatenate((top[gaps[top] == minimum][-LONGEST:], top[gaps[top] > minimum]))
+        result = zip(gaps[top].tolist(), places[top].tolist(), tokens[top].tolist(), strict=True)
+        longest = sorted([*longest, *result], reverse=True)[:LONGEST]
     placed = []
-    for gap_s, place, token in longest:
-        request = int(frame.id[np.searchsorted(frame.offsets, place, "right") - 1])
-        from_s = round(float(frame.chunk_ns[place : place + 1][0]) / 1e9 - gap_s, 6)
+    for gap_s, index, token in longest:
+        request = int(frame.id[np.searchsorted(frame.offsets, index, "right") - 1])
+        from_s = round(float(frame.chunk_ns[index : index + 1][0]) / 1e9 - gap_s, 6)
         placed.append({"request": request, "token": token, "from_s": from_s, "gap_s": gap_s})
     columns = {f"longest_{name}": [each[key] for each in placed] for name, key in LONGEST_COLUMNS.items()}
     # A percentile is drawn only where enough requests reach that far for it to mean something.
@@ -320,30 +320,30 @@ def lifetime(frame: Frame) -> dict[str, Any]:
 def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
     """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap. Curves of one `panel` share
     an axis: those of one unit, but the many prompt tokens apart from output tokens."""
-    found = []
+    result = []
     for each in series:
         factor, unit = UNITS.get(each.unit, (1.0, each.unit))
         panel = f"{each.title[0].lower()}{each.title[1:]}/s" if unit == "tokens/s" else unit
         places = thinned(each.y)
-        x = [round(each.x_s[place], 4) for place in places]
-        y = [None if (value := each.y[place]) is None else float(f"{value * factor:.6g}") for place in places]
-        found.append(
+        x = [round(each.x_s[index], 4) for index in places]
+        y = [None if (value := each.y[index]) is None else float(f"{value * factor:.6g}") for index in places]
+        result.append(
             {"title": each.title, "unit": unit, "panel": panel, "of": each.of, "x": x, "y": y, "n": len(each.y)}
         )
-    return found
+    return result
 
 
 def thinned(values: Sequence[float | None]) -> list[int]:
     """The places to draw: all, or of each of PIECES pieces its first, its smallest, its largest and its gap."""
     if len(values) <= 3 * PIECES:
         return list(range(len(values)))
-    kept: set[int] = {len(values) - 1}
+    retained: set[int] = {len(values) - 1}
     for piece in range(PIECES):
         places = range(piece * len(values) // PIECES, (piece + 1) * len(values) // PIECES)
-        known = [(value, place) for place in places if (value := values[place]) is not None]
-        gap = next((place for place in places if values[place] is None), places[0])
-        kept |= {places[0], gap, *((min(known)[1], max(known)[1]) if known else ())}
-    return sorted(kept)
+        known = [(value, index) for index in places if (value := values[index]) is not None]
+        gap = next((index for index in places if values[index] is None), places[0])
+        retained |= {places[0], gap, *((min(known)[1], max(known)[1]) if known else ())}
+    return sorted(retained)
 
 
 def _most_at_once(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
@@ -377,18 +377,18 @@ def _some(count: int, most: int, slowness: Floats, bad: Booleans | None = None) 
 
 def _middles(x: Floats, y: Floats) -> dict[str, list[float]]:
     """Median and p90 of y along x: in up to PARTS_MAX parts of equally many, none of fewer than PART_LEAST."""
-    found: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
+    result: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
     parts = min(PARTS_MAX, len(x) // PART_LEAST)
     if parts < 2 or x.min() == x.max():
-        return found
+        return result
     order = np.argsort(x, kind="stable")
     cuts = np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]])
     for part in np.split(order, cuts):  # a part holds all requests of one x, or none of them
         if len(part):
-            found["x"].append(round(percentiles(x[part], 0.5)[0], 1))
+            result["x"].append(round(percentiles(x[part], 0.5)[0], 1))
             for name, value in zip(("p50", "p90"), percentiles(y[part], 0.5, 0.9), strict=True):
-                found[name].append(round(value, 6))
-    return found
+                result[name].append(round(value, 6))
+    return result
 
 
 def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
@@ -409,10 +409,10 @@ def _ticks(frame: Frame, rows: Integers) -> list[list[int]]:
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
     """Of one block: each gap in seconds, the token that ends it (counted from 1), and the place of its chunk."""
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
-    kept = np.repeat(frame.sampled[rows], counts)
+    retained = np.repeat(frame.sampled[rows], counts)
     firsts = frame.offsets[rows][counts > 0] - chunks.start
-    kept[firsts] = False  # a request's first chunk ends no gap
-    places = np.flatnonzero(kept)
+    retained[firsts] = False  # a request's first chunk ends no gap
+    places = np.flatnonzero(retained)
     before = np.cumsum(frame.chunk_tokens[chunks], dtype=np.int64)  # tokens up to and with each chunk, in the block
     started = np.zeros(len(counts), np.int64)
     started[counts > 0] = before[firsts] - frame.chunk_tokens[chunks][firsts]

@@ -130,10 +130,10 @@ def figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
     for run in (run for run in runs if name in run.data):
         for trace in chart.traces:
             if trace.get("alone", not several) is not several:
-                found = _resolved({key: each for key, each in trace.items() if key != "alone"}, run, drawn, several)
+                result = _resolved({key: each for key, each in trace.items() if key != "alone"}, run, drawn, several)
                 for axis, scale in drawn["scales"].items():
-                    found[axis] = [None if value is None else value * scale["factor"] for value in found[axis]]
-                traces.append(found)
+                    result[axis] = [None if value is None else value * scale["factor"] for value in result[axis]]
+                traces.append(result)
     layout = _resolved({"title": {"text": chart.title}, "showlegend": several, **drawn["layout"]}, None, drawn, several)
     return {"data": traces, "layout": layout}
 
@@ -263,13 +263,13 @@ def _position(first: Data, _: Summary) -> str:
 
 
 def _prompt(first: Data, _: Summary) -> str:
-    least, most = first["prompts"]  # of which there are several, or there is no such chart
+    minimum, maximum = first["prompts"]  # of which there are several, or there is no such chart
     trend = f" {_rise(first['by_prompt'])} from the shortest to the longest." if first["by_prompt"]["x"] else ""
-    return f"Prompts of {least:,} to {most:,} tokens.{trend}"
+    return f"Prompts of {minimum:,} to {maximum:,} tokens.{trend}"
 
 
 def _rise(trend: Data) -> str:
-    begins, ends = (duration(trend["p50"][place]) for place in (0, -1))
+    begins, ends = (duration(trend["p50"][index]) for index in (0, -1))
     return f"Median TTFT from {begins} to {ends}"
 
 
@@ -280,11 +280,11 @@ def _gaps(lifetime: Data, _: Summary) -> str:
     wide = f" (tokens in groups of {lifetime['width']:,})" if lifetime["width"] > 1 else ""
     longest = lifetime["longest"][0]
     where = f"token {longest['token']:,} of request {longest['request']}."
-    most = f"Longest {duration(longest['gap_s'])}, {where}"
+    maximum = f"Longest {duration(longest['gap_s'])}, {where}"
     if not known:
-        return most
+        return maximum
     (_, begins), (last, ends) = known[0], known[-1]
-    return f"Median {duration(begins)} at first, {duration(ends)} at token {last:,}{wide}. {most}"
+    return f"Median {duration(begins)} at first, {duration(ends)} at token {last:,}{wide}. {maximum}"
 
 
 def _course(data: Data, summary: Summary) -> str:

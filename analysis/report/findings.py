@@ -42,7 +42,7 @@ def findings(summary: Summary) -> list[Finding]:
     requests, tokens, client = summary.requests, summary.tokens, summary.client
     doubtful = tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported or _chunks(summary)
     exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
-    found = [
+    result = [
         Finding("client", client_level(client), client_said(summary), "client"),
         *_error_bars(client, summary),
         Finding("complete", _endings_level(requests), endings(summary), "failures"),
@@ -50,24 +50,24 @@ def findings(summary: Summary) -> list[Finding]:
         *streamed(summary),
     ]
     if beyond := summary.run.over_limit:
-        found.append(Finding("over_limit", "note", f"Sent on purpose (--over-limit): {beyond}.", "failures"))
+        result.append(Finding("over_limit", "note", f"Sent on purpose (--over-limit): {beyond}.", "failures"))
     if known := addresses(summary.server):
-        found.append(Finding("addresses", "note", known, "failures"))
+        result.append(Finding("addresses", "note", known, "failures"))
     if sent := delivery(summary):
-        found.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
+        result.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
     if summary.machines:
         each = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
-        found.append(
+        result.append(
             Finding("machines", "ok", f"{pluralise(len(summary.machines), 'machine')}, clocks known to: {each}.")
         )
-    found += [*(Finding("goodput", "note", text, "goodput") for text in goodput(summary)), *_counters(summary)]
-    found += _window(summary)
+    result += [*(Finding("goodput", "note", text, "goodput") for text in goodput(summary)), *_counters(summary)]
+    result += _window(summary)
     if contradiction := littles_law(summary):
-        found.append(Finding("littles_law", "warning", contradiction, "course"))
-    found += [Finding("memory", "note", text, "machines") for text in memory(summary)]
+        result.append(Finding("littles_law", "warning", contradiction, "course"))
+    result += [Finding("memory", "note", text, "machines") for text in memory(summary)]
     if summary.limit:
-        found.append(Finding("limit", "warning" if summary.limit.exceeds_limit else "note", limit(summary.limit)))
-    return [*found, *_warnings(summary)]
+        result.append(Finding("limit", "warning" if summary.limit.exceeds_limit else "note", limit(summary.limit)))
+    return [*result, *_warnings(summary)]
 
 
 def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
@@ -178,7 +178,7 @@ def _mean_tokens(difference: LengthDifference, between: str) -> str:
 def streamed(summary: Summary) -> list[Finding]:
     """Return findings about tokens that were not streamed, or whose chunk is not known."""
     tokens, complete = summary.tokens, summary.requests.complete
-    by, found = tokens.streamed_by, list[Finding]()
+    by, result = tokens.streamed_by, list[Finding]()
     if contradicted := by.get("contradicted", 0):
         text = (
             f"Token counts contradict each other in {contradicted:,} of {pluralise(complete, 'response')}: "
@@ -186,7 +186,7 @@ def streamed(summary: Summary) -> list[Finding]:
             f"{tokens.contradicted_totals:,}. "
             "Figures use the totals, spread evenly over the chunks; where a total is 0, they use the chunks."
         )
-        found.append(Finding("tokens-contradicted", "warning", text, "lengths"))
+        result.append(Finding("tokens-contradicted", "warning", text, "lengths"))
     if tokens.unstreamed:
         text = (
             f"{tokens.unstreamed:,} generated tokens were never streamed, in {tokens.unstreamed_requests:,} of "
@@ -196,15 +196,15 @@ def streamed(summary: Summary) -> list[Finding]:
         assumed = by.get("assumed_hidden", 0)
         if assumed:
             text += f" For {pluralise(assumed, 'response')} this is assumed from text and timing."
-        found.append(Finding("tokens-hidden", "warning" if assumed else "note", text, "lengths"))
+        result.append(Finding("tokens-hidden", "warning" if assumed else "note", text, "lengths"))
     if spread := by.get("spread", 0):
         text = (
             f"The server does not say how many tokens the chunks of {spread:,} of {pluralise(complete, 'response')} "
-            f"hold: {significant(tokens.spread_per_chunk or 0.0)} on average. TPOT and ITL assume that tokens are spread "
-            "evenly over the chunks."
+            f"hold: {significant(tokens.spread_per_chunk or 0.0)} on average. TPOT and ITL assume that "
+            "tokens are spread evenly over the chunks."
         )
-        found.append(Finding("tokens-spread", "note", text, "lengths"))
-    return found
+        result.append(Finding("tokens-spread", "note", text, "lengths"))
+    return result
 
 
 def _chunks(summary: Summary) -> int:
@@ -234,9 +234,9 @@ def client_said(summary: Summary) -> str:
         )
     if client.lacking:
         said += f"; {client.lacking}"
-    if found := client.calibration:
-        rate = f", {found.events_per_s:,.0f} events/s" if found.events_per_s else ""
-        said += f"; calibrated {found.made_at[:10]}: TTFT ±{duration(found.ttft_p99_s, 2)} at p99{rate}"
+    if result := client.calibration:
+        rate = f", {result.events_per_s:,.0f} events/s" if result.events_per_s else ""
+        said += f"; calibrated {result.made_at[:10]}: TTFT ±{duration(result.ttft_p99_s, 2)} at p99{rate}"
     return f"{said}."
 
 
@@ -273,11 +273,11 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
 
 def most_failed(summary: Summary) -> list[Finding]:
     """Return the most frequent reason for which requests were not complete."""
-    found = [(each, kind) for kind, examples in summary.requests.examples.items() for each in examples]
-    found = [pair for pair in found if pair[1] != "cancelled"]
-    if not found or not summary.requests.errors:
+    result = [(example, kind) for kind, examples in summary.requests.examples.items() for example in examples]
+    result = [pair for pair in result if pair[1] != "cancelled"]
+    if not result or not summary.requests.errors:
         return []
-    top, kind = max(found, key=lambda pair: pair[0].count)
+    top, kind = max(result, key=lambda pair: pair[0].count)
     words = f": “{top.detail}”" if top.detail else ""
     text = f"Most frequent: {top.count:,} x {kind}{words}."
     return [Finding("failure", "warning" if kind == "rejected" else "error", text, "failures")]
@@ -313,15 +313,15 @@ def delivered(summary: Summary) -> bool:
 
 def goodput(summary: Summary) -> list[str]:
     """How many requests met the bounds, and which bounds 90 % would have met; nothing where none were stated."""
-    found = summary.goodput
-    if not found or not found.requests:
+    result = summary.goodput
+    if not result or not result.requests:
         return []
-    low, high = (significant(end * 100, 3) for end in found.attainment_ci95)
+    low, high = (significant(end * 100, 3) for end in result.attainment_ci95)
     due = "" if summary.window.whole else " due in the window"
-    good = f"{found.good:,} of {pluralise(found.requests, 'request')}{due} met {' and '.join(found.bounds)}"
-    text = f"Goodput {significant(found.per_s)} requests/s: {good}"
-    text += f" ({percent(found.attainment)}, 95 %: {low} to {high} %)."
-    if not (met := found.met_by["90%"]):
+    good = f"{result.good:,} of {pluralise(result.requests, 'request')}{due} met {' and '.join(result.bounds)}"
+    text = f"Goodput {significant(result.per_s)} requests/s: {good}"
+    text += f" ({percent(result.attainment)}, 95 %: {low} to {high} %)."
+    if not (met := result.met_by["90%"]):
         return [text, "No bounds would have been met by 90 %: too many were not complete."]
     if not (bounds := bounds_met(met, " < ")):
         names = " and ".join(met.bounds_s)
@@ -346,15 +346,15 @@ def _window(summary: Summary) -> list[Finding]:
         return []
     ends = f"{significant(window.from_s)} s to {significant(window.to_s)} s"
     text = f"Measured from {ends} of the run ({window.reason}): {pluralise(window.requests, 'request')} due within."
-    found = [Finding("window", "ok", text, "course")]
+    result = [Finding("window", "ok", text, "course")]
     if window_is_empty(summary):
         text = f"No complete request was due in the window, {ends} of the run: there are no latencies."
-        found = [Finding("window", "warning", text, "course")]
+        result = [Finding("window", "warning", text, "course")]
     if left_out := window.outside:
         doubtful = left_out.slower or left_out.incomplete
         text = outside(window.requests + left_out.requests, left_out)
-        found.append(Finding("outside", "warning" if doubtful else "ok", text, "course"))
-    return found
+        result.append(Finding("outside", "warning" if doubtful else "ok", text, "course"))
+    return result
 
 
 def window_is_empty(summary: Summary) -> bool:
@@ -417,23 +417,25 @@ def limit(found: HardwareLimit) -> str:
 
 def memory(summary: Summary) -> list[str]:
     """What is known of memory: the KV cache, the GPUs, the server's processes. Often nothing."""
-    found = summary.memory
-    if not found:
+    result = summary.memory
+    if not result:
         return []
     lines = []
-    if (cache := found.kv_cache) and cache.peak_share is not None:
+    if (cache := result.kv_cache) and cache.peak_share is not None:
         room = f" of {cache.tokens:,} tokens" if cache.tokens else ""
         peak = f"peak {percent(cache.peak_share)}"
         if cache.peak_fullest_share is not None:
             room += f" in {cache.engines} engines"
             peak += f" on average and {percent(cache.peak_fullest_share)} in the fullest"
         lines.append(f"KV cache{room}: {peak}, by the server's own gauge.")
-    lines += [_level(each) for each in found.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
-    if (more := len(found.gpus) - GPUS_NAMED) > 0:
+    lines += [_level(each) for each in result.gpus[:GPUS_NAMED] if each.peak_bytes is not None]
+    if (more := len(result.gpus) - GPUS_NAMED) > 0:
         lines.append(f"{pluralise(more, 'more GPU')} in summary.json.")
-    if found.taken_at_start and lines:
-        lines.append(f"{found.taken_at_start.note}.")
-    return lines + [_level(each) for each in found.processes if each.on == "host" and each.peak_bytes is not None]
+    if result.taken_at_start and lines:
+        lines.append(f"{result.taken_at_start.note}.")
+    return lines + [
+        _level(process) for process in result.processes if process.on == "host" and process.peak_bytes is not None
+    ]
 
 
 def _level(each: MemoryLevels) -> str:
@@ -447,18 +449,18 @@ def _level(each: MemoryLevels) -> str:
 def _counters(summary: Summary) -> list[Finding]:
     """Whether the server counted the same."""
     counters = [(title, each) for word, title in COUNTED.items() if (each := summary.server_counters.get(word))]
-    found = []
+    result = []
     if same := [title for title, each in counters if each.agree and (title != "rejections" or each.server)]:
         warmup = summary.requests.warmup
         included = f", {pluralise(warmup, 'warm-up request')} included" if warmup else ""
         listed = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))
-        found.append(Finding("counters", "ok", f"The server counted the same {listed}{included}.", "machines"))
+        result.append(Finding("counters", "ok", f"The server counted the same {listed}{included}.", "machines"))
     for title, each in counters:
         if each.agree is False:
-            most = "" if each.client_most is None else f" to {each.client_most:,}"
-            text = f"The server counted {each.server:,} {title}, the client {each.client:,}{most}: {each.why}."
-            found.append(Finding("counters", "warning", text, "machines"))
-    return found
+            maximum = "" if each.client_most is None else f" to {each.client_most:,}"
+            text = f"The server counted {each.server:,} {title}, the client {each.client:,}{maximum}: {each.why}."
+            result.append(Finding("counters", "warning", text, "machines"))
+    return result
 
 
 def _warnings(summary: Summary) -> list[Finding]:
@@ -504,7 +506,7 @@ def measured(entry: ObjectiveVerdict) -> str:
 def objectives_met(summary: Summary) -> Finding | None:
     """How many objectives passed, at the level of the worst; None where none was stated."""
     said = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
-    counts = Counter[str](each.verdict for each in summary.objectives)
+    counts = Counter[str](objective.verdict for objective in summary.objectives)
     text = ", ".join(f"{counts[name]} {word}" for name, word in said.items() if counts[name])
     level: Level = "error" if counts["fail"] else "warning" if counts["inconclusive"] else "ok"
     return Finding("objectives", level, f"{text}.", "objectives") if text else None

@@ -161,7 +161,7 @@ def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
 
 def _style(mark: str) -> str:
     """page.css, with the palette's colours for light and dark, and the mark at the head of each printed page."""
-    light, dark = ("".join(f"--{name}:{each[place]};" for name, each in PALETTE.items()) for place in (0, 1))
+    light, dark = ("".join(f"--{name}:{each[index]};" for name, each in PALETTE.items()) for index in (0, 1))
     classes = "".join(f".{name}{{--run:var(--{name})}}" for name in PALETTE)
     scheme = f"@media (prefers-color-scheme:dark){{:root:not(.on-paper){{{dark}}}}}"
     printed = f"@page{{@top-right{{content:{json.dumps(mark)}}}}}" if mark else ""

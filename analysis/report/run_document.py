@@ -110,15 +110,15 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     answer: list[Block] = [Paragraph(DIFFERENT_SPEEDS, "warning")] if len(speeds) > 1 else []
     answer += [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
-    limits = [(each.limit, place if len(runs) > 1 else None) for place, each in enumerate(summaries) if each.limit]
-    answer += [Paragraph(findings.limit(found), "note", place) for found, place in limits if not found.exceeds_limit]
+    limits = [(each.limit, index if len(runs) > 1 else None) for index, each in enumerate(summaries) if each.limit]
+    answer += [Paragraph(findings.limit(result), "note", index) for result, index in limits if not result.exceeds_limit]
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     words = {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),
         "inside": "" if all(summary.window.whole for summary in summaries) else ", of those due inside the window",
         "independent": " ".join(dict.fromkeys(summary.intervals.note for summary in summaries)),
     }
-    pick = doc.Switch("timeline-run", "Run", [(str(place), run.name) for place, run in enumerate(drawn)], "select")
+    pick = doc.Switch("timeline-run", "Run", [(str(index), run.name) for index, run in enumerate(drawn)], "select")
     axis = doc.Switch("axis", "Latency", (("linear", "linear"), ("log", "log")))
     shares = doc.Switch("shares", "Percentiles", (("linear", "linear"), ("tails", "tails")))
     switches = {"latency": [axis, shares], "timeline": [pick] if len(runs) > 1 else []}
@@ -143,7 +143,7 @@ def names(summaries: Sequence[Summary]) -> list[str]:
     if len({*repeats}) == len(repeats) > 1 and all(summary.run.repeats > 1 for summary in summaries):
         return repeats
     again = Counter(chosen)
-    return [name if again[name] == 1 else f"{name} (run {place})" for place, name in enumerate(chosen, 1)]
+    return [name if again[name] == 1 else f"{name} (run {index})" for index, name in enumerate(chosen, 1)]
 
 
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
@@ -151,19 +151,19 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     summaries = [run.summary for run in runs]
     servers = [summary.server.name for summary in summaries]
     order = list(dict.fromkeys(servers))
-    found = []
-    for place, (name, summary) in enumerate(zip(names(summaries), summaries, strict=True)):
-        colour = list(PALETTE)[order.index(servers[place]) % len(PALETTE)]
-        dash = DASHES[servers[:place].count(servers[place]) % len(DASHES)]
-        found.append(ChartRun(name, colour, simulated(summary), dash=dash, summary=summary, data=runs[place].data))
-    return found
+    result = []
+    for index, (name, summary) in enumerate(zip(names(summaries), summaries, strict=True)):
+        colour = list(PALETTE)[order.index(servers[index]) % len(PALETTE)]
+        dash = DASHES[servers[:index].count(servers[index]) % len(DASHES)]
+        result.append(ChartRun(name, colour, simulated(summary), dash=dash, summary=summary, data=runs[index].data))
+    return result
 
 
 def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
     facts = " · ".join(filter(None, (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
-    cards, found = list(tables.cards(summary).values()), findings.findings(summary)
-    verdict, met = findings.verdict(summary, found), findings.objectives_met(summary)
-    shown = [*findings.most_failed(summary), *(each for each in found if each.level != "note")]
+    cards, result = list(tables.cards(summary).values()), findings.findings(summary)
+    verdict, met = findings.verdict(summary, result), findings.objectives_met(summary)
+    shown = [*findings.most_failed(summary), *(each for each in result if each.level != "note")]
     shown.sort(key=lambda each: ("error", "warning", "ok").index(each.level))
     return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
 
@@ -195,10 +195,10 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     if any(summary.requests.errors for summary in summaries):
         percentiles.append(_folded("Incomplete requests as infinitely slow", tables.latency(summaries, adjusted=True)))
     failures: list[Block] = [
-        tables.failures(summary, place if several else None)
+        tables.failures(summary, index if several else None)
         if summary.requests.errors
-        else Paragraph("None: every request sent was complete.", run=place)
-        for place, summary in enumerate(summaries)
+        else Paragraph("None: every request sent was complete.", run=index)
+        for index, summary in enumerate(summaries)
     ]
     counted = [
         f"Outputs{f' of {run.name}' if several else ''} counted by {counter}: {number:,}."
@@ -206,8 +206,8 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for counter, number in run.summary.tokens.counted_by.items()
     ]
     client: list[Block] = [
-        Paragraph(findings.client_said(each), findings.client_level(each.client), place)
-        for place, each in enumerate(summaries)
+        Paragraph(findings.client_said(each), findings.client_level(each.client), index)
+        for index, each in enumerate(summaries)
     ]
     return {
         **{name: [table] for name, table in optional.items() if table.rows},
@@ -228,18 +228,18 @@ def _folded(title: str, *blocks: Block) -> Block:
 
 def _machines(summaries: Sequence[Summary]) -> list[Block]:
     blocks: list[Block] = [
-        Paragraph(text, run=place) for place, each in enumerate(summaries) for text in findings.memory(each)
+        Paragraph(text, run=index) for index, each in enumerate(summaries) for text in findings.memory(each)
     ]
     if held := [each for each in (tables.memory(summaries), tables.counters(summaries)) if each.rows]:
         blocks.append(_folded("Memory and counts", *held))
-    for place, found in ((place, each.memory) for place, each in enumerate(summaries) if each.memory):
-        missing = dict(found.not_measured)
-        for source, reasons in found.gaps.items():
+    for index, result in ((index, each.memory) for index, each in enumerate(summaries) if each.memory):
+        missing = dict(result.not_measured)
+        for source, reasons in result.gaps.items():
             failed = (f"{pluralise(number, 'reading')} failed: {why}" for why, number in reasons.items())
             missing[source] = "; ".join(failed)
         if missing:
             text = "; ".join(f"{what} ({why})" for what, why in missing.items())
-            blocks.append(Paragraph(f"Not read: {text}.", "note", place))
+            blocks.append(Paragraph(f"Not read: {text}.", "note", index))
     return blocks
 
 
@@ -250,7 +250,7 @@ NOT_FACTS = ("limits", "addresses", "addresses_unused")
 def _again(runs: Sequence[ReportedRun]) -> Section:
     """Everything needed to run it again."""
     blocks: list[Block] = []
-    for place, each in enumerate(runs):
+    for index, each in enumerate(runs):
         run, server = each.summary.run, each.summary.server
         groups: dict[str, Mapping[str, Any]] = {
             "Run": {name: getattr(run, name) for name in RUN_FACTS}
@@ -261,20 +261,20 @@ def _again(runs: Sequence[ReportedRun]) -> Section:
             "Server limits": server.limits,
             "Client host": each.run.header.host,
         }
-        facts = {title: found for title, values in groups.items() if (found := _said(values))}
-        blocks += [Paragraph("", run=place)] if len(runs) > 1 else []
+        facts = {title: result for title, values in groups.items() if (result := _said(values))}
+        blocks += [Paragraph("", run=index)] if len(runs) > 1 else []
         blocks += [doc.Code(run.command, "Command", copy=True), _folded("Settings, versions, host", doc.Facts(facts))]
     return Section("again", "Run it again", blocks)
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    result = {}
     for name, value in values.items():
         if value not in (None, ""):
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
             known = name.endswith("_bytes") and type(value) is int and value < 2**63  # damaged files hold anything
-            found[name.removesuffix("_bytes").replace("_", " ")] = size(value) if known else text
-    return found
+            result[name.removesuffix("_bytes").replace("_", " ")] = size(value) if known else text
+    return result
 
 
 def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:

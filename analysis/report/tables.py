@@ -52,10 +52,10 @@ def numbers(*titles: str) -> dict[str, Kind]:
 
 def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
     """A table from texts and cells. The column `run` is left out where there is one run."""
-    kept = [place for place, head in enumerate(heads) if several or head != "run"]
+    retained = [index for index, head in enumerate(heads) if several or head != "run"]
     columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
     made = [[TableCell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    return Table(title, columns, [TableRow([row[each] for each in kept]) for row in made], **more)
+    return Table(title, columns, [TableRow([row[each] for each in retained]) for row in made], **more)
 
 
 def cards(summary: Summary) -> dict[str, Card]:
@@ -74,7 +74,7 @@ def cards(summary: Summary) -> dict[str, Card]:
     drained = "" if steady is None else drain
     exact = _joined(tokens, _interval(summary, "output_tokens_per_s"), drained, timing)
     total = _interval(summary, "total_tokens_per_s") or "with prompts"
-    found = {
+    result = {
         "output": Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", exact),
         "total": Card("Total throughput", significant(throughput.total_tokens_per_s, 4), "tokens/s", total),
         "requests": Card("Requests", significant(throughput.requests_per_s), "/s", ended),
@@ -84,17 +84,17 @@ def cards(summary: Summary) -> dict[str, Card]:
     if summary.burst.skew_s is not None:
         bounds = summary.burst.skew_range_s
         said = f"{duration(bounds[0])} to {duration(bounds[1])}, as far as clocks tell" if bounds else ""
-        found["skew"] = _timed("Burst skew", summary.burst.skew_s, said or "from the first byte sent to the last")
+        result["skew"] = _timed("Burst skew", summary.burst.skew_s, said or "from the first byte sent to the last")
     else:
         rate = summary.delivery.rate_per_s
         target = "" if rate.named is None else f"target {significant(rate.named, 4)}"
         title = "Sessions begun" if summary.run.load.sessions else "Actual load"
-        found["load"] = Card(title, significant(rate.sent, 4), "/s", target)
+        result["load"] = Card(title, significant(rate.sent, 4), "/s", target)
     if summary.generates:
-        return found
+        return result
     exact = _joined(_interval(summary, "input_tokens_per_s"), timing)
     first = {"input": Card("Input throughput", significant(throughput.input_tokens_per_s, 4), "tokens/s", exact)}
-    return first | {name: each for name, each in found.items() if name not in OF_TOKENS}
+    return first | {name: each for name, each in result.items() if name not in OF_TOKENS}
 
 
 def _completed(summary: Summary) -> str:
@@ -117,23 +117,23 @@ def latency(
     several = len(summaries) > 1
     shown = WITH_INTERVAL if adjusted else BRIEF_STATISTICS if brief else STATISTICS
     parts: list[Mapping[str, Distribution | AdjustedDistribution]]
-    parts = [dict(each.latencies_adjusted if adjusted else each.latencies) for each in summaries]
+    parts = [dict(summary.latencies_adjusted if adjusted else summary.latencies) for summary in summaries]
     rows = []
-    asked = any(each.generates for each in summaries)
+    requested = any(summary.generates for summary in summaries)
     for name in BRIEF_LATENCIES if brief else parts[0]:
-        if name not in only or (not asked and not any(part[name].n for part in parts)):
+        if name not in only or (not requested and not any(part[name].n for part in parts)):
             continue
         factor, unit = _unit(name, parts)
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
-            heads += [_run(place)] if several else []
+            heads += [_run(index)] if several else []
             heads += [TableCell(unit), *([] if brief else [TableCell(f"{part[name].n:,}", part[name].n)])]
             cells = [statistic(part[name], figure, factor) for figure in shown]
-            rows.append(TableRow([*heads, *cells], name, several and place == 0))
+            rows.append(TableRow([*heads, *cells], name, several and index == 0))
     columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
     columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
     columns += [TableColumn(name.replace("p99_9", "p99.9"), key=name) for name in shown]
-    thin = [name for place, name in enumerate(shown, -len(shown)) if any(row.cells[place].thin for row in rows)]
+    thin = [name for index, name in enumerate(shown, -len(shown)) if any(row.cells[index].thin for row in rows)]
     needed = ", ".join(f"{name.replace('_', '.')} {samples_needed(PERCENTILES[name]):,}" for name in thin)
     notes = [f"* too few independent samples: {needed} needed."] if thin else []
     if brief and summaries[0].burst.skew_s is not None and summaries[0].requests.complete:
@@ -182,12 +182,12 @@ def statistic(
 def turns(summaries: Summaries, *, brief: bool = False) -> Table:
     """Latency by turn, where runs were of sessions."""
     rows: list[Cells] = []
-    for place, summary in enumerate(summaries):
+    for index, summary in enumerate(summaries):
         for turn in summary.turns[: TURNS_BRIEF if brief else None]:
             prompts = turn.prompt_tokens_mean
             heads = (str(turn.turn), f"{turn.n:,}", UNKNOWN if prompts is None else f"{prompts:,.0f}")
             both = [(each, figure) for each in (turn.ttft_s, turn.e2e_s) for figure in ("p50", "p90")]
-            rows.append([_run(place), *heads, *(statistic(each, figure, 1e3, bare=True) for each, figure in both)])
+            rows.append([_run(index), *heads, *(statistic(each, figure, 1e3, bare=True) for each, figure in both)])
     more = len(summaries[0].turns) - TURNS_BRIEF
     notes = [f"{pluralise(more, 'later turn')} in summary.json and on the page."] if brief and more > 0 else []
     columns = numbers("turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
@@ -201,16 +201,16 @@ def failures(summary: Summary, run: int | None = None) -> Table:
     rows = []
     for kind, number in requests.errors.items():
         lines = []
-        for each in requests.examples[kind]:
-            status = f"HTTP {each.http_status}" if each.http_status not in (None, 200) else ""
-            said = " ".join(filter(None, (status, each.detail and f"“{each.detail}”"))) or kind
-            lines.append(f"{each.count:,} x {said}")
-        if (others := number - sum(each.count for each in requests.examples[kind])) > 0:
+        for example in requests.examples[kind]:
+            status = f"HTTP {example.http_status}" if example.http_status not in (None, 200) else ""
+            said = " ".join(filter(None, (status, example.detail and f"“{example.detail}”"))) or kind
+            lines.append(f"{example.count:,} x {said}")
+        if (others := number - sum(example.count for example in requests.examples[kind])) > 0:
             lines.append(f"and {others:,} others")
         part = percent(number / max(1, requests.sent + requests.dropped))
         level: Level = "warning" if kind == "rejected" else "error"
         cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level=level), TableCell(part)]
-        firsts = [each.request for each in requests.examples[kind]] if run is None else []
+        firsts = [example.request for example in requests.examples[kind]] if run is None else []
         rows.append(TableRow([*cells, TableCell("", lines=lines, requests=firsts)], kind))
     heads: dict[str, Kind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
     stopped = findings.stopped(summary)
@@ -222,11 +222,11 @@ def failures(summary: Summary, run: int | None = None) -> Table:
 
 def objectives(summaries: Summaries) -> Table:
     """Every objective, its verdict, and what was measured."""
-    stated = [(place, each) for place, summary in enumerate(summaries) for each in summary.objectives]
+    stated = [(index, objective) for index, summary in enumerate(summaries) for objective in summary.objectives]
     rows = []
-    for place, each in stated:
+    for index, each in stated:
         verdict = TableCell(each.verdict, level=LEVELS[each.verdict])
-        rows.append((_run(place), verdict, TableCell(each.objective, code=True), findings.measured(each)))
+        rows.append((_run(index), verdict, TableCell(each.objective, code=True), findings.measured(each)))
     untold = sum(each.verdict == "inconclusive" for _, each in stated)
     notes = [f"{pluralise(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
     heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
@@ -236,10 +236,10 @@ def objectives(summaries: Summaries) -> Table:
 def prediction(summaries: Summaries) -> Table:
     """Each figure that a twin predicts, with its interval."""
     rows: list[Cells] = []
-    for place, each in ((place, each) for place, summary in enumerate(summaries) for each in summary.prediction):
+    for index, each in ((index, each) for index, summary in enumerate(summaries) for each in summary.prediction):
         factor, unit = unit_of(each.figure, each.value)
         ends = " to ".join(significant(end * factor) for end in (each.low, each.high))
-        rows.append((_run(place), figure_title(each.figure), significant(each.value * factor), unit, ends))
+        rows.append((_run(index), figure_title(each.figure), significant(each.value * factor), unit, ends))
     heads: Mapping[str, Kind] = {
         "run": "text",
         "figure": "head",
@@ -253,12 +253,12 @@ def prediction(summaries: Summaries) -> Table:
 def goodput(summaries: Summaries) -> Table:
     """How many requests met the bounds, and which bounds 90 % would have met."""
     rows: list[Cells] = []
-    for place, found in ((place, each.goodput) for place, each in enumerate(summaries) if each.goodput):
-        met = found.met_by["90%"]
+    for index, result in ((index, each.goodput) for index, each in enumerate(summaries) if each.goodput):
+        met = result.met_by["90%"]
         bounds = (", ".join(findings.bounds_met(met, " ")) or "any bounds") if met else UNKNOWN
-        interval = " to ".join(significant(end * 100) for end in found.attainment_ci95)
-        figures = (f"{found.good:,}", f"{found.requests:,}", percent(found.attainment), f"{interval} %")
-        rows.append([_run(place), *figures, significant(found.per_s), bounds])
+        interval = " to ".join(significant(end * 100) for end in result.attainment_ci95)
+        figures = (f"{result.good:,}", f"{result.requests:,}", percent(result.attainment), f"{interval} %")
+        rows.append([_run(index), *figures, significant(result.per_s), bounds])
     columns = numbers("good", "of", "attainment", "95 %", "goodput, requests/s")
     heads: Mapping[str, Kind] = {"run": "head", **columns, "90 % would have met": "text"}
     return table("Good requests", heads, rows, several=len(summaries) > 1)
@@ -268,10 +268,10 @@ def overview(summaries: Summaries, heads: Mapping[str, Kind] | None = None, name
     """One row per run: latencies are in one unit down a column, to be compared. `named` are the cells that tell the
     runs apart, under `heads`."""
     rows: list[Cells] = []
-    for place, each in enumerate(summaries):
+    for index, each in enumerate(summaries):
         verdict = findings.verdict(each, findings.findings(each))
         rates = (each.throughput.output_tokens_per_s, each.throughput.requests_per_s)
-        cells = [*(named[place] if named else [_run(place)])]
+        cells = [*(named[index] if named else [_run(index)])]
         cells += [TableCell(significant(rate, 4), rate) for rate in rates]
         for name, figure, unit in OVERVIEW:
             cells.append(statistic(each.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
@@ -287,30 +287,30 @@ def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
     """Eight of one run, three of each of several."""
     several = len(gaps) > 1
     rows = []
-    for place, found in enumerate(gaps):
-        for gap in found[: 3 if several else 8]:
+    for index, result in enumerate(gaps):
+        for gap in result[: 3 if several else 8]:
             size_s = TableCell(duration(gap["gap_s"]), gap["gap_s"])
-            rows.append((_run(place), size_s, str(gap["request"]), f"{gap['token']:,}", f"{gap['from_s']:,.3f}"))
+            rows.append((_run(index), size_s, str(gap["request"]), f"{gap['token']:,}", f"{gap['from_s']:,.3f}"))
     heads: Mapping[str, Kind] = {"run": "text", **numbers("gap", "request", "before token", "from, s")}
     return table("Longest gaps", heads, rows, several=several)
 
 
 def load(summaries: Summaries, names: Sequence[str]) -> Table:
     """The load as requested, as due, and as sent: one column per run. Of sessions their first turns are meant."""
-    found = [summary.delivery for summary in summaries]
+    result = [summary.delivery for summary in summaries]
     what = "Sessions" if all(summary.run.load.sessions for summary in summaries) else "Requests"
     sides = {"named": "target", "due": "due", "sent": "actual"}
     counted = {"asked": "due", "sent": "sent", "not_sent": "not sent"}
-    rows = [(f"{what} {side}", [f"{getattr(each, key):,}" for each in found]) for key, side in counted.items()]
+    rows = [(f"{what} {side}", [f"{getattr(each, key):,}" for each in result]) for key, side in counted.items()]
     for key, title in {"rate_per_s": f"{what} per second", "cv": "Inter-arrival CV"}.items():
         for side, word in sides.items():
-            values = [getattr(getattr(each, key), side) for each in found]
+            values = [getattr(getattr(each, key), side) for each in result]
             rows.append((f"{title}, {word}", [significant(value, 4) for value in values]))
     for side in ("due", "sent"):
-        tests = [getattr(each.ks, side) for each in found]
+        tests = [getattr(each.ks, side) for each in result]
         rows.append((f"Kolmogorov-Smirnov p, {sides[side]}", [significant(test and test.p_value, 2) for test in tests]))
     for figure in ("p50", "p90", "p99", "max"):
-        late = [getattr(each.late_s, figure) if each.late_s else None for each in found]
+        late = [getattr(each.late_s, figure) if each.late_s else None for each in result]
         rows.append((f"Dispatch delay, {figure}", [duration(value) for value in late]))
     known = [(title, *texts) for title, texts in rows if set(texts) != {UNKNOWN}]
     return table("Requested and actual load", _by_run(names), known, several=True, id="load")
@@ -319,10 +319,10 @@ def load(summaries: Summaries, names: Sequence[str]) -> Table:
 def lengths(summaries: Summaries) -> Table:
     """Tokens requested, tokens reported, and the requests in which the two differ."""
     rows: list[Cells] = []
-    for place, tokens in enumerate(summary.tokens for summary in summaries):
+    for index, tokens in enumerate(summary.tokens for summary in summaries):
         for side in ("Prompt", "Output"):
             figures = (getattr(tokens, f"{side.lower()}_{what}") for what in ("asked", "reported", "mismatches"))
-            rows.append((_run(place), f"{side}s", *(f"{figure:,}" for figure in figures)))
+            rows.append((_run(index), f"{side}s", *(f"{figure:,}" for figure in figures)))
     columns = numbers("requested", "reported", "requests that differ")
     heads: Mapping[str, Kind] = {"run": "text", "side": "head", **columns}
     return table("Tokens, as counted by the server", heads, rows, several=len(summaries) > 1, id="lengths")
@@ -342,13 +342,13 @@ def client(summaries: Summaries, names: Sequence[str]) -> Table:
 def memory(summaries: Summaries) -> Table:
     """Memory of GPUs, processes and hosts: before, after, at its peak, and in all."""
     rows = []
-    for place, found in ((place, each.memory) for place, each in enumerate(summaries) if each.memory):
-        for each in (*found.gpus, *found.processes, *([found.host] if found.host else [])):
+    for index, result in ((index, each.memory) for index, each in enumerate(summaries) if each.memory):
+        for each in (*result.gpus, *result.processes, *([result.host] if result.host else [])):
             on = getattr(each, "on", "host")
             of = f"{each.of[0].upper()}{each.of[1:]}{f' on {on}' if on != 'host' else ''}"
             levels = (each.idle_bytes, each.loaded_bytes, each.peak_bytes, getattr(each, "total_bytes", None))
             cells = [TableCell(size(level), level) for level in levels]
-            rows.append([_run(place), TableCell(of, note=getattr(each, "name", "")), *cells])
+            rows.append([_run(index), TableCell(of, note=getattr(each, "name", "")), *cells])
     columns = numbers("before the first request", "after the last", "peak", "total")
     heads: Mapping[str, Kind] = {"run": "text", "of": "head", **columns}
     return table("Memory in use", heads, rows, several=len(summaries) > 1, id="memory")
@@ -357,14 +357,14 @@ def memory(summaries: Summaries) -> Table:
 def counters(summaries: Summaries) -> Table:
     """What the server counted beside the client's counts."""
     rows = []
-    for place, summary in enumerate(summaries):
+    for index, summary in enumerate(summaries):
         for word, entry in summary.server_counters.items():
             ours = UNKNOWN if entry.client is None else f"{entry.client:,}"
             ours += "" if entry.client_most is None else f" to {entry.client_most:,}"
             agree = {True: "yes", False: "no", None: UNKNOWN}[entry.agree]
             titles = {"cached_prompt_tokens": "Prompt tokens from the cache"}
             title = titles.get(word, word.replace("_", " ").capitalize())
-            rows.append((_run(place), title, f"{entry.server:,}", ours, agree, entry.why))
+            rows.append((_run(index), title, f"{entry.server:,}", ours, agree, entry.why))
     columns = numbers("server", "client")
     heads: Mapping[str, Kind] = {"run": "text", "counted": "head", **columns, "equal": "text", "why not": "text"}
     return table("Server and client counts", heads, rows, several=len(summaries) > 1, id="counters")

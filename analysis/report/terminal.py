@@ -43,7 +43,9 @@ def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
         case Paragraph(text, level):
             yield _text(text, level)
         case Findings(findings):
-            yield from (_text(each.sentence, each.level if each.level != "note" else "") for each in findings)
+            yield from (
+                _text(finding.sentence, finding.level if finding.level != "note" else "") for finding in findings
+            )
         case Table():
             yield _text(f"{document.mark}  {block.title}" if document.mark else block.title, "note")
             yield _table(block, document)
@@ -52,8 +54,8 @@ def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
             table = RichTable(box=None, show_header=False, padding=(0, 2, 0, 0))
             table.add_column(style="dim")
             table.add_column(justify="right", style="bold", no_wrap=True)
-            for each in cards:
-                row = each.label, f"{each.value} {each.unit}".rstrip(), each.note
+            for card in cards:
+                row = card.label, f"{card.value} {card.unit}".rstrip(), card.note
                 table.add_row(*(Text(plain(text)) for text in row))
             yield table
 

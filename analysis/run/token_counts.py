@@ -112,12 +112,12 @@ def _of_unknown(record: Record, total: int) -> Streamed:
 
 def _without_first(counts: Sequence[int], hidden: int) -> list[int]:
     """Take hidden tokens away from the first chunks: they were generated before their text. Each chunk keeps one."""
-    left, kept = hidden, []
+    left, retained = hidden, []
     for tokens in counts:
         taken = min(left, max(0, tokens - 1))
         left -= taken
-        kept.append(tokens - taken)
-    return kept
+        retained.append(tokens - taken)
+    return retained
 
 
 def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> Streamed:

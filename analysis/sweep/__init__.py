@@ -115,31 +115,33 @@ class Measured(NamedTuple):
 
 def evidence(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
     """Of the steps that ended."""
-    return [LoadObservation(each["load"], each["over"], each.get("carried")) for each in lines]
+    return [LoadObservation(line["load"], line["over"], line.get("carried")) for line in lines]
 
 
 def carried(summary: Summary, load: float, *, overloaded: bool) -> float | None:
     """Requests per second of a server that clearly does not keep up with a rate. Of a run that was ended early by its
     tokens: few requests were complete by then."""
-    rate, tokens, asked = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.tokens
-    if overloaded and tokens and asked.output_asked:
-        rate = max(rate or 0.0, tokens * summary.requests.sent / asked.output_asked)
+    rate, tokens, requested = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.tokens
+    if overloaded and tokens and requested.output_asked:
+        rate = max(rate or 0.0, tokens * summary.requests.sent / requested.output_asked)
     return rate if rate and (overloaded or rate < CARRIED_SHARE * load) else None
 
 
 def bounds_of(objectives: Iterable[Objective]) -> list[Objective]:
     """What makes a single request good, by objectives of a run: `ttft.p99 < 500ms` is `ttft < 500ms` of each."""
-    found = {}
-    for each in objectives:
-        if each.figure in REQUEST_LATENCIES and each.figure in LATENCIES:
-            text = each.text.replace(f"{each.figure}.{each.statistic}", each.figure)
-            found[each.figure] = replace(each, statistic="", text=text)
-    return list(found.values())
+    results = {}
+    for objective in objectives:
+        if objective.figure in REQUEST_LATENCIES and objective.figure in LATENCIES:
+            text = objective.text.replace(f"{objective.figure}.{objective.statistic}", objective.figure)
+            results[objective.figure] = replace(objective, statistic="", text=text)
+    return list(results.values())
 
 
 def watts(run: Run) -> float | None:
     """The mean power of all GPUs together during a run; None where nobody read it."""
-    read = [each.values.get("gpus", ()) for each in samples(run, "gpu") if each.moment == "run" and not each.gap]
+    read = [
+        sample.values.get("gpus", ()) for sample in samples(run, "gpu") if sample.moment == "run" and not sample.gap
+    ]
     powers = [[number(gpu, "power_w") for gpu in gpus] for gpus in read]
     totals = [fsum(each for each in known if each is not None) for known in powers if known and None not in known]
     return fmean(totals) if totals else None
@@ -148,9 +150,9 @@ def watts(run: Run) -> float | None:
 def expected(summary: Summary, load: float) -> dict[str, float]:
     """What a twin's simulation says of a load, as far as it is drawn."""
     tpot, ttft = summary.latencies["tpot_s"].p50, summary.latencies["ttft_s"].p50
-    found = {"tokens_per_s_per_user": 1 / tpot if tpot else None, "ttft_p50_s": ttft}
-    found |= {name: getattr(summary.throughput, name) for name in ("output_tokens_per_s", "requests_per_s")}
-    return {"load": load, **{name: value for name, value in found.items() if value is not None}}
+    results = {"tokens_per_s_per_user": 1 / tpot if tpot else None, "ttft_p50_s": ttft}
+    results |= {name: getattr(summary.throughput, name) for name in ("output_tokens_per_s", "requests_per_s")}
+    return {"load": load, **{name: value for name, value in results.items() if value is not None}}
 
 
 def result(
@@ -200,25 +202,27 @@ def result(
 
 def best(found: SweepResult) -> SweepStep | None:
     """The step at the largest load that kept the objectives: what the server can be relied on for."""
-    most = float("inf") if found.capacity is None else found.capacity
-    kept = [step for step in found.steps if step.over <= 0.5 and step.load <= most and step.verdict != "overload"]
-    return max(kept, key=lambda step: step.load, default=None)
+    maximum = float("inf") if found.capacity is None else found.capacity
+    retained = [
+        step for step in found.steps if step.over <= 0.5 and step.load <= maximum and step.verdict != "overload"
+    ]
+    return max(retained, key=lambda step: step.load, default=None)
 
 
 def rate_of(sweeps: Iterable[SweepResult]) -> str:
     """What is compared: tokens/s per GPU; of whole servers, where of one nobody knows how many it has."""
-    return RATE if all(each.gpus for each in sweeps) else WHOLE
+    return RATE if all(sweep.gpus for sweep in sweeps) else WHOLE
 
 
 def pareto(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
     """The steps of which no other has both a higher `rate` and a better `x`, in order of it."""
-    known = [each for each in steps if getattr(each, x) is not None and getattr(each, rate)]
+    known = [step for step in steps if getattr(step, x) is not None and getattr(step, rate)]
     known.sort(key=lambda each: (getattr(each, x) * (1 if less else -1), -getattr(each, rate)))
-    kept: list[SweepStep] = []
+    retained: list[SweepStep] = []
     for each in known:
-        if not kept or getattr(each, rate) > getattr(kept[-1], rate):
-            kept.append(each)
-    return kept
+        if not retained or getattr(each, rate) > getattr(retained[-1], rate):
+            retained.append(each)
+    return retained
 
 
 def _data_sheet(name: str, gpus: int) -> float | None:

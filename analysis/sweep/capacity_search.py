@@ -99,14 +99,14 @@ class Search:
 
     def capacity(self, evidence: Sequence[LoadObservation]) -> Capacity:
         """What is known after these runs."""
-        kept = [each.load for each in evidence if each.over <= 0.5]
+        retained = [each.load for each in evidence if each.over <= 0.5]
         broken = [each.load for each in evidence if each.over > 0.5]
-        if not kept:
+        if not retained:
             below = bool(broken) and min(broken) <= self._least
             return Capacity("below" if below else "open", 0.0 if below else None, 0.0, min(broken, default=None))
         if not broken:
-            state: State = "at least" if max(kept) >= self._most else "open"
-            return Capacity(state, max(kept), max(kept), None)
+            state: State = "at least" if max(retained) >= self._most else "open"
+            return Capacity(state, max(retained), max(retained), None)
         low, middle, high = self._quantiles(self._weights(evidence), self._tail, 0.5, 1 - self._tail)
         if self._whole:
             low, middle, high = math.floor(low), math.floor(middle), math.ceil(high)
@@ -117,19 +117,19 @@ class Search:
         """The load to try next; None when the capacity is known well enough."""
         if evidence and self.capacity(evidence).state != "open":
             return None
-        kept = [each.load for each in evidence if each.over <= 0.5]
+        retained = [each.load for each in evidence if each.over <= 0.5]
         broken = [each for each in evidence if each.over > 0.5]
         if self._predicted is None and not broken:
-            load = min(self._most, GROWTH * max(kept)) if kept else start
-        elif self._predicted is None and not kept and not any(each.carried for each in broken):
+            load = min(self._most, GROWTH * max(retained)) if retained else start
+        elif self._predicted is None and not retained and not any(each.carried for each in broken):
             load = max(self._least, min(each.load for each in broken) / GROWTH)
         else:
             weights = self._weights(evidence) * self._hints(evidence)
             low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
             load, far = self._most_telling(weights), 0.0
-            if kept and broken and high > 2 * middle:  # an end that is far off is closed first: such a run is clear
+            if retained and broken and high > 2 * middle:  # an end that is far off is closed first: such a run is clear
                 far = 1.5 * middle
-            elif kept and broken and low < middle / 2:
+            elif retained and broken and low < middle / 2:
                 far = middle / 1.5
             if far and not any(abs(math.log(each.load / far)) < NEAR for each in evidence):  # or it would have been
                 load = far
@@ -176,10 +176,14 @@ class Search:
 
 def usable(objectives: Iterable[Objective]) -> None:
     """Raises ObjectiveError for objectives that more load does not break."""
-    for each in objectives:
-        worse = "<" in each.comparison if each.figure in LATENCIES or each.figure in FEW else ">" in each.comparison
-        if not worse or each.figure not in {*LATENCIES, *FEW, "complete", "attainment"}:
-            raise ObjectiveError(f"--objective {each.text!r}: more load does not break it", HINT)
+    for objective in objectives:
+        worse = (
+            "<" in objective.comparison
+            if objective.figure in LATENCIES or objective.figure in FEW
+            else ">" in objective.comparison
+        )
+        if not worse or objective.figure not in {*LATENCIES, *FEW, "complete", "attainment"}:
+            raise ObjectiveError(f"--objective {objective.text!r}: more load does not break it", HINT)
 
 
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
@@ -188,14 +192,14 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
     A request that is not complete is infinitely slow. More than INCOMPLETE_MOST of them break every load, except those
     in states that an objective names itself: with `rejected < 20%` a fifth of the requests may be rejected.
     """
-    requests, kept = summary.requests, 1.0
-    named = {each.figure for each in objectives}
+    requests, retained = summary.requests, 1.0
+    named = {objective.figure for objective in objectives}
     if "complete" not in named:
         allowed = sum(getattr(requests, state) for state in FEW if state in named)
-        kept = float(requests.complete + allowed >= (1 - INCOMPLETE_MOST) * requests.planned)
-    for each in objectives:
-        kept *= 1 - _broken(each, bounds, frame)
-    return 1 - kept
+        retained = float(requests.complete + allowed >= (1 - INCOMPLETE_MOST) * requests.planned)
+    for objective in objectives:
+        retained *= 1 - _broken(objective, bounds, frame)
+    return 1 - retained
 
 
 def chance_of_share(missed: Floats, of: Floats, most: float, values: Floats, bound: float) -> float:
@@ -248,9 +252,9 @@ def _broken(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> 
             values = np.where(frame.ended_as(objective.figure)[rows], 2.0, 0.0)
         else:
             values = np.where(frame.complete[rows], 0.0, 2.0)
-        most = objective.bound if objective.unit == "share" else objective.bound / len(rows)
-        most = most if objective.figure in FEW else 1 - most
-        return chance_of_share(np.where(values > 1, 1.0, 0.0), np.ones(len(rows)), most, values, 1.0)
+        maximum = objective.bound if objective.unit == "share" else objective.bound / len(rows)
+        maximum = maximum if objective.figure in FEW else 1 - maximum
+        return chance_of_share(np.where(values > 1, 1.0, 0.0), np.ones(len(rows)), maximum, values, 1.0)
     value, late, of = (each[rows] for each in _per_request(objective, frame))
     if (share := objective.percentile) is not None:
         return chance_of_share(late, of, 1 - share, value, objective.bound)

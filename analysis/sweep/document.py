@@ -124,17 +124,17 @@ def brief(found: SweepResult) -> Document:
 
 def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     """The page of one sweep, or of several by their names."""
-    found, several = list(sweeps.values()), len(sweeps) > 1
+    result, several = list(sweeps.values()), len(sweeps) > 1
     looks = [RunLook(name, colour, each.mark) for (name, each), colour in zip(sweeps.items(), cycle(PALETTE))]
     answers: list[Block] = []
-    for place, each in enumerate(found):
-        answers += [Paragraph("", run=place)] if several else []
+    for index, each in enumerate(result):
+        answers += [Paragraph("", run=index)] if several else []
         answers += [doc.Findings(findings(each)), *_cards(each, link)]
     if several:
         answers.append(_compared(sweeps, link))
-    if mixed := len({each.over for each in found}) > 1:
+    if mixed := len({each.over for each in result}) > 1:
         answers.append(Paragraph("Rates and numbers of requests at a time are different loads: compare tokens."))
-    per = " per GPU" if rate_of(found) == RATE else ""
+    per = " per GPU" if rate_of(result) == RATE else ""
     if not per:
         answers.append(Paragraph(WHOLE_SERVERS))
     drawn = [
@@ -142,11 +142,11 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
         ChartRef("first", f"Throughput{per} against TTFT", [FIRST], "wide", "none"),
     ]
     steps: list[Block] = []
-    for place, each in enumerate(found):
-        steps += [Paragraph("", run=place)] if several else []
-        steps.append(_steps(each, rate_of(found), link))
+    for index, each in enumerate(result):
+        steps += [Paragraph("", run=index)] if several else []
+        steps.append(_steps(each, rate_of(result), link))
     title = f"{pluralise(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
-    unit = "load" if mixed else LOADS[found[0].over]
+    unit = "load" if mixed else LOADS[result[0].over]
     sections = [
         Section("answer", "Capacity", answers),
         Section("frontier", "Frontier", drawn),
@@ -154,10 +154,10 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
         Section("steps", "Steps", steps),
         Section("words", "What the words mean", [doc.Definitions(MEANINGS)], "Words"),
     ]
-    mark = next((each.mark for each in found if each.mark), "")
+    mark = next((each.mark for each in result if each.mark), "")
     data = {"runs": _drawn(sweeps, link), "charts": _charts(unit, per)}
-    subtitle = "" if several else found[0].model or ""
-    return Document("loadgen sweep", title, sections, subtitle, mark, looks, ["frontier.js"], data, found[0].version)
+    subtitle = "" if several else result[0].model or ""
+    return Document("loadgen sweep", title, sections, subtitle, mark, looks, ["frontier.js"], data, result[0].version)
 
 
 def _cards(found: SweepResult, link: Links) -> list[Block]:
@@ -220,7 +220,7 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
                 cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
                 cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
                 *(cell(significant(each), each) for each in plain),
-                *(cell(duration(each), each) for each in times),
+                *(cell(duration(time), time) for time in times),
                 *(cell(significant(getattr(step, name)), getattr(step, name)) for _, name in extra),
             )
         )
@@ -233,14 +233,14 @@ def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     heads: dict[str, Kind] = {"server": "head", **numbers("capacity", per_s(*sweeps.values()), "tokens/s per user")}
     heads |= numbers("cost per M tokens", "J per token")
     rows = []
-    for place, each in enumerate(sweeps.values()):
+    for index, each in enumerate(sweeps.values()):
         step = best(each)
         leads = "" if step is None else link(each, step.folder)
         values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
         carried = f"{significant(each.capacity)} {UNITS[each.over]}" if each.capacity is not None else UNKNOWN
         first = TableCell(carried, each.capacity, link=leads if each.capacity else "")
         cells = (TableCell(significant(value), value, link=leads if value else "") for value in values)
-        rows.append((TableCell("", run=place), first, *cells))
+        rows.append((TableCell("", run=index), first, *cells))
     return table("At the largest load that met the objectives", heads, rows, several=True)
 
 
@@ -249,20 +249,24 @@ COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_toke
 
 def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
     """The data of each sweep; the frontier over all of them stands with the first."""
-    everything = [step for each in sweeps.values() for step in each.steps if step.verdict != "overload"]
+    everything = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
     rate, runs = rate_of(sweeps.values()), []
-    for place, ((name, each), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
+    for index, ((name, each), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
         steps = [step for step in each.steps if step.verdict != "overload"]
-        frontier, first = ({}, {}) if place else (pareto(everything, x, rate, less=x in TIMES) for x in AXES)
+        frontier, first = ({}, {}) if index else (pareto(everything, x, rate, less=x in TIMES) for x in AXES)
         by_load = _columns(each.steps, "load", "requests_per_s", each, link)
         good = [step.goodput_per_s if step.goodput_per_s is not None else step.requests_per_s for step in each.steps]
-        asked = each.over == "rate"
+        requested = each.over == "rate"
         by_load |= {"predicted_x": [point["load"] for point in each.predicted if "requests_per_s" in point]}
         by_load |= {"predicted_y": [point["requests_per_s"] for point in each.predicted if "requests_per_s" in point]}
-        by_load |= {"y": good, "asked_x": by_load["x"] if asked else [], "asked_y": by_load["x"] if asked else []}
+        by_load |= {
+            "y": good,
+            "asked_x": by_load["x"] if requested else [],
+            "asked_y": by_load["x"] if requested else [],
+        }
         data, of = {"goodput": by_load}, 1 if rate == RATE else each.gpus or 1
         for chart, x, best_steps in (("frontier", AXES[0], frontier), ("first", AXES[1], first)):
-            found = _columns([step for step in steps if getattr(step, x)], x, rate, each, link)
+            result = _columns([step for step in steps if getattr(step, x)], x, rate, each, link)
             knee = _columns(
                 [step for step in steps if step.step == each.knee and getattr(step, x)], x, rate, each, link
             )
@@ -270,7 +274,7 @@ def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any
             limits = [step for step in steps if step.limit_tokens_per_s_per_user] if chart == "frontier" else []
             limits.sort(key=lambda step: step.limit_tokens_per_s_per_user or 0)
             predicted = [point for point in each.predicted if x in point and rate in point]
-            data[chart] = found | {
+            data[chart] = result | {
                 **{f"knee_{axis}": knee[axis] for axis in "xy"},
                 **{f"best_{axis}": joined[axis] for axis in "xy"},
                 "limit_x": [step.limit_tokens_per_s_per_user for step in limits],
@@ -278,7 +282,7 @@ def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any
                 "predicted_x": [point[x] for point in predicted],
                 "predicted_y": [point[rate] for point in predicted],
             }
-        dash = DASHES[place // len(PALETTE) % len(DASHES)]
+        dash = DASHES[index // len(PALETTE) % len(DASHES)]
         runs.append({"name": name, "colour": colour, "dash": dash, "window": None, "data": data})
     return runs
 
@@ -343,9 +347,9 @@ def _charts(load: str, per: str) -> list[dict[str, Any]]:
         charts.append({"id": id_, "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
     layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}}
     layout["yaxis"] = {"title": {"text": "good requests/s"}, "rangemode": "tozero"}
-    asked = line("asked for", "asked", "solid", "@grid") | {"mode": "lines"}
+    requested = line("asked for", "asked", "solid", "@grid") | {"mode": "lines"}
     predicted = line("predicted", "predicted", "dash", "@run")
-    traces = [asked, predicted, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]
+    traces = [requested, predicted, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]
     names = {"load": "load", "good requests/s": "y", "report": "report"}
     charts.append({"id": "goodput", "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
     return charts

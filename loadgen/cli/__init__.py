@@ -80,7 +80,7 @@ class Grouped(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises PlanError for an option of another load tester."""
-        ours = {name for each in self.params for name in each.opts}
+        ours = {name for param in self.params for name in param.opts}
         for option, value in _options(args) if "--n" in ours else ():
             if option in THEIRS and option not in ours:
                 write = THEIRS[option].format(value or "N")
@@ -104,7 +104,7 @@ class Grouped(TyperCommand):
     def _has_advanced(self) -> bool:
         """Whether it has so many options that the first screen only names the advanced ones."""
         return len(self.params) > OPTIONS_EXPLAINED and any(
-            getattr(each, "rich_help_panel", None) == "Advanced" for each in self.params
+            getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
         )
 
     def _help_all(self, ctx: Any, _: Any, asked: bool) -> None:
@@ -129,11 +129,11 @@ class Grouped(TyperCommand):
             if heading in {*HEADINGS, "Advanced"}
         }
         advanced = " ".join(name for name, _ in rows.pop("Advanced"))
-        width = max(len(name) for each in rows.values() for name, _ in each)
+        width = max(len(name) for row in rows.values() for name, _ in row)
         for heading, each in rows.items():
-            for place, (name, text) in enumerate(each):
+            for index, (name, text) in enumerate(each):
                 told = shorten(text, formatter.width - width - 11, placeholder=" ...")
-                formatter.write(f"{'' if place else heading:8} {name:{width}}  {told}\n")
+                formatter.write(f"{'' if index else heading:8} {name:{width}}  {told}\n")
         names = wrap(f"Advanced {advanced}", formatter.width, subsequent_indent="  ", break_on_hyphens=False)
         for line in names:
             formatter.write(f"{line}\n")
@@ -147,10 +147,10 @@ class Grouped(TyperCommand):
 
     def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in HEADINGS}}
-        for each in self.get_params(ctx):
-            argument = each.param_type_name == "argument"
-            heading = "Arguments" if argument else getattr(each, "rich_help_panel", None) or "Options"
-            if record := each.get_help_record(ctx):
+        for get_param in self.get_params(ctx):
+            argument = get_param.param_type_name == "argument"
+            heading = "Arguments" if argument else getattr(get_param, "rich_help_panel", None) or "Options"
+            if record := get_param.get_help_record(ctx):
                 sections.setdefault(heading, []).append(record)
         return {heading: rows for heading, rows in sections.items() if rows}
 
@@ -165,18 +165,18 @@ class Commands(TyperGroup):
         if name not in COMMANDS:
             self.commands: Any = dict.fromkeys(COMMANDS)  # "did you mean" looks at the names here
             return None
-        found = _found(name)
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(**PLAIN)
-            found.command(name, cls=Grouped)(function)
-        return typer.main.get_command(found)
+        result = _found(name)
+        if not isinstance(result, typer.Typer):
+            function, result = result, typer.Typer(**PLAIN)
+            result.command(name, cls=Grouped)(function)
+        return typer.main.get_command(result)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """By their docstrings alone: what it takes to make all their options is not imported."""
         width, rows = formatter.width - 6 - max(map(len, COMMANDS)), []
         for name in COMMANDS:
-            found = _found(name)
-            text = cleandoc(str(found.info.help if isinstance(found, typer.Typer) else found.__doc__))
+            result = _found(name)
+            text = cleandoc(str(result.info.help if isinstance(result, typer.Typer) else result.__doc__))
             first = text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
             rows.append((name, shorten(f"{first}.", width, placeholder="...")))
         with formatter.section("Commands"):

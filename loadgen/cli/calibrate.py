@@ -78,7 +78,7 @@ def calibrate(
     if best.stamps != "ring":
         say(NO_RING)
     say(exact_up_to(fastest, limited_by))
-    found = Calibration(
+    result = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version("llm-loadgen"),
         load=point,
@@ -87,11 +87,11 @@ def calibrate(
         limited_by=limited_by,
     )
     try:
-        say(f"Remembered in {save_calibration(found, facts())}.")
+        say(f"Remembered in {save_calibration(result, facts())}.")
     except OSError as error:
         say(f"Not remembered: {error}")
     if as_json:
-        print(json.format(json.encode(found)).decode())
+        print(json.format(json.encode(result)).decode())
 
 
 def search(

@@ -71,27 +71,27 @@ def run_capacity(
     base = ServerModel(model=model, hardware=hardware)
     tried = capacity.candidates(gpu or GPUS, _numbers(tp), format_name.split(","), base)
     options = []
-    for place, candidate in enumerate(tried, 1):
+    for index, candidate in enumerate(tried, 1):
         if not quiet and sys.stderr.isatty():
-            print(f"\r\033[K{place}/{len(tried)}: {candidate.tensor} x {candidate.gpu}", end="", file=sys.stderr)
+            print(f"\r\033[K{index}/{len(tried)}: {candidate.tensor} x {candidate.gpu}", end="", file=sys.stderr)
         options.append(capacity.option(plan, candidate, base, rate, figures_of(objectives), met(objectives)))
     if not quiet and sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if as_json:
         from msgspec import json
 
-        order = [*ranked(options), *(each for each in options if not each.gpus)]
+        order = [*ranked(options), *(option for option in options if not option.gpus)]
         print(json.format(json.encode({"rate_per_s": rate, "options": order})).decode())
         return
-    asked = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
-    print(f"SIMULATED (virtual)  {model} on {plan.server}: {', '.join(each.text for each in objectives)}")
-    print("\n".join([asked, "", text(options, objectives), ""]))
+    requested = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
+    print(f"SIMULATED (virtual)  {model} on {plan.server}: {', '.join(objective.text for objective in objectives)}")
+    print("\n".join([requested, "", text(options, objectives), ""]))
     print(ASSUMED.format(share=100 * constant("step_error")))
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
     """Those that are possible, the cheapest first; without a price, the fewest GPUs first."""
-    possible = [each for each in options if each.gpus]
+    possible = [option for option in options if option.gpus]
     return sorted(possible, key=lambda each: (each.cost_per_hour is None, each.cost_per_hour or 0, each.gpus, each.gpu))
 
 
@@ -100,7 +100,7 @@ def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> 
     from loadgen.analysis.format import significant
     from loadgen.analysis.hardware import aligned
 
-    several = len({each.format for each in options}) > 1
+    several = len({option.format for option in options}) > 1
     rows = []
     for each in ranked(options):
         ends = f"{each.gpus_low}-{each.gpus_high or '∞'}"
@@ -117,7 +117,7 @@ def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> 
             )
         )
     blocks = [aligned([HEADS, *rows])] if rows else []
-    left = [each for each in options if not each.gpus]
+    left = [option for option in options if not option.gpus]
     if left:
         lines = []
         for each in left:

@@ -70,7 +70,7 @@ def compare(
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
-    found, *groups = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
+    result, *groups = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
     if html is not None:
         from loadgen.analysis.compare import page
         from loadgen.analysis.report.page import render
@@ -78,9 +78,9 @@ def compare(
 
         a, b = ([reported(each.run, each.frame, each.summary) for each in group] for group in groups)
         links = [report_link(each.run.path.parent, html) for each in (*a, *b)]
-        write_text(html, render(page(found, a, b, links)))
-    _print(found, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
-    raise Exit(verdicts_code({each.verdict for each in found.gates}, inconclusive))
+        write_text(html, render(page(result, a, b, links)))
+    _print(result, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
+    raise Exit(verdicts_code({gate.verdict for gate in result.gates}, inconclusive))
 
 
 def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
@@ -107,6 +107,6 @@ def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markd
     elif not quiet:
         show(document(found, brief=True))
         return
-    for each in found.gates:
-        if shown(each.verdict, inconclusive, quiet=quiet):
-            print_error(each.sentence)
+    for gate in found.gates:
+        if shown(gate.verdict, inconclusive, quiet=quiet):
+            print_error(gate.sentence)

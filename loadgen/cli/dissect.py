@@ -65,7 +65,7 @@ def inference(
         from loadgen.dissect.inference import InferenceSpec
         from loadgen.dissect.inference import inference as measure
 
-        found = measure(
+        result = measure(
             InferenceSpec(
                 model=model,
                 layers=layers,
@@ -87,7 +87,7 @@ def inference(
         )
     from loadgen.analysis import dissect as told
 
-    _answer(found, told.text, told.document, page, as_json)
+    _answer(result, told.text, told.document, page, as_json)
 
 
 @dissect.command()
@@ -124,7 +124,7 @@ def training(
         from loadgen.dissect.training import TrainingSpec
         from loadgen.dissect.training import training as measure
 
-        found = measure(
+        result = measure(
             TrainingSpec(
                 model=model,
                 techniques=tuple(map(parse, technique or ["naive"])),
@@ -142,7 +142,7 @@ def training(
         )
     from loadgen.analysis import dissect_training as told
 
-    _answer(found, told.text, told.document, page, as_json)
+    _answer(result, told.text, told.document, page, as_json)
 
 
 def _answer(found: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:

@@ -84,13 +84,13 @@ def _limits(settings: dict[str, Any]) -> None:
     `limit` is physics: every FLOP, byte and message at the data sheet's rate. `expected` adds what was measured of the
     named framework. How far off that is: docs/reference/hardware-validation.md. Exit codes: 0 answered, 2 usage.
     """
-    asked = AskedLimits(**settings)
+    requested = AskedLimits(**settings)
     with _told():
-        found = _training(asked) if asked.training else _serving(asked)
-    if asked.json:
+        result = _training(requested) if requested.training else _serving(requested)
+    if requested.json:
         from msgspec import json
 
-        print(json.format(json.encode(found)).decode())
+        print(json.format(json.encode(result)).decode())
 
 
 def _made() -> Iterator[Parameter]:
@@ -138,13 +138,13 @@ def _serving(asked: AskedLimits) -> Any:
         slow = gpu_links()[NO_P2P] if made.gpu.link.name.startswith("NVLink") else made.gpu.pcie
         made = replace(made, gpu=replace(made.gpu, link=replace(slow, bytes_per_s=made.gpu.link.bytes_per_s)))
     load = Load(asked.input, asked.output, max(1, asked.in_flight // asked.dp))
-    found = limits_of(made, load, asked.memory_fraction, replicas=asked.dp)
+    result = limits_of(made, load, asked.memory_fraction, replicas=asked.dp)
     if asked.page:
         from loadgen.analysis.hardware import document
         from loadgen.analysis.report.page import render
 
         try:
-            asked.page.write_text(render(document(found, made)), "utf-8")
+            asked.page.write_text(render(document(result, made)), "utf-8")
         except OSError as problem:
             raise OutputError(
                 f"cannot write {asked.page}: {problem.strerror}", "Name a file in a folder that exists."
@@ -152,10 +152,10 @@ def _serving(asked: AskedLimits) -> Any:
     if not asked.json:
         from loadgen.analysis.hardware import text
 
-        print(text(found))
+        print(text(result))
         if asked.page:
             print(f"\nPage: {asked.page}")
-    return found
+    return result
 
 
 def _training(asked: AskedLimits) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _training(asked: AskedLimits) -> dict[str, Any]:
     setup = _setup(asked)
     took, held = iteration(setup), memory(setup)
     tokens = setup.batch * setup.sequence
-    found = {
+    result = {
         "gpu": setup.gpu.name,
         "model": setup.model.name,
         "gpus": setup.gpus,
@@ -178,8 +178,8 @@ def _training(asked: AskedLimits) -> dict[str, Any]:
     if not asked.json:
         from loadgen.analysis.hardware import training_text
 
-        print(training_text(found))
-    return found
+        print(training_text(result))
+    return result
 
 
 def _setup(asked: AskedLimits) -> Training:

@@ -65,10 +65,10 @@ def matrix(
     from loadgen.studies.matrix.run import dry_run as dry_run_text
     from loadgen.studies.matrix.run import matrix_of
 
-    asked = read_matrix_plan(plan)
-    _check_sweeps(asked)
-    folder = out or Path("runs") / f"matrix-{asked.name}"
-    wanted = matrix_of(asked, folder, ["loadgen", *sys.argv[1:]])
+    requested = read_matrix_plan(plan)
+    _check_sweeps(requested)
+    folder = out or Path("runs") / f"matrix-{requested.name}"
+    wanted = matrix_of(requested, folder, ["loadgen", *sys.argv[1:]])
     if dry_run:
         width = max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
         print(dry_run_text(wanted, read_lines(folder), wanted.done(), width=width))
@@ -92,24 +92,24 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     from loadgen.analysis.matrix.document import MatrixReport
     from loadgen.analysis.report import page, terminal
 
-    found, measured = _read(folder)
-    _write_frontiers(folder, found)
-    report = MatrixReport(found)
-    text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+    result, measured = _read(folder)
+    _write_frontiers(folder, result)
+    report = MatrixReport(result)
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
     write_text(folder / "matrix.json", text, SAFE)
     write_text(folder / "matrix.html", page.render(report.full(measured)), SAFE)
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
-    pages = [*sorted({each.page for each in found.sweeps if (folder / each.page).exists()}), "matrix.html"]
+    pages = [*sorted({sweep.page for sweep in result.sweeps if (folder / sweep.page).exists()}), "matrix.html"]
     where = "\n".join(plain(str(folder / page)) for page in pages)
     output.document(text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{where}")
     if output.quiet:
-        for each in report.findings():
+        for finding in report.findings():
             if (
-                each.level in ("warning", "error") and each.id != "interrupted"
+                finding.level in ("warning", "error") and finding.id != "interrupted"
             ):  # of which there is a line with the hint
-                print_error(each.sentence)
-    return errors.EXIT_INTERRUPTED if interrupted else exit_code(found)
+                print_error(finding.sentence)
+    return errors.EXIT_INTERRUPTED if interrupted else exit_code(result)
 
 
 def exit_code(found: MatrixSummary) -> int:
@@ -123,7 +123,7 @@ def exit_code(found: MatrixSummary) -> int:
         return errors.EXIT_REQUESTS_FAILED
     if any("limited" in cell.verdicts for cell in found.cells):
         return errors.EXIT_CLIENT_LIMITED
-    codes = [sweep_code(each.result) for each in found.sweeps if each.result]
+    codes = [sweep_code(sweep.result) for sweep in found.sweeps if sweep.result]
     return next((code for code in codes if code), errors.EXIT_OK)
 
 
@@ -147,9 +147,9 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         settled = {"precision": swept.precision, "confidence": swept.confidence, "start": swept.start, **price}
         wanted = swept_plan(plan, over, folder, loads, judged, None)
         with output.progress(None, plain=False) as show:
-            most = swept.max_runs, swept.max_time_s
+            maximum = swept.max_runs, swept.max_time_s
             say = partial(_say_below, output)
-            why = measure(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=most)
+            why = measure(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=maximum)
         return why == "interrupted"
 
     with journal(wanted.folder, wanted.resolved, resume=resume) as book:
@@ -172,7 +172,7 @@ def _check_sweeps(plan: MatrixPlan) -> None:
     """What they ask for, before anything is started. Raises PlanError."""
     from loadgen.studies.matrix import swept_by
 
-    for name in (str(each["name"]) for each in plan.workloads):
+    for name in (str(workload["name"]) for workload in plan.workloads):
         if (swept := swept_by(plan, name)) is not None:
             try:
                 _grown(swept)
@@ -182,8 +182,8 @@ def _check_sweeps(plan: MatrixPlan) -> None:
 
 def _write_frontiers(folder: Path, found: MatrixSummary) -> None:
     """Write one page for all sweeps of a workload, or for those at the speed of the first one."""
-    for page in dict.fromkeys(each.page for each in found.sweeps):
-        of = [each for each in found.sweeps if each.page == page and each.result and each.result.steps]
+    for page in dict.fromkeys(sweep.page for sweep in found.sweeps):
+        of = [sweep for sweep in found.sweeps if sweep.page == page and sweep.result and sweep.result.steps]
         named = {_sweep_name(found, each): (folder / each.folder, each.result) for each in of if each.result}
         if named:
             speed = next(iter(named.values()))[1].speed
@@ -201,12 +201,12 @@ def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
     from loadgen.analysis.compare import read
     from loadgen.analysis.report.run_document import reported
 
-    found = read(folder)
+    result = read(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
-        write_summary(folder, found.summary, SAFE)
+        write_summary(folder, result.summary, SAFE)
     if anew or not (folder / "report.html").exists():
-        write_page([reported(found.run, found.frame, found.summary)], folder / "report.html", [])
-    return found
+        write_page([reported(result.run, result.frame, result.summary)], folder / "report.html", [])
+    return result
 
 
 def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
@@ -222,29 +222,29 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     if begun is None:
         raise OutputError(f"{folder} holds no matrix.", "Give a folder that holds matrix.jsonl, or a plan file.")
     try:
-        found = begun["plan"].pop("hosts_found").items()
-        hosts = {name: {"platform": str(host["platform"])} for name, host in found}
+        result = begun["plan"].pop("hosts_found").items()
+        hosts = {name: {"platform": str(host["platform"])} for name, host in result}
         plan = MatrixPlan(**begun["plan"])
     except (ValidationError, AttributeError, LookupError, TypeError) as error:
         raise OutputError(f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Begin anew with --out.") from None
     begun["plan"] = plan.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     order = cells(plan)
     repeats = [repeat for start in starts(plan) for repeat in start.repeats]
-    swept = [each for each in repeats if swept_by(plan, each.cell.workload) is not None]
+    swept = [repeat for repeat in repeats if swept_by(plan, repeat.cell.workload) is not None]
     done = [repeat for repeat in repeats if repeat not in swept and finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))
     began, measured = newest(lines, "begin"), []
     for repeat in done:
-        start, place = (began.get(repeat, {}).get(name) for name in ("start", "place"))
-        found = _summarised(folder / repeat.folder, anew=False)
-        where = CellName(*repeat.cell), repeat.number, str(repeat.folder), start, place
-        measured.append(cell_run(*where, found.frame, found.summary))
+        start, index = (began.get(repeat, {}).get(name) for name in ("start", "place"))
+        result = _summarised(folder / repeat.folder, anew=False)
+        where = CellName(*repeat.cell), repeat.number, str(repeat.folder), start, index
+        measured.append(cell_run(*where, result.frame, result.summary))
     latest = {
         repeat: line
         for repeat, line in newest(lines, "begin", "failure").items()
         if line["type"] == "failure" and repeat in repeats and not finished(folder, repeat)
     }
-    servers = {each.name for each in plan.servers}
+    servers = {server.name for server in plan.servers}
     swept.sort(key=lambda repeat: order.index(repeat.cell))
     summary = matrix(
         begun,

@@ -48,7 +48,7 @@ class SettingsCommand:
         return Signature([*_own(self._function), *self._options(), *_own(self._shared)])
 
     def __call__(self, **given: Any) -> None:
-        made = {each.name for each in self._options()}
+        made = {option.name for option in self._options()}
         settings = {name: value for name, value in given.items() if name in made and value is not None}
         self._function(settings, **{name: value for name, value in given.items() if name not in made})
 
@@ -117,9 +117,9 @@ def share(text: str | float) -> float:
 
 
 def _own(function: Callable[..., Any]) -> Iterator[Parameter]:
-    for each in signature(function, eval_str=True).parameters.values():
-        if get_origin(each.annotation) is Annotated:
-            yield each.replace(kind=Parameter.KEYWORD_ONLY)
+    for parameter in signature(function, eval_str=True).parameters.values():
+        if get_origin(parameter.annotation) is Annotated:
+            yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
 
 
 def _form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:

@@ -77,7 +77,7 @@ def exit_code(summaries: Sequence[Summary], inconclusive: CountsAs = None) -> in
 
     Where this machine could not send requests, objectives that failed and requests that are missing say nothing about
     the server, so its code comes first."""
-    told = verdicts_code({each.verdict for summary in summaries for each in summary.objectives}, inconclusive)
+    told = verdicts_code({objective.verdict for summary in summaries for objective in summary.objectives}, inconclusive)
     reasons = [
         (errors.EXIT_INTERRUPTED, any(summary.run.interrupted for summary in summaries)),
         (errors.EXIT_CLIENT_LIMITED, any(summary.client.client_limit for summary in summaries)),
@@ -103,7 +103,7 @@ def unanswered(summary: Summary) -> bool:
     that says nothing about it must not pass. `--assert 'rejected < 5%'` states how many are acceptable. An objective
     on `complete` speaks of every state.
     """
-    named = {each.figure for each in summary.objectives}
+    named = {objective.figure for objective in summary.objectives}
     unnamed = () if "complete" in named else {"truncated", "failed", "rejected", "dropped"} - named
     return any(getattr(summary.requests, state) for state in unnamed)
 
@@ -177,8 +177,8 @@ class Output:
             with _raised_later(problems):
                 write_text(self.junit, junit(summaries))
         if self.as_json:
-            found = [group.json for group in groups]
-            print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
+            result = [group.json for group in groups]
+            print(json.dumps(result[0] if len(result) == 1 else result, indent=2))
         elif not self.quiet:
             from loadgen.analysis import repeats
             from loadgen.analysis.report.run_document import brief
@@ -211,11 +211,11 @@ class Output:
         if runs_in(path) == [path]:
             return Group(folder_of(path), parts, summaries[0])
         together = between([part.summary for part in parts])
-        found = {"repeats": to_builtins(together), "runs": summaries}
-        named = found | {"runs": [part.run.path.parent.name for part in parts]}
+        result = {"repeats": to_builtins(together), "runs": summaries}
+        named = result | {"runs": [part.run.path.parent.name for part in parts]}
         with _raised_later(problems):
             write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
-        return Group(path, parts, found, together)
+        return Group(path, parts, result, together)
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What failed, for people who asked for no text: what leads to an exit code, and with --json what does not."""
@@ -225,9 +225,9 @@ class Output:
         for summary in summaries:
             of = f"{summary.run.id}: " if len(summaries) > 1 else ""
             failed = {"interrupted", "client", *(["complete"] if unanswered(summary) else [])}
-            for each in findings(summary):
-                if each.id in failed and each.level != "ok":
-                    print_error(of + each.sentence)
+            for finding in findings(summary):
+                if finding.id in failed and finding.level != "ok":
+                    print_error(of + finding.sentence)
             for row in failures(summary).rows if unanswered(summary) else ():
                 print_error(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
             for stated in summary.objectives:

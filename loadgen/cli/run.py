@@ -58,10 +58,14 @@ def run_load(
     from loadgen.plan import Plan
 
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
-    asked = Plan(**settings)
-    judged: dict[str, Any] = {"assertions": asked.objectives, "inconclusive": inconclusive, "goodput": asked.goodput}
+    requested = Plan(**settings)
+    judged: dict[str, Any] = {
+        "assertions": requested.objectives,
+        "inconclusive": inconclusive,
+        "goodput": requested.goodput,
+    }
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    asked = with_detected_server(asked)
+    requested = with_detected_server(requested)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
@@ -71,12 +75,12 @@ def run_load(
             raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
-    with folders.chosen(out, asked.server, asked.label) as folder:
-        if asked.repeats == 1:
-            _run(run_plan, asked, folder, output)
+    with folders.chosen(out, requested.server, requested.label) as folder:
+        if requested.repeats == 1:
+            _run(run_plan, requested, folder, output)
         else:
             with folders.FolderClaim(folder):
-                _run_repeats(run_plan, asked, folder, output)
+                _run_repeats(run_plan, requested, folder, output)
         raise Exit(write_results(output, folder, report=report))
 
 

@@ -246,17 +246,17 @@ def _parameters() -> Iterator[Parameter]:
     from loadgen.servers.simulated.config import SimulatedConfig
 
     hints = get_type_hints(SimulatedConfig, include_extras=True)
-    for each in fields(SimulatedConfig):
-        kind: Any = hints[each.name]
-        default: Any = Parameter.empty if each.default is MISSING else each.default
-        flag = f"--{each.name.replace('_', '-')}"
+    for field in fields(SimulatedConfig):
+        kind: Any = hints[field.name]
+        default: Any = Parameter.empty if field.default is MISSING else field.default
+        flag = f"--{field.name.replace('_', '-')}"
         form: dict[str, Any] = {}
-        if each.name.endswith("_s"):
+        if field.name.endswith("_s"):
             default, flag = f"{default * 1e3:g}ms", flag.removesuffix("-s")
             form = {"metavar": "T", "parser": timed}
         if help_text := getattr(kind, "__metadata__", ("",))[0]:
             annotation: Any = Annotated[Any if form else kind, Option(flag, help=help_text, **form)]
-            yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def serve(

@@ -77,21 +77,25 @@ def run_simulation(
 
     known = read(twin) if twin else None
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
-    asked = Plan(**({"server": known.server} if known else {}) | settings)
-    judged: dict[str, Any] = {"assertions": asked.objectives, "inconclusive": inconclusive, "goodput": asked.goodput}
+    requested = Plan(**({"server": known.server} if known else {}) | settings)
+    judged: dict[str, Any] = {
+        "assertions": requested.objectives,
+        "inconclusive": inconclusive,
+        "goodput": requested.goodput,
+    }
     output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
     limits = (kv_tokens, running_limit, step_tokens)
     modelled = simulate.ServerModel(
         gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known
     )
     command = without_secrets(["loadgen", *sys.argv[1:]])
-    output.say(f"SIMULATED (virtual) {simulate.described(asked, modelled)}; nothing is sent")
-    with folders.chosen(out, asked.server, asked.label) as folder:
-        if asked.repeats == 1:
-            _simulate(asked, modelled, folder, command, output, drawn=report)
+    output.say(f"SIMULATED (virtual) {simulate.described(requested, modelled)}; nothing is sent")
+    with folders.chosen(out, requested.server, requested.label) as folder:
+        if requested.repeats == 1:
+            _simulate(requested, modelled, folder, command, output, drawn=report)
         else:
             with folders.FolderClaim(folder):
-                for plan in asked.each_repeat():
+                for plan in requested.each_repeat():
                     _simulate(plan, modelled, folder / f"repeat-{plan.repeat}", command, output, drawn=report)
         raise Exit(write_results(output, folder, report=report))
 

@@ -106,7 +106,7 @@ def run_sweep(
         "hour": gpu_hour_cost,
         "gpus": gpus,
     }
-    most = max_runs, max_time_s
+    maximum = max_runs, max_time_s
     if not virtual:
         _check_speed(plan, {"--gpu-hour-cost": gpu_hour_cost is not None, "--twin": modelled is not None})
     with chosen(out, plan.server, plan.label) as folder:
@@ -116,12 +116,12 @@ def run_sweep(
         output.say(f"sweep over {over}{', virtual time' if made else ''}: {folder}")
         serve = _serve(sweep, made, output)
         with output.progress(None, plain=False) as show_progress:
-            measure(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=most)
+            measure(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=maximum)
         results_are_kept(folder, text_only=not as_json)
-        found = write_frontier([folder], output, folder / "frontier.html")[0]
-        if found.ended == "interrupted":
+        results = write_frontier([folder], output, folder / "frontier.html")[0]
+        if results.ended == "interrupted":
             print_error(f"interrupted; go on with the same command and --resume --out {folder}")
-        raise Exit(exit_code(found))
+        raise Exit(exit_code(results))
 
 
 @run_command(run_sweep, without=("arrivals", "repeats"), defaults={"label": "sweep"})
@@ -164,27 +164,27 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
     """Write sweep.json of each sweep and one page for all, and print them as asked. Raises OutputError."""
     from loadgen.analysis.sweep.document import brief
 
-    found = [read_sweep(folder) for folder in folders]
-    if len(speeds := sorted({each.speed for each in found})) > 1:
+    results = [read_sweep(folder) for folder in folders]
+    if len(speeds := sorted({each.speed for each in results})) > 1:
         text = " and ".join(f"{speed:g}" for speed in speeds)
         raise PlanError(
             f"these sweeps are at different speeds ({text} times real time), and a page is of one",
             "Sweep each simulated server at --speed 1.",
         )
-    names = [each.name for each in found]
+    names = [each.name for each in results]
     named = [
         name if names.count(name) == 1 else f"{name} ({folder.name})"
         for name, folder in zip(names, folders, strict=True)
     ]
-    texts = write_sweeps(dict(zip(named, zip(folders, found, strict=True), strict=True)), page)
+    texts = write_sweeps(dict(zip(named, zip(folders, results, strict=True), strict=True)), page)
     if output.as_json:
         print(texts[0] if len(texts) == 1 else json.dumps([json.loads(text) for text in texts], indent=2), end="")
     elif not output.quiet:
-        for each in found:
+        for each in results:
             print()
             show(brief(each))
         print(f"\n{page}")
-    return found
+    return results
 
 
 def write_sweeps(named: Mapping[str, tuple[Path, SweepResult]], page: Path) -> list[str]:
@@ -227,11 +227,11 @@ def read_sweep(folder: Path) -> SweepResult:
             except (OSError, MsgspecError):
                 summary = load_and_summarise(run, objectives, _bounds(objectives), drawn=False).summary
             measured.append(Measured(line, step_folder(line["step"]), summary))
-        found = _search(begun["plan"]["over"], settled).capacity(evidence(ended(lines))) if objectives else None
+        results = _search(begun["plan"]["over"], settled).capacity(evidence(ended(lines))) if objectives else None
         why = next(
             (line["why"] for line in reversed(lines) if line["type"] in ("ended", "resumed") and "why" in line), ""
         )
-        return result(begun["plan"], measured, found if measured else None, settled, why)
+        return result(begun["plan"], measured, results if measured else None, settled, why)
     except (AttributeError, KeyError, TypeError, ObjectiveError) as error:
         raise OutputError(f"{folder}: sweep.jsonl is damaged: {error}", "Begin anew with --out.") from None
 
@@ -372,7 +372,7 @@ def measure(
 
     search = _search(sweep.over, settled, guided=True)
     objectives = tuple(each.text for each in judged)
-    bounds = tuple(each.text for each in _bounds(judged))
+    bounds = tuple(bound.text for bound in _bounds(judged))
 
     def serve_step(plan: Plan, folder: Path, show: OnProgress) -> Footer:
         return serve(plan.replaced(objectives=objectives, goodput=bounds), folder, show)
@@ -407,8 +407,8 @@ def _foreseen(
     search = _search(sweep.over, settled)
     steps = in_memory(sweep, judged, modelled, search, settled["start"], FORESEEN_MOST)
     points = [expected(summary, line["load"]) for line, summary in steps]
-    found = search.capacity(evidence(line for line, _ in steps)).capacity if judged else None
-    return {"capacity": found, "points": points}
+    results = search.capacity(evidence(line for line, _ in steps)).capacity if judged else None
+    return {"capacity": results, "points": points}
 
 
 def in_memory(

@@ -86,18 +86,18 @@ def fit(
         raise PlanError(str(problem)) from None
     limits = {"kv_tokens": kv_tokens, "running_limit": running_limit, "step_tokens": step_tokens}
     known = named | limits | {"vintage": vintage, "hardware": str(hardware or "")}
-    found = fit(read, rules, deployment, known)
+    result = fit(read, rules, deployment, known)
     for path, known_already in zip(runs, map(_cached, read), strict=True):
         if known_already > CACHED_MOST:
             print_error(f"{path}: {known_already:.0%} of its prompt tokens {ALREADY_CACHED}")
-    write_text(out, json.dumps(_plain(found), indent=1) + "\n", "Name another file with --out.")
+    write_text(out, json.dumps(_plain(result), indent=1) + "\n", "Name another file with --out.")
     if as_json:
-        print(json.dumps(_plain(found), indent=1))
+        print(json.dumps(_plain(result), indent=1))
         return
-    print(_said(found))
+    print(_said(result))
     for run in map(observed, read):
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
-        replayed = {name: (each,) for name, each in simulate_run(run, found).items()}
+        replayed = {name: (each,) for name, each in simulate_run(run, result).items()}
         print(f"\n{run.name}, replayed ({WHOLE})\n{_beside(measured, replayed)}")
     print(f"\n{out}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
 
@@ -118,14 +118,14 @@ def check(
     known = read(file)
     told = {}
     for run in map(observed, map(_read, runs)):
-        measured, found = figures(run, run.ttft_s, run.tpot_s, run.ended_s), predict_run(run, known)
+        measured, result = figures(run, run.ttft_s, run.tpot_s, run.ended_s), predict_run(run, known)
         told[run.name] = [
             {"figure": each.figure, "measured": measured[each.figure]}
             | {"predicted": each.value, "low": each.low, "high": each.high}
-            for each in found
+            for each in result
         ]
         if not as_json:
-            intervals = {each.figure: (each.value, each.low, each.high) for each in found}
+            intervals = {each.figure: (each.value, each.low, each.high) for each in result}
             print(f"{run.name} ({WHOLE})\n{_beside(measured, intervals)}\n")
     if as_json:
         print(json.dumps(told, indent=1))
@@ -228,7 +228,7 @@ def _said(found: Twin) -> str:
         value, low, high = map(duration if each.unit == "s" else percent, (each.value, each.low, each.high))
         rows.append((f"{name}: {each.meaning}", value, f"{low} to {high}"))
     where = f"{found.tensor} x {found.gpu}, {found.model}, {found.number_format}" if found.gpu else "hardware unknown"
-    number = sum(int(each["requests"]) for each in found.runs)
+    number = sum(int(run["requests"]) for run in found.runs)
     limits = {"running_limit": found.running_limit, "step_tokens": found.step_tokens}
     told = [f"{name} {value:,}" for name, value in ({"kv_tokens": found.kv_tokens} | limits).items() if value]
     lines = aligned(rows).splitlines()

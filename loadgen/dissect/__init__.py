@@ -24,7 +24,7 @@ class DissectError(LoadgenError):
 
 def check_installed(*modules: str) -> None:
     """Raises DissectError, which says how to install what is missing."""
-    if missing := [each for each in modules if find_spec(each) is None]:
+    if missing := [module for module in modules if find_spec(module) is None]:
         raise DissectError(
             f"loadgen dissect needs {', '.join(missing)}",
             "Install it: pip install 'llm-loadgen[dissect]' (without a GPU, first: pip install torch "

@@ -75,11 +75,11 @@ def links(device: str) -> dict[str, LinkProbe]:
     ranks = distributed.get_world_size()
     around = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": (ranks - 1) / ranks}
     around |= {"reduce-scatter": around["all-gather"], "broadcast": 1.0}
-    found = {}
+    result = {}
     for name, share in around.items():
         small, large = (_collective_s(name, values, device, ranks) for values in (ranks, LINK_VALUES * ranks))
-        found[name] = LinkProbe(small, share * 4.0 * LINK_VALUES * ranks / max(large - small, 1e-9))
-    return found
+        result[name] = LinkProbe(small, share * 4.0 * LINK_VALUES * ranks / max(large - small, 1e-9))
+    return result
 
 
 def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
@@ -152,10 +152,10 @@ def allocations(profiler: Any, device: str) -> list[tuple[int, int, int]]:
     from torch._C._profiler import _EventType
 
     def below(events: Any) -> Iterator[tuple[int, int, int]]:
-        for each in events:
-            if each.typed[0] == _EventType.Allocation and str(each.extra_fields.device).startswith(device):
-                yield each.start_time_ns, each.extra_fields.ptr, each.extra_fields.alloc_size
-            yield from below(each.children)
+        for event in events:
+            if event.typed[0] == _EventType.Allocation and str(event.extra_fields.device).startswith(device):
+                yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
+            yield from below(event.children)
 
     return sorted(below(profiler.profiler.kineto_results.experimental_event_tree()))
 

@@ -169,7 +169,7 @@ def _case(model: Llama, asked: InferenceSpec, batch: int, allowed: DeviceLimits)
         step_s=plain,
         parts_s=parts,
         operators=_operators(seen, clock, allowed),
-        least_s=(_least([[clock.seconds(each.begin, each.end) for each in calls] for calls in seen]), _least(profiled)),
+        least_s=(_least([[clock.seconds(call.begin, call.end) for call in calls] for calls in seen]), _least(profiled)),
         beside_s=by_turns(model, asked, batch),
     )
 
@@ -184,14 +184,14 @@ def by_turns(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[f
             other = Llama(model.shape, model.group, name, asked.flash)
         other.load_state_dict(model.state_dict(), assign=True)
         steps[name] = _passes(other, asked, batch).step
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    result: dict[str, list[float]] = {name: [] for name in steps}
     for repeat in range(asked.warmup + asked.repeats):
         for name, step in steps.items():
             distributed.barrier()
             took_s = machine.timed(asked.device, step)
             if repeat >= asked.warmup:
-                found[name].append(took_s)
-    return found
+                result[name].append(took_s)
+    return result
 
 
 def _watched(watch: OpProfiler, passes: _Passes, device: str) -> None:
@@ -211,35 +211,35 @@ def _watched(watch: OpProfiler, passes: _Passes, device: str) -> None:
 
 
 def _parts(watch: OpProfiler) -> dict[str, float]:
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, begin, end in watch.spans:
-        found[name] = found.get(name, 0.0) + watch.clock.seconds(begin, end)
-    return found
+        result[name] = result.get(name, 0.0) + watch.clock.seconds(begin, end)
+    return result
 
 
 def _operators(repeats: list[list[Seen]], clock: Clock, allowed: DeviceLimits) -> list[Operator]:
     """Calls of one kind together, the longest first."""
     kinds: dict[tuple[Any, ...], list[list[Seen]]] = {}
-    for place, calls in enumerate(repeats):
-        for each in calls:
-            kind = (each.module, each.operator, each.shape, each.direction, each.in_layers)
-            kinds.setdefault(kind, [[] for _ in repeats])[place].append(each)
-    found = []
+    for index, calls in enumerate(repeats):
+        for call in calls:
+            kind = (call.module, call.operator, call.shape, call.direction, call.in_layers)
+            kinds.setdefault(kind, [[] for _ in repeats])[index].append(call)
+    result = []
     for (module, operator, shape, direction, in_layers), by_repeat in kinds.items():
         one = max(by_repeat, key=len)
         flops, moved = sum(each.flops for each in one), sum(each.bytes for each in one)
-        least = {"compute": flops / allowed.flops_per_s, "memory": moved / allowed.bytes_per_s}
+        minimum = {"compute": flops / allowed.flops_per_s, "memory": moved / allowed.bytes_per_s}
         network = operator in COLLECTIVES
-        bound = max(least, key=lambda name: least[name]) if any(least.values()) else ""
-        found.append(
+        bound = max(minimum, key=lambda name: minimum[name]) if any(minimum.values()) else ""
+        result.append(
             Operator(
                 *(module, operator, shape, direction, in_layers, len(one), flops, moved),
-                bound_s=0.0 if network else max(least.values()),
+                bound_s=0.0 if network else max(minimum.values()),
                 bound="network" if network else bound,
-                seconds=[sum(clock.seconds(each.begin, each.end) for each in calls) for calls in by_repeat],
+                seconds=[sum(clock.seconds(call.begin, call.end) for call in calls) for calls in by_repeat],
             )
         )
-    return sorted(found, key=lambda each: -sum(each.seconds))
+    return sorted(result, key=lambda each: -sum(each.seconds))
 
 
 def _least(repeats: list[list[float]]) -> float:
@@ -260,6 +260,6 @@ def own_s(events: Iterable[Any], device: str) -> list[float]:
     """A GPU's kernels are in the list once more, by themselves: here they are their operator's."""
     figure = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     calls = sorted(
-        (each for each in events if each.device_type == DeviceType.CPU), key=lambda each: each.time_range.start
+        (event for event in events if event.device_type == DeviceType.CPU), key=lambda each: each.time_range.start
     )
-    return [float(getattr(each, figure)) / 1e6 for each in calls]
+    return [float(getattr(call, figure)) / 1e6 for call in calls]

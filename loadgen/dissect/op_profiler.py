@@ -193,9 +193,9 @@ def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, floa
     bytes that it must read and write."""
     name = str(func.overloadpacket.__name__)
     inputs, outputs = _tensors([args, kwargs]), _tensors(result)
-    changed = any(each.alias_info and each.alias_info.is_write for each in func._schema.arguments)
+    changed = any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments)
     known = {each.untyped_storage().data_ptr() for each in inputs}
-    if not changed and outputs and all(each.untyped_storage().data_ptr() in known for each in outputs):
+    if not changed and outputs and all(output.untyped_storage().data_ptr() in known for output in outputs):
         return "views", "", 0.0, 0.0
     counts = flop_registry.get(func.overloadpacket)
     flops = float(counts(*args, **kwargs, out_val=result)) if counts else 0.0
@@ -214,7 +214,7 @@ def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, floa
         return "attention kernel", sizes, flops or _attention_flops(inputs, "backward" in name), moved
     if name in COPIES:
         return "copy", sizes, flops, moved
-    given = sum(each.numel() for each in outputs if each.is_floating_point()) if name != "embedding" else 0
+    given = sum(output.numel() for output in outputs if output.is_floating_point()) if name != "embedding" else 0
     return PLAIN_NAMES.get(name, name.strip("_")), sizes, flops or float(given), moved
 
 
@@ -229,7 +229,7 @@ def _attention_flops(inputs: list[Tensor], backward: bool) -> float:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    return [tree_leave for tree_leave in tree_leaves(values) if isinstance(tree_leave, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> float:

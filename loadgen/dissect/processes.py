@@ -45,10 +45,10 @@ def shared(work: Callable[[Any], _Found], asked: Any, count: int, device: str, t
             multiprocessing.spawn(_one, arguments, nprocs=count)
         except multiprocessing.ProcessRaisedException as problem:
             raise DissectError(f"a process ended early: {str(problem).strip()[-1500:]}") from None
-        found = pickle.loads(Path(folder, "found").read_bytes())  # noqa: S301 - our own process wrote it
-    if isinstance(found, Exception):
-        raise found
-    answer: _Found = found
+        result = pickle.loads(Path(folder, "found").read_bytes())  # noqa: S301 - our own process wrote it
+    if isinstance(result, Exception):
+        raise result
+    answer: _Found = result
     return answer
 
 
@@ -60,13 +60,13 @@ def _one(rank: int, work: Callable[[Any], Any], asked: Any, count: int, device: 
     where = torch.device(device, rank) if device == "cuda" else None  # one GPU each, connected at once
     distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count, device_id=where)
     try:
-        found = work(asked)
+        result = work(asked)
     except (LoadgenError, HardwareError) as problem:
-        found = problem
+        result = problem
     finally:
         distributed.destroy_process_group()
     if rank == 0:
-        Path(folder, "found").write_bytes(pickle.dumps(found))
+        Path(folder, "found").write_bytes(pickle.dumps(result))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of gloo may still run, and C++ aborts an interpreter that ends meanwhile

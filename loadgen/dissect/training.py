@@ -71,26 +71,26 @@ def training(asked: TrainingSpec) -> TrainingResult:
     whole = shape_of(asked.model, asked.hardware)
     if (asked.layers or 1) > whole.layers:
         raise DissectError(f"{whole.name} has {whole.layers} layers", f"Choose --layers {whole.layers} or fewer.")
-    reasons = {each.name: _cannot(asked, each) for each in asked.techniques}
+    reasons = {technique.name: _cannot(asked, technique) for technique in asked.techniques}
     if all(reasons.values()):
         raise DissectError("; ".join(dict.fromkeys(reasons.values())), "Choose another --technique.")
     allowed = shared(_bounds, asked, 1, asked.device, asked.threads)
-    shape, found = asked.shape, []
+    shape, result = asked.shape, []
     for technique in asked.techniques:
         count, reason = asked.count(technique), reasons[technique.name]
         if reason:
-            found.append(TechniqueResult(technique.name, count, reason))
+            result.append(TechniqueResult(technique.name, count, reason))
             continue
         try:
             measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
         except (torch.OutOfMemoryError, DissectError) as problem:
             if "out of memory" not in str(problem):
                 raise
-            found.append(TechniqueResult(technique.name, count, "it does not fit the memory of this GPU"))
+            result.append(TechniqueResult(technique.name, count, "it does not fit the memory of this GPU"))
             continue
         there = measured.bounds or allowed
         predicted = expected_s(asked, technique, there, count)
-        found.append(
+        result.append(
             replace(
                 measured,
                 predicted_s=predicted.parts,
@@ -98,11 +98,11 @@ def training(asked: TrainingSpec) -> TrainingResult:
                 predicted_bytes=expected_bytes(asked, technique, there, count),
             )
         )
-    if all(each.cannot for each in found):
+    if all(each.cannot for each in result):
         raise DissectError("none of these fits the memory of this GPU", "Choose fewer --layers, or --technique Z3.")
     return TrainingResult(
         model=shape.name,
-        parameters=sum(each.numel() for each in build(shape, device="meta").parameters()),
+        parameters=sum(parameter.numel() for parameter in build(shape, device="meta").parameters()),
         layers=shape.layers,
         model_layers=whole.layers,
         batch=asked.batch,
@@ -110,7 +110,7 @@ def training(asked: TrainingSpec) -> TrainingResult:
         device=asked.device,
         dtype=asked.dtype,
         bounds=allowed,
-        techniques=found,
+        techniques=result,
         torch=str(torch.__version__),
     )
 
@@ -135,44 +135,50 @@ def _bounds(asked: TrainingSpec) -> Any:
 
 def _measured(both: tuple[TrainingSpec, Technique]) -> TechniqueResult:
     """In one of the processes."""
-    asked, technique = both
-    allowed = machine.bounds_together(asked.device, asked.dtype)
+    requested, technique = both
+    allowed = machine.bounds_together(requested.device, requested.dtype)
     torch.manual_seed(SEED)
-    count = asked.count(technique)
+    count = requested.count(technique)
     plain = build(
-        asked.shape, layers=asked.layers, flash=technique.flash, device=asked.device, dtype=machine.DTYPES[asked.dtype]
+        requested.shape,
+        layers=requested.layers,
+        flash=technique.flash,
+        device=requested.device,
+        dtype=machine.DTYPES[requested.dtype],
     )
-    model = _prepared(plain, technique, asked.device, count)
+    model = _prepared(plain, technique, requested.device, count)
     optimiser = _optimiser(model, technique)
-    tokens = torch.randint(asked.shape.vocabulary, (asked.batch // count, asked.sequence), device=asked.device)
+    tokens = torch.randint(
+        requested.shape.vocabulary, (requested.batch // count, requested.sequence), device=requested.device
+    )
 
     def step() -> list[float]:
         optimiser.zero_grad()
-        marks = [_now(asked.device)]
+        marks = [_now(requested.device)]
         with record_function("forward"):
             loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
-            marks.append(_now(asked.device))
+            marks.append(_now(requested.device))
         with record_function("backward"):
             loss.backward()
-            marks.append(_now(asked.device))
+            marks.append(_now(requested.device))
         with record_function("optimiser"):
             optimiser.step()
-            marks.append(_now(asked.device))
+            marks.append(_now(requested.device))
         return [later - sooner for sooner, later in pairwise(marks)]
 
-    for _ in range(max(1, asked.warmup)):  # optimiser states are made by the first
+    for _ in range(max(1, requested.warmup)):  # optimiser states are made by the first
         step()
-    took = [step() for _ in range(asked.repeats)]
+    took = [step() for _ in range(requested.repeats)]
     optimiser.zero_grad()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if asked.device == "cuda" else [])]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if requested.device == "cuda" else [])]
     with profile(activities=activities, profile_memory=True) as profiler:
         step()
     bucketed = isinstance(model, nn.parallel.DistributedDataParallel)  # in buckets that are always there
-    gradients, passing = _at_the_peak(profiler, asked.device)
+    gradients, passing = _at_the_peak(profiler, requested.device)
     held = {
-        "weights": _bytes(model.parameters(), asked.device) + _quantiser_bytes(model),
-        "gradients": gradients + (_bytes(_trained(model), asked.device) if bucketed else 0.0),
-        "optimiser": _bytes(_states(optimiser), asked.device),
+        "weights": _bytes(model.parameters(), requested.device) + _quantiser_bytes(model),
+        "gradients": gradients + (_bytes(_trained(model), requested.device) if bucketed else 0.0),
+        "optimiser": _bytes(_states(optimiser), requested.device),
         "activations": passing,
     }
     parts = dict(zip(PARTS, zip(*took, strict=True), strict=True))
@@ -277,7 +283,7 @@ def _optimiser(model: nn.Module, technique: Technique) -> Any:
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [each for each in model.parameters() if each.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _states(optimiser: Any) -> Iterator[Tensor]:
@@ -288,7 +294,7 @@ def _states(optimiser: Any) -> Iterator[Tensor]:
 
 def _bytes(tensors: Any, device: str) -> float:
     """On this device: what is offloaded is not."""
-    own = [_local(each) for each in {id(each): each for each in tensors}.values()]
+    own = [_local(each) for each in {id(tensor): tensor for tensor in tensors}.values()]
     return float(sum(each.untyped_storage().nbytes() for each in own if each.device.type == device))
 
 
@@ -299,54 +305,54 @@ def _local(tensor: Any) -> Tensor:
 
 def _quantiser_bytes(model: nn.Module) -> float:
     """What else belongs to weights in few bits: scales, and scales of scales."""
-    found = 0.0
+    result = 0.0
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
         nested = getattr(state, "state2", None)
-        found += sum(
+        result += sum(
             each.nbytes
             for each in (getattr(state, "absmax", None), getattr(nested, "absmax", None))
             if each is not None
         )
         scale = getattr(getattr(parameter, "data", None), "scale", None)
-        found += scale.nbytes if isinstance(scale, Tensor) else 0.0
-    return found
+        result += scale.nbytes if isinstance(scale, Tensor) else 0.0
+    return result
 
 
 def _at_the_peak(profiler: Any, device: str) -> tuple[float, float]:
     """Bytes that a step has beyond what there was before, when they are most: those that it holds at its end, and all
     others."""
     live: dict[int, int] = {}
-    now = most = 0
+    now = maximum = 0
     then: dict[int, int] = {}
     born: dict[int, int] = {}
-    for place, (_, address, size) in enumerate(machine.allocations(profiler, device)):
+    for index, (_, address, size) in enumerate(machine.allocations(profiler, device)):
         if size > 0:
-            live[address], born[address] = size, place
+            live[address], born[address] = size, index
         elif address in live:
             del live[address]
         else:
             continue
         now += size
-        if now > most:
-            most, then = now, {born[each]: size_ for each, size_ in live.items()}
+        if now > maximum:
+            maximum, then = now, {born[each]: size_ for each, size_ in live.items()}
     last = {born[address] for address in live}
-    gradients = sum(size for place, size in then.items() if place in last)
-    return float(gradients), float(most - gradients)
+    gradients = sum(size for index, size in then.items() if index in last)
+    return float(gradients), float(maximum - gradients)
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:
     """How long any collective was under way in each phase; nothing where there is one process."""
     if not distributed.is_initialized():
         return {}
-    events = [(each.name, each.time_range.start, each.time_range.end) for each in profiler.events()]
+    events = [(event.name, event.time_range.start, event.time_range.end) for event in profiler.events()]
     spans = sorted((begin, end) for name, begin, end in events if name.startswith(COLLECTIVES))
-    found = {}
+    result = {}
     for part in PARTS:
         last, first = max((end, begin) for name, begin, end in events if name == part)  # until the device had ended
         total, until = 0.0, first
         for begin, end in spans:
             total += max(0.0, min(end, last) - max(begin, until))
             until = max(until, end)
-        found[part] = total / 1e6
-    return found
+        result[part] = total / 1e6
+    return result

@@ -142,7 +142,7 @@ class Master:
 
     def run(self, sampler: Sampler) -> Footer:
         """From the first machine to the footer. However it ends, each machine is told."""
-        ended, kept = "the master failed", False
+        ended, retained = "the master failed", False
         try:
             sampler.idle()
             self._assemble()
@@ -154,7 +154,7 @@ class Master:
             beside = sampler.end(patient=not self.interrupts.count)
             self._measure()
             footer = self._gather(beside)
-            ended, kept = "the run is over", True
+            ended, retained = "the run is over", True
             return footer
         except (DistributedError, KeyboardInterrupt) as error:
             ended = f"the run was called off: {error or 'interrupted'}"
@@ -163,7 +163,7 @@ class Master:
             sampler.stop()
             for node in self._joined:
                 machine = self._known.get(node)
-                self._link.tell(protocol.Bye(ended, kept and machine is not None and bool(machine.tasks)), node)
+                self._link.tell(protocol.Bye(ended, retained and machine is not None and bool(machine.tasks)), node)
 
     def _assemble(self) -> None:
         """Until every place is taken by a machine that is ready and whose clock is known."""
@@ -266,9 +266,15 @@ class Master:
             machine.offset = offset_of(machine.samples, start_ns)
         append(main, chain.from_iterable(map(self._clock_lines, machines)))
         outcomes = list(chain.from_iterable(map(self._outcomes, machines)))
-        notes = [f"{each.name} was interrupted there" for each in machines if each.ended and each.ended.interrupted]
-        notes += [f"{each.name} is lost: {each.lost}. {each.kept_there}" for each in machines if not each.ended]
-        ends = (each.ended.at_ns - each.offset.after.offset_ns for each in machines if each.ended)
+        notes = [
+            f"{machine.name} was interrupted there"
+            for machine in machines
+            if machine.ended and machine.ended.interrupted
+        ]
+        notes += [
+            f"{machine.name} is lost: {machine.lost}. {machine.kept_there}" for machine in machines if not machine.ended
+        ]
+        ends = (machine.ended.at_ns - machine.offset.after.offset_ns for machine in machines if machine.ended)
         interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
         return gather(
             outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
@@ -383,8 +389,8 @@ class Master:
             self._say(f"{machine.name} waits: {there}")
 
     def _place(self, machine: Machine) -> None:
-        place = self._places.index(None)
-        self._places[place], machine.tasks = machine, self._tasks[place]
+        index = self._places.index(None)
+        self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
         plan = {**self._header.plan, "url": self._header.server["url"]}
         self._link.tell(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)

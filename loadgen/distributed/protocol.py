@@ -299,13 +299,13 @@ class Frames(Generic[T]):
 
     def _read(self, size: int) -> bytes:
         """So many bytes: what has begun to come comes whole, or its sender is gone."""
-        found = bytearray()
+        result = bytearray()
         with contextlib.suppress(ConnectionError):
-            while len(found) < size and (piece := self._socket.recv(size - len(found))):
-                found += piece
-        if len(found) < size:
+            while len(result) < size and (piece := self._socket.recv(size - len(result))):
+                result += piece
+        if len(result) < size:
             raise EOFError
-        return bytes(found)
+        return bytes(result)
 
 
 @contextlib.contextmanager

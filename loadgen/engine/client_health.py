@@ -114,9 +114,9 @@ class LiveCounters(Structure):
 def total(counts: Iterable[LiveCounters]) -> LiveCounters:
     """The sum of several workers' counts."""
     summed = LiveCounters()
-    for each in counts:
+    for count in counts:
         for name in COUNTED:
-            setattr(summed, name, getattr(summed, name) + getattr(each, name))
+            setattr(summed, name, getattr(summed, name) + getattr(count, name))
     return summed
 
 

@@ -590,8 +590,8 @@ class Recorder:
         if now_ns - self._took_ns < QUIET_NS and len(self.ended) < BACKLOG and not waited_for:
             self._record_after(QUIET_NS / 1e9)
             return
-        left, done, least, until_ns = len(self.ended), 0, len(self.ended) // BACKLOG, now_ns + TURN_NS
-        while left and (done <= least or (len(self.ended) > BACKLOG and time.monotonic_ns() <= until_ns)):
+        left, done, minimum, until_ns = len(self.ended), 0, len(self.ended) // BACKLOG, now_ns + TURN_NS
+        while left and (done <= minimum or (len(self.ended) > BACKLOG and time.monotonic_ns() <= until_ns)):
             count = self._ready(min(left, TOGETHER) if len(self.ended) > BACKLOG else 1)
             if not count:
                 self._record_after(RETRY_S)

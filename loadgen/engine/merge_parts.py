@@ -74,10 +74,10 @@ def gather(
         error.hint = (
             f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it."
         )
-        if rescued := [str(path) for path in (*(each.rescued for each in outcomes), *beside[1:]) if path]:
+        if rescued := [str(path) for path in (*(outcome.rescued for outcome in outcomes), *beside[1:]) if path]:
             error.hint += f" Their last lines are in {', '.join(rescued)}: append each to its part first."
         raise
-    for path in (*(path for each in outcomes for path in (each.task.part, each.rescued) if path), *beside):
+    for path in (*(path for outcome in outcomes for path in (outcome.task.part, outcome.rescued) if path), *beside):
         path.unlink(missing_ok=True)
     return footer
 

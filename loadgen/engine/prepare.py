@@ -106,13 +106,13 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     from loadgen.servers.wire.addresses import addresses_said, reachable
 
     access = access_of(plan)
-    asked = dialect_on(plan.server, plan.endpoint)
+    requested = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     check_file(plan, schedule)
     host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
     room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
     with server_for(
-        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {describe_plan(plan, asked)}"
+        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {describe_plan(plan, requested)}"
     ) as probed:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
@@ -161,13 +161,13 @@ def schedule_of(plan: Plan) -> Schedule:
         clients = named.clients if plan.n is None else min(named.clients, plan.n)
         return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
     due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))
-    most = first = 0  # requests that are due within one second, at most
+    maximum = first = 0  # requests that are due within one second, at most
     for last, due in enumerate(due_ns):
         while due - due_ns[first] >= NS_PER_S:
             first += 1
-        most = max(most, last - first + 1)
-    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, most))
-    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, most)))
+        maximum = max(maximum, last - first + 1)
+    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, maximum))
+    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, maximum)))
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
@@ -196,7 +196,7 @@ def check_file(plan: Plan, schedule: Schedule) -> None:
 def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
     """Return the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
     PromptError, WorkloadError or ServerError."""
-    asked, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
+    requested, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
     trace = named if isinstance(named, processes.Trace) else None
@@ -204,7 +204,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     if plan.extra_body or plan.may_end:
         also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
     if not dialect.streams:
-        if isinstance(asked, MultiTurn):
+        if isinstance(requested, MultiTurn):
             raise PlanError(
                 f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat."
             )
@@ -213,7 +213,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     if plan.image and not chat:
         raise PlanError("--image: only messages of a chat hold pictures", "Use --endpoint chat.")
     spec = WorkloadSpec(
-        *(asked, inputs, outputs, plan.seed),
+        *(requested, inputs, outputs, plan.seed),
         n=schedule.count,
         warmup=plan.warmup,
         trace=trace,

@@ -59,12 +59,12 @@ def records_of(
     """Decode what these exchanges received, with the timestamps of `stamps`, or of its fallback where those cannot be
     right. Never raises on what a server sent. Each step runs over all exchanges: its code stays in the CPU cache."""
     every = [_came(exchange, request, dialect, start_ns) for exchange, request in several]
-    came = [each for each in every if each.exchange.sizes]
+    received = [each for each in every if each.exchange.sizes]
     if health.wants_mark:
-        _look_for_mark(came, health)
-    stamped = checked(stamps, [(each.exchange, array("q", (1, *each.ends))) for each in came], clocks.to_monotonic)
-    answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in came]
-    for each, answer, (arrivals, instants) in zip(came, answers, stamped, strict=True):
+        _look_for_mark(received, health)
+    stamped = checked(stamps, [(each.exchange, array("q", (1, *each.ends))) for each in received], clocks.to_monotonic)
+    answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in received]
+    for each, answer, (arrivals, instants) in zip(received, answers, stamped, strict=True):
         exchange, record = each.exchange, each.record
         late = [*map(sub, exchange.user, arrivals)]
         if min(late) < 0:  # two clocks never agree to the last nanosecond
@@ -136,8 +136,8 @@ def _look_for_mark(came: Sequence[_Came], health: Health) -> None:
     for each in came:
         head = bytes(each.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
         payloads = each.payloads or ()
-        found = (marks.in_payload(payload) for payload in (*payloads[:2], *payloads[-2:]))
-        health.mark = health.mark or marks.in_head(head) or next(filter(None, found), None)
+        result = (marks.in_payload(payload) for payload in (*payloads[:2], *payloads[-2:]))
+        health.mark = health.mark or marks.in_head(head) or next(filter(None, result), None)
         if payloads or health.mark:
             health.wants_mark = False
             return
@@ -155,7 +155,7 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
         first_token_read = bisect_left(sizes, token_places[0] if token_places else sizes[-1] + 1)
         _fill(record, answer, instants, start_ns)
         if by.by_read:  # else every event has a stamp of its own, however many came in one read
-            _note_merged(record, [bisect_left(sizes, place) for place in token_places])
+            _note_merged(record, [bisect_left(sizes, index) for index in token_places])
         if not came.payloads:
             _note_other_body(came, answer, dialect)
         exact = dialect.fixed_output and came.request.ignore_eos
@@ -265,8 +265,10 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
         kind: NoneOrKind = record.error_kind or "truncated"
         detail = record.error_detail or "the answer ended"
         state: State = "truncated" if kind == "truncated" else "failed"
-        came = "after tokens had come" if record.chunk_ns else "before any token"  # no number: like failures are one
-        return state, kind, f"{detail}, {came} and without the end marker"
+        received = (
+            "after tokens had come" if record.chunk_ns else "before any token"
+        )  # no number: like failures are one
+        return state, kind, f"{detail}, {received} and without the end marker"
     return _length_verdict(record, exact=exact, piece_tokens=piece_tokens)
 
 
@@ -276,17 +278,17 @@ def _retry_words(wait: str) -> str:
 
 
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    asked, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
-    if not asked:  # embeddings, scores
+    requested, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
+    if not requested:  # embeddings, scores
         return "complete", "", ""
     if not record.chunk_ns and got:
         return "truncated", "truncated", f"no token was streamed, although the server counted {got}"
     if not record.chunk_ns:
         return "truncated", "truncated", "the answer ended without a token"
-    length = f"asked for {asked} output tokens, got {got}" + (f" ({reason})" if reason else "")
-    if got > whole_pieces(asked, piece_tokens) and record.counted_by != "chunks":
+    length = f"asked for {requested} output tokens, got {got}" + (f" ({reason})" if reason else "")
+    if got > whole_pieces(requested, piece_tokens) and record.counted_by != "chunks":
         return "failed", "wrong_length", length
-    early = reason not in ("", "length") if record.counted_by == "chunks" else got < asked
+    early = reason not in ("", "length") if record.counted_by == "chunks" else got < requested
     if not got or reason == "content_filter" or (early and exact):
         allowed = "" if reason in ("", "length", "content_filter") else "; --output-tokens max:N allows that"
         return "truncated", "truncated", f"{length}{allowed}"

@@ -80,8 +80,8 @@ def with_detected_server(plan: Plan) -> Plan:
         return plan
     from loadgen.servers.discovery import probe
 
-    found = probe(plan.url, model=plan.model, access=access_of(plan))
-    return plan.replaced(server=found.name)
+    result = probe(plan.url, model=plan.model, access=access_of(plan))
+    return plan.replaced(server=result.name)
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
@@ -89,9 +89,9 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
     Raises EndpointError, VersionError and UnauthorizedError."""
     from loadgen.servers.discovery import dialect_on, drop_refused_fields, of_version
 
-    found = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
-    found = of_version(found, facts, say, force=plan.force)
-    return drop_refused_fields(found, facts, say, timeout_s=plan.timeout_s, access=access)
+    result = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
+    result = of_version(result, facts, say, force=plan.force)
+    return drop_refused_fields(result, facts, say, timeout_s=plan.timeout_s, access=access)
 
 
 def max_length(tokens: int | str) -> int:
@@ -104,12 +104,12 @@ def max_length(tokens: int | str) -> int:
 
 def longest_prompt_of(plan: Plan) -> int:
     """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
-    asked, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
+    requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = workload.parse(plan.workload)
     if not isinstance(named, MultiTurn):
-        return asked
+        return requested
     turns = named.turns
-    return 1 if turns is None else turns * (asked + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
+    return 1 if turns is None else turns * (requested + TURN_TOKENS) + (turns - 1) * (answered + TURN_TOKENS)
 
 
 def simulated_name(facts: ServerFacts) -> str:

@@ -13,7 +13,9 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def handled(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
     """Within this block these signals call `handler`. SIGHUP is left alone if it is ignored (nohup). Afterwards the
     old handlers are restored, except for signals that the handler has decided to ignore from now on."""
-    heard = [each for each in numbers if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    heard = [
+        number for number in numbers if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
     previous = {number: signal.signal(number, handler) for number in heard}
     try:
         yield

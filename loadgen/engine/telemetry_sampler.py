@@ -84,14 +84,14 @@ class Bursts(msgspec.Struct, frozen=True):
 
 def bursts_of(due_ns: Iterable[int] | None) -> Bursts:
     """Where an open loop has bursts. A closed loop (None) begins with one as well, of which nothing is known here."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     number = 0
     for instant, together in groupby(due_ns or ()):
         size = sum(1 for _ in together)
         number += size
         if size >= BURST_LEAST:
-            found[instant] = number
-    return Bursts(found)
+            result[instant] = number
+    return Bursts(result)
 
 
 class Sampler:
@@ -309,12 +309,12 @@ class SamplerProcess:
         """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
         something is missing that the plan asks for."""
         self.ready()
-        found = self._ask({"plan": plan.stored() | {"header": plan.header}, "server": server})
-        if found is None:
+        result = self._ask({"plan": plan.stored() | {"header": plan.header}, "server": server})
+        if result is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
-        if "error" in found:
-            raise PlanError(found["error"], found["hint"])
-        return dict(found["facts"])
+        if "error" in result:
+            raise PlanError(result["error"], result["hint"])
+        return dict(result["facts"])
 
     def begin(self, start_ns: int, folder: Path) -> None:
         """From now on read into a part file in this folder."""
@@ -322,9 +322,9 @@ class SamplerProcess:
 
     def end(self, *, patient: bool) -> list[Path]:
         """Read everything for the last time; the files that hold the lines. `patient` lets the server come to rest."""
-        found = self._ask({"patient": patient}) or {}
+        result = self._ask({"patient": patient}) or {}
         self.close()
-        return [Path(name) for name in found.get("files", ())]
+        return [Path(name) for name in result.get("files", ())]
 
     def close(self) -> None:
         """Let it go."""

@@ -186,9 +186,9 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     loop.set_exception_handler(partial(_crash, part))
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
-    due_ns, most = task.schedule.due_ns, task.schedule.in_flight
-    waited_for = task.prompts.of_sessions or due_ns is None or most < len(due_ns)
-    apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == most else MODERATE
+    due_ns, maximum = task.schedule.due_ns, task.schedule.in_flight
+    waited_for = task.prompts.of_sessions or due_ns is None or maximum < len(due_ns)
+    apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == maximum else MODERATE
     sweeps = (
         None
         if stamps.by_read

@@ -189,8 +189,8 @@ class NewestSamples:
 
     def copy(self, since: int = 0) -> Floats:
         """Those after the first `since` ones seen, in no order, safe to work on in another thread."""
-        kept = min(self.seen - since, len(self._values))
-        return self._values[np.arange(self.seen - kept, self.seen) % len(self._values)]
+        retained = min(self.seen - since, len(self._values))
+        return self._values[np.arange(self.seen - retained, self.seen) % len(self._values)]
 
 
 def described(values: Floats) -> dict[str, float | int | None]:
@@ -339,8 +339,8 @@ class LiveRun:
         self.in_flight.discard(exchange)
         while not self._stamps.ready(exchange):
             gevent.sleep(RETRY_S)
-        asked = [(exchange, request)]
-        (record,) = records_of(asked, dialect, self._clocks, self.start_ns, self._health, self._stamps)
+        requested = [(exchange, request)]
+        (record,) = records_of(requested, dialect, self._clocks, self.start_ns, self._health, self._stamps)
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 
@@ -451,7 +451,7 @@ class LiveRun:
     def _judged(self, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         figures = self.figures
         passed_ns = time.monotonic_ns() - self.start_ns
-        found = of_samples(
+        result = of_samples(
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
             stamp_facts(self._stamps.active_source.name),
             np.sort(figures.send_late.copy()),
@@ -459,10 +459,10 @@ class LiveRun:
             coalesced=self._total["coalesced_reads"],
             last_s=passed_ns / 1e9,
         )
-        if (own := own_error(found)) is not None:
+        if (own := own_error(result)) is not None:
             off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)
-            found.error_ttft_p50_s = own.stamp_s + median_off_s(figures.samples["ttft_s"].copy(), off_s)
-            found.error_bar_e2e_s = own.stamp_s
-        found.reasons = reasons(found, latency["ttft_s"]["p50"], latency["e2e_s"]["p50"])
-        shown: dict[str, Any] = msgspec.to_builtins(found)
+            result.error_ttft_p50_s = own.stamp_s + median_off_s(figures.samples["ttft_s"].copy(), off_s)
+            result.error_bar_e2e_s = own.stamp_s
+        result.reasons = reasons(result, latency["ttft_s"]["p50"], latency["e2e_s"]["p50"])
+        shown: dict[str, Any] = msgspec.to_builtins(result)
         return shown

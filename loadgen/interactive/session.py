@@ -369,14 +369,14 @@ def _completed(answer: Response, session: LocustSession, base: str) -> Response:
     if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
         answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
     elif request.path == f"{base}/stats/requests" and answer.is_json and session.run is not None:
-        found = answer.get_json()
+        result = answer.get_json()
         rows = [
             {"title": row["title"], "n": row["n"]}
             | {name: "" if row[name] is None else f"{row[name] * 1000:.3f}" for name in (*SHARES, "max")}
             for row in session.run.latency()
         ]
-        found["extended_stats"] = [{"key": TABLE["key"], "data": rows}]
-        answer.set_data(jsonify(found).get_data())
+        result["extended_stats"] = [{"key": TABLE["key"], "data": rows}]
+        answer.set_data(jsonify(result).get_data())
     return answer
 
 

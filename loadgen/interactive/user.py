@@ -247,12 +247,12 @@ def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: Timest
 
 def _connect(target: Target, address: Address, timeout_s: float, stamps: TimestampSource) -> Connection:
     """Open one connection to one address."""
-    family, place = address
+    family, index = address
     sock = gevent_socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect(place)
+        sock.connect(index)
         watched = stamps.watch(cast("socket.socket", sock))
         connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)
         if target.tls is not None:

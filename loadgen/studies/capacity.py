@@ -96,7 +96,7 @@ class Replica:
                 self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled, served=self._served
             )
             self._known[per_s] = self._figures(run)
-            self.output_tokens = sum(each.output_tokens or 0 for each in run.records) / max(1, len(run.records))
+            self.output_tokens = sum(record.output_tokens or 0 for record in run.records) / max(1, len(run.records))
         return self._known[per_s]
 
     def highest(self, met: Met, slower: float, start: int) -> int | None:
@@ -126,43 +126,43 @@ def option(
 ) -> CapacityOption:
     """What this candidate takes for `per_s` requests a second of `plan`; the rest of what serves is that of `base`.
     Raises LoadgenError."""
-    found = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
+    result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
     modelled = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
     engine, made = _deployed(plan, modelled)
     try:
         engine.kv_tokens(made)
     except HardwareError as problem:
-        found.not_possible = str(problem).partition(":")[0]
-        return found
+        result.not_possible = str(problem).partition(":")[0]
+        return result
     likely = expected(made, Load(512, 128, IN_FLIGHT)).output_tokens_per_s / 128
     start = max(LEAST, round(math.log(likely, FINE)))
     replica, error = Replica(plan, modelled, figures), 1 + constant("step_error")
     power = replica.highest(met, 1.0, start)
     if power is None:
-        found.not_possible = "meets the objectives at no rate"
-        found.figures = [*replica.at(FINE**LEAST)]
-        return found
+        result.not_possible = "meets the objectives at no rate"
+        result.figures = [*replica.at(FINE**LEAST)]
+        return result
     slow, fast = replica.highest(met, error, power), replica.highest(met, 1 / error, power)
     assert fast is not None
-    found.replica_per_s, found.replica_per_s_high = FINE**power, FINE**fast * error
-    found.replica_per_s_low = 0.0 if slow is None else FINE**slow / error
-    replicas = math.ceil(per_s / found.replica_per_s)
-    found.gpus = replicas * candidate.tensor
-    found.gpus_low = math.ceil(per_s / found.replica_per_s_high) * candidate.tensor
-    if found.replica_per_s_low:
-        found.gpus_high = math.ceil(per_s / found.replica_per_s_low) * candidate.tensor
-    found.figures = [*replica.at(per_s / replicas)]
+    result.replica_per_s, result.replica_per_s_high = FINE**power, FINE**fast * error
+    result.replica_per_s_low = 0.0 if slow is None else FINE**slow / error
+    replicas = math.ceil(per_s / result.replica_per_s)
+    result.gpus = replicas * candidate.tensor
+    result.gpus_low = math.ceil(per_s / result.replica_per_s_high) * candidate.tensor
+    if result.replica_per_s_low:
+        result.gpus_high = math.ceil(per_s / result.replica_per_s_low) * candidate.tensor
+    result.figures = [*replica.at(per_s / replicas)]
     if candidate.hour_cost is not None:
-        found.cost_per_hour = found.gpus * candidate.hour_cost
-        found.cost_per_million_tokens = found.cost_per_hour / (3600 * per_s * replica.output_tokens) * 1e6
-    return found
+        result.cost_per_hour = result.gpus * candidate.hour_cost
+        result.cost_per_million_tokens = result.cost_per_hour / (3600 * per_s * replica.output_tokens) * 1e6
+    return result
 
 
 def candidates(
     gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], modelled: ServerModel
 ) -> list[Candidate]:
     """Of `H100=2.50` and so on, with or without what an hour costs. Raises PlanError."""
-    found = []
+    result = []
     for named in gpus:
         name, priced, cost = named.partition("=")
         try:
@@ -172,8 +172,8 @@ def candidates(
             raise PlanError(said, "Write --gpu H100, or with what one costs per hour: --gpu H100=2.50") from None
         if hour is not None and not 0 <= hour < math.inf:
             raise PlanError(f"--gpu {named}: the price must be 0 or more", "Write --gpu H100=2.50")
-        found += [Candidate(card.name, tensor, each, hour) for tensor in tensors for each in formats]
-    return found
+        result += [Candidate(card.name, tensor, each, hour) for tensor in tensors for each in formats]
+    return result
 
 
 def _deployed(plan: Plan, modelled: ServerModel) -> tuple[Engine, Deployment]:

@@ -131,34 +131,34 @@ def _run(
     header.server |= {"prediction": list(prediction)} if prediction else {}
     line, file = msgspec.json.encode(header), folder / "run.jsonl"
     append(file, [line + b"\n"])
-    writer, found = RunWriter(file), Run(file, msgspec.json.decode(line, type=Header), [], [], None)
+    writer, result = RunWriter(file), Run(file, msgspec.json.decode(line, type=Header), [], [], None)
 
     def keep(item: Record | Telemetry) -> None:
         writer.add(item)
         if isinstance(item, Record):
             take(item)
         else:
-            found.telemetry.append(item)
+            result.telemetry.append(item)
 
-    found.footer = VirtualRun(plan, served, prompts, schedule, keep).run()
-    writer.add(found.footer)
+    result.footer = VirtualRun(plan, served, prompts, schedule, keep).run()
+    writer.add(result.footer)
     if rescued := writer.close():
         raise OutputError(f"cannot write {writer.path}: {writer.error}", f"Make room and try again; remove {rescued}.")
-    return found
+    return result
 
 
 def in_memory(plan: Plan, modelled: ServerModel, draw: int | None = None, served: ResolvedModel | None = None) -> Run:
     """The same run, not written: with other constants, one draw of a twin's; or on what `serving` gave before. Raises
     as `run` does."""
     served = served or serving(plan, modelled, draw)
-    found = Run(Path("simulated/run.jsonl"), _header(plan, modelled, served, []), [], [], None)
+    result = Run(Path("simulated/run.jsonl"), _header(plan, modelled, served, []), [], [], None)
 
     def keep(item: Record | Telemetry) -> None:
-        kept: list[Any] = found.records if isinstance(item, Record) else found.telemetry
-        kept.append(item)
+        retained: list[Any] = result.records if isinstance(item, Record) else result.telemetry
+        retained.append(item)
 
-    found.footer = VirtualRun(plan, served, _prompts(plan), schedule_of(plan), keep).run()
-    return found
+    result.footer = VirtualRun(plan, served, _prompts(plan), schedule_of(plan), keep).run()
+    return result
 
 
 def serving(plan: Plan, modelled: ServerModel, draw: int | None = None) -> ResolvedModel:
@@ -407,14 +407,14 @@ class VirtualRun:
 
     def _end(self, job: Job, instants: list[int], given_up_ns: int | None = None) -> None:
         """A job has all its tokens, or nobody waits for the rest."""
-        asked: SimulationSpec = job.owner
+        requested: SimulationSpec = job.owner
         self._live.discard(job)
         end_ns = instants[-1] if given_up_ns is None else given_up_ns
         record = record_for(
-            *(asked.request, "complete" if given_up_ns is None else "failed"),
-            due_ns=asked.due_ns,
-            sent_ns=asked.due_ns,
-            sent_end_ns=asked.due_ns,
+            *(requested.request, "complete" if given_up_ns is None else "failed"),
+            due_ns=requested.due_ns,
+            sent_ns=requested.due_ns,
+            sent_end_ns=requested.due_ns,
             first_byte_ns=instants[0] if instants else None,
             chunk_ns=instants,
             chunk_tokens=[1] * len(instants),
@@ -429,8 +429,8 @@ class VirtualRun:
             record.finish_reason = "length"
         else:
             record.error_kind, record.error_detail = "timeout", f"no end within {self._timeout_ns / 1e9:g} s"
-        asked.said += job.output_tokens
-        self._keep(asked, record, end_ns)
+        requested.said += job.output_tokens
+        self._keep(requested, record, end_ns)
 
     def _keep(self, asked: SimulationSpec, record: Record, end_ns: int) -> None:
         """Writes a Record, and finds out what its end makes due."""

@@ -91,26 +91,26 @@ def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     """`1,2,4,...,256`: numbers that grow; `...` goes on by the same factor, or else the same difference. Raises
     PlanError."""
     hint = f"Write numbers that grow: {option} 1,2,4,...,256"
-    found: list[float] = []
+    result: list[float] = []
     words = text.split(",")
     try:
-        for place, word in enumerate(words):
+        for index, word in enumerate(words):
             if word.strip() != "...":
-                found.append(float(word))
+                result.append(float(word))
                 continue
-            before, last, end = *found[-2:], float(words[place + 1])
+            before, last, end = *result[-2:], float(words[index + 1])
             factor, step = last / before, last - before
-            geometric = len(found) < 3 or abs(found[-2] / found[-3] - factor) < 1e-9
+            geometric = len(result) < 3 or abs(result[-2] / result[-3] - factor) < 1e-9
             while (following := last * factor if geometric else last + step) < end * (1 - 1e-9):
-                found.append(last := following)
-                if len(found) > LOADS_MOST or step <= 0:
+                result.append(last := following)
+                if len(result) > LOADS_MOST or step <= 0:
                     raise ValueError
     except (ValueError, IndexError, ZeroDivisionError):
         raise PlanError(f"{option} {text}: is no list of loads", hint) from None
-    growing = all(a < b for a, b in zip([0.0, *found], found, strict=False))
-    if not growing or len(found) > LOADS_MOST or (whole and any(each % 1 for each in found)):
+    growing = all(a < b for a, b in zip([0.0, *result], result, strict=False))
+    if not growing or len(result) > LOADS_MOST or (whole and any(each % 1 for each in result)):
         raise PlanError(f"{option} {text}: is no list of loads that grow", hint)
-    return tuple(found)
+    return tuple(result)
 
 
 class Backlog:
@@ -173,7 +173,7 @@ class Backlog:
             return False
         if half_s > self._sent_s:  # nothing more is sent, for as long as all of it took
             return stays > CLEAR[0] and sent - ended >= BACKLOG_LEAST
-        share = next((share for least, share in (SETTLED, CLEAR) if stays > least), 0.0)
+        share = next((share for minimum, share in (SETTLED, CLEAR) if stays > minimum), 0.0)
         return more >= BACKLOG_LEAST and back < share * more - 3 * (share * more) ** 0.5
 
 

@@ -160,7 +160,7 @@ def read(path: Path) -> Twin:
     if twin.format > FORMAT:
         raise PlanError(f"{path} is of a newer loadgen ({twin.version})", "Update this one, or fit it again.")
     if [*twin.constants] not in ([*ON_HARDWARE], [*OF_ITS_OWN]) or any(
-        len(each) != len(twin.constants) for each in twin.draws
+        len(draw) != len(twin.constants) for draw in twin.draws
     ):
         raise PlanError(f"{path}: its constants are not those of a twin", "Fit it again.")
     return twin

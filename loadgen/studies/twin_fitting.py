@@ -108,7 +108,7 @@ class StepLimits:
 
 def observed(run: Run) -> Observed:
     """Raises PlanError for a run with too few complete requests."""
-    sent = [each for each in run.records if each.phase == "measured" and each.sent_ns is not None]
+    sent = [record for record in run.records if record.phase == "measured" and record.sent_ns is not None]
     sent = sorted(sent, key=lambda each: (each.sent_ns or 0, each.id))[:REQUESTS_MOST]
     name = run.path.resolve().parent.name
     sent = [each for each in sent if each.chunk_ns and (each.prompt_tokens or each.prompt_tokens_asked)]
@@ -117,23 +117,23 @@ def observed(run: Run) -> Observed:
         raise PlanError(f"{name}: {sum(complete)} complete requests, and a fit takes {LEAST}", "Name a longer run.")
     begun_ns = sent[0].sent_ns or 0
     ttft, tpot, tokens = [], [], []
-    for place, (each, whole) in enumerate(zip(sent, complete, strict=True)):
+    for index, (each, whole) in enumerate(zip(sent, complete, strict=True)):
         counts = streamed(each).counts
         later = sum(counts[1:])
         ttft.append((each.chunk_ns[0] - (each.sent_ns or 0)) / 1e9 if whole else np.nan)
         tpot.append((each.chunk_ns[-1] - each.chunk_ns[0]) / 1e9 / later if whole and later else np.nan)
-        tokens += [((at_ns - begun_ns) / 1e9, place, count) for at_ns, count in zip(each.chunk_ns, counts, strict=True)]
+        tokens += [((at_ns - begun_ns) / 1e9, index, count) for at_ns, count in zip(each.chunk_ns, counts, strict=True)]
     outputs = [each.output_tokens or sum(each.chunk_tokens) or each.output_tokens_asked for each in sent]
     prompt_tokens = [each.prompt_tokens or each.prompt_tokens_asked for each in sent]
     shared = workload.parse(str(run.header.plan.get("workload") or "synthetic"))
     prompts: list[Sequence[int]] = [()] * len(sent)
-    for place, (each, length) in enumerate(zip(sent, prompt_tokens, strict=True)):
+    for index, (each, length) in enumerate(zip(sent, prompt_tokens, strict=True)):
         if each.session is not None:
-            prompts[place] = range(each.session << 32, (each.session << 32) + length)
+            prompts[index] = range(each.session << 32, (each.session << 32) + length)
         elif isinstance(shared, SharedPrefix):
             first = (each.id % shared.groups) << 32
             own = range((each.id + shared.groups) << 32, ((each.id + shared.groups) << 32) + length)
-            prompts[place] = (*range(first, first + shared.tokens), *own)[:length]
+            prompts[index] = (*range(first, first + shared.tokens), *own)[:length]
     rows = np.array(sorted(tokens), float)
     return Observed(
         name,
@@ -157,10 +157,10 @@ def replay(
     front_end = FrontEnd(round(1e9 * values["request_s"]), round(1e9 * values["path_s"]))
     waiting = deque[Job]()
     lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
-    for place, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
+    for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
         while front_end.ends_ns <= sent_ns:
             waiting += front_end.leave()
-        front_end.enter(Job(prompt, output, sent_ns, owner=place, prompt=run.prompts[place]), sent_ns)
+        front_end.enter(Job(prompt, output, sent_ns, owner=index, prompt=run.prompts[index]), sent_ns)
     while front_end.ends_ns < FOR_EVER_NS:
         waiting += front_end.leave()
     ttft_s, tpot_s, ended_ns = np.full(len(run.sent_ns), np.nan), np.full(len(run.sent_ns), np.nan), 0
@@ -171,9 +171,9 @@ def replay(
             except ValueError:
                 continue
         for answer in engine.run(waiting[0].arrived_ns if waiting else FOR_EVER_NS):
-            place, first_ns, last_ns = answer.job.owner, answer.instants[0], answer.instants[-1]
-            ttft_s[place] = (first_ns - run.sent_ns[place]) / 1e9
-            tpot_s[place] = (last_ns - first_ns) / 1e9 / max(1, len(answer.instants) - 1)
+            index, first_ns, last_ns = answer.job.owner, answer.instants[0], answer.instants[-1]
+            ttft_s[index] = (first_ns - run.sent_ns[index]) / 1e9
+            tpot_s[index] = (last_ns - first_ns) / 1e9 / max(1, len(answer.instants) - 1)
             ended_ns = max(ended_ns, last_ns)
     return ttft_s, tpot_s, ended_ns / 1e9
 
@@ -187,16 +187,16 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
     kv_tokens = kv_tokens or (engine.kv_tokens(deployment) if deployment else UNKNOWN_KV)
     limits = StepLimits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
     problem = Problem(seen, limits, deployment)
-    found = problem.solve()
-    if problem.other_budget(found):
-        found = problem.solve()
-    draws = problem.draws(found)
+    result = problem.solve()
+    if problem.other_budget(result):
+        result = problem.solve()
+    draws = problem.draws(result)
     low, high = np.percentile(draws, (2.5, 97.5), axis=0)
     constants = {
         name: TwinConstant(
-            value=_short(value), low=_short(least), high=_short(most), unit=each.unit, meaning=each.meaning
+            value=_short(value), low=_short(minimum), high=_short(maximum), unit=each.unit, meaning=each.meaning
         )
-        for (name, each), value, least, most in zip(problem.names.items(), np.exp(found), low, high, strict=True)
+        for (name, each), value, minimum, maximum in zip(problem.names.items(), np.exp(result), low, high, strict=True)
     }
     facts = {"kv_tokens": kv_tokens, "running_limit": limits.running, "step_tokens": problem.limits.step_tokens}
     return Twin(
@@ -207,7 +207,7 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
         served=str(server.get("model") or ""),
         constants=constants,
         draws=[[_short(each) for each in draw] for draw in draws],
-        residual=problem.residual(found),
+        residual=problem.residual(result),
         runs=[{"run": each.name, "requests": len(each.sent_ns)} for each in seen],
         **{**known, **facts},
     )
@@ -221,7 +221,7 @@ class Problem:
         self.names = ON_HARDWARE if deployment else OF_ITS_OWN
         self._prior = np.log(self._begin())
         self._step_time: tuple[Any, Any] = (None, None)
-        self._spread = np.array([each.spread for each in self.names.values()])
+        self._spread = np.array([name.spread for name in self.names.values()])
 
     def other_budget(self, found: Floats) -> bool:
         """Whether another budget of a step than the rules' own gives as many steps with prompts as there were, and they
@@ -243,15 +243,15 @@ class Problem:
 
         starts = [np.append(self._prior[: -len(REQUEST)], np.log(ways)) for ways in WAYS_IN]
         start = min(starts, key=lambda each: float(np.sum(self._all(each) ** 2)))
-        found = least_squares(self._all, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
-        return np.asarray(found.x)
+        result = least_squares(self._all, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
+        return np.asarray(result.x)
 
     def draws(self, found: Floats) -> Floats:
         """Constants of other samples: blocks of requests drawn again, and the start moved within its spread; by the
         derivatives at what was found."""
         random, jacobian, residuals = np.random.default_rng(0), self._jacobian(found), self._residuals(found)
         number = len(residuals)
-        blocks = np.concatenate([np.tile(place * BLOCKS + run.blocks, 3) for place, run in enumerate(self.runs)])
+        blocks = np.concatenate([np.tile(index * BLOCKS + run.blocks, 3) for index, run in enumerate(self.runs)])
         best = np.linalg.lstsq(jacobian, self._all(found), rcond=None)[0]  # what the steps of the tables left undone
         drawn = []
         for _ in range(DRAWS):
@@ -340,14 +340,14 @@ def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> di
     requests count as requests, as in a report."""
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
     later = np.array(run.output_tokens) - 1
-    found: dict[str, float | None] = {
+    result: dict[str, float | None] = {
         "output_tokens_per_s": sum(run.output_tokens) / ended_s,
         "requests_per_s": int((~np.isnan(run.ttft_s)).sum()) / ended_s,
     }
     for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", ttft_s + later * np.nan_to_num(tpot_s))):
         if len(known := values[seen & ~np.isnan(values)]):
-            found |= {f"{name}.p{part}": float(np.percentile(known, part)) for part in (50, 99)}
-    return found
+            result |= {f"{name}.p{part}": float(np.percentile(known, part)) for part in (50, 99)}
+    return result
 
 
 def simulate_run(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
@@ -373,19 +373,19 @@ def straight_line(runs: Sequence[Observed]) -> dict[str, float]:
         held = np.array(run.prompt_tokens)[owner] + np.array(run.output_tokens)[owner] / 2
         prompts = np.where(at_s == first[owner], np.array(run.prompt_tokens)[owner], 0)
         sums = np.vstack([np.zeros(3), np.cumsum(np.column_stack([count, prompts, count * held]), axis=0)])
-        for place in np.flatnonzero(run.tpot_s > 0):
-            begin, end = np.searchsorted(at_s, (first[place], last[place]), side="right")
+        for index in np.flatnonzero(run.tpot_s > 0):
+            begin, end = np.searchsorted(at_s, (first[index], last[index]), side="right")
             tokens, computed, holding = sums[end] - sums[begin]
-            steps = (last[place] - first[place]) / run.tpot_s[place]
+            steps = (last[index] - first[index]) / run.tpot_s[index]
             rows.append([steps, tokens, computed, holding])
-            took.append(last[place] - first[place])
+            took.append(last[index] - first[index])
     matrix, wanted = np.array(rows) / np.array(took)[:, None], np.ones(len(took))
     scale = matrix.mean(axis=0)
     scale[scale == 0] = 1.0
     ridge = np.sqrt(0.01 * len(wanted)) * np.eye(4)  # where columns are alike, each has its part
-    found, _ = nnls(np.vstack([matrix / scale, ridge]), np.concatenate([wanted, np.zeros(4)]))
+    result, _ = nnls(np.vstack([matrix / scale, ridge]), np.concatenate([wanted, np.zeros(4)]))
     names = ("step_s", "sequence_s", "token_s", "context_s")
-    return dict(zip(names, (np.maximum(found, 0.01) / scale).tolist(), strict=True))
+    return dict(zip(names, (np.maximum(result, 0.01) / scale).tolist(), strict=True))
 
 
 def _kv_tokens(runs: Sequence[Run]) -> int | None:
@@ -398,8 +398,8 @@ def _running_limit(runs: Sequence[Run]) -> int | None:
     """Where requests waited again and again while always as many ran, with room in the cache: that many."""
     seen = [line.values for run in runs for line in run.telemetry if line.source == "server"]
     crowded = [each["running"] for each in seen if each.get("waiting") and (each.get("kv_used") or 0) < 0.9]
-    most = max((each.get("running") or 0 for each in seen), default=0)
-    return int(most) if crowded.count(most) >= 3 else None
+    maximum = max((each.get("running") or 0 for each in seen), default=0)
+    return int(maximum) if crowded.count(maximum) >= 3 else None
 
 
 def _short(value: Any) -> float:

@@ -118,8 +118,8 @@ class ServerKind(msgspec.Struct, frozen=True):
 
 def at_least(version: str, *numbers: int) -> bool:
     """Whether the first X.Y.Z in a version is this or later; one without numbers is not."""
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
-    return found is not None and tuple(map(int, found.groups())) >= numbers
+    result = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    return result is not None and tuple(map(int, result.groups())) >= numbers
 
 
 def exists(ask: Ask, path: str) -> bool:

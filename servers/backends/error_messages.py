@@ -177,8 +177,8 @@ def _said(answer: Any) -> str:
     elif "message" in answer:
         message, kinds = answer["message"], [answer.get("type"), answer.get("code")]
     elif "msg" in answer:  # one mistake of a FastAPI schema check, or a code and its message
-        place = answer.get("loc")
-        message, kinds = answer["msg"], [".".join(map(str, place)) if isinstance(place, list) else answer.get("code")]
+        index = answer.get("loc")
+        message, kinds = answer["msg"], [".".join(map(str, index)) if isinstance(index, list) else answer.get("code")]
     else:
         return (
             _said(answer["detail"])

@@ -143,9 +143,9 @@ def _fit_count(value: Any, info: Any) -> int:
         raise ImpossibleError
     if isinstance(value, float) and not value.is_integer():  # infinities and NaN included
         raise ImpossibleError
-    least = -(1 << 63) if info.ge is None else info.ge
-    most = (1 << 63) - 1 if info.le is None else info.le
-    if not least <= value <= most:
+    minimum = -(1 << 63) if info.ge is None else info.ge
+    maximum = (1 << 63) - 1 if info.le is None else info.le
+    if not minimum <= value <= maximum:
         raise ImpossibleError
     return int(value)
 

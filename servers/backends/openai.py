@@ -158,21 +158,21 @@ def decode(
     A chunk's tokens come from the best evidence in it: token ids, else the growth of a running usage total, else one
     for a chunk with text. The last is a count of tokens only where the server sends `one_per_event`. With
     `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came."""
-    kept, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _by_text)
+    retained, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _by_text)
     choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
-    answer = Answer(tokens + [0] * (len(kept) - len(chunks)))
+    answer = Answer(tokens + [0] * (len(retained) - len(chunks)))
     for index in [index for index, chunk in enumerate(chunks) if not chunk.choices or chunk.error]:
-        note_error(answer, kept[index])
+        note_error(answer, retained[index])
     for index in [index for index, choice in enumerate(choices) if choice.finish_reason or choice.error]:
-        _note_end(answer, index, choices[index], kept[index])
-    done = end_marker(kept)
+        _note_end(answer, index, choices[index], retained[index])
+    done = end_marker(retained)
     if done is not None or always_done:
         answer.end_event = done
     usages = [chunk.usage for chunk in chunks]
     if not any(usages) and any(map(_USAGE, choices)):
         usages = [choice.usage for choice in choices]
-    details, grown = _last_stated(kept, usages, runs) if any(usages) else (_NO_DETAILS, 0)
+    details, grown = _last_stated(retained, usages, runs) if any(usages) else (_NO_DETAILS, 0)
     answer.prompt_tokens = details.prompt_tokens or None
     total = None if details.generated is None else details.generated + grown
     held = [index for index, chunk in enumerate(chunks) if chunk.choices]
@@ -222,8 +222,8 @@ def dialect(
         return {names[field]: value for field, value in fields.items() if names[field]}
 
     def one_token(text: str, model: str) -> dict[str, Any]:
-        asked = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
-        return taken({"model": model, **asked, "max_tokens": 1, "temperature": 0})
+        requested = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
+        return taken({"model": model, **requested, "max_tokens": 1, "temperature": 0})
 
     return Dialect(
         server,
@@ -248,16 +248,16 @@ def messages(text: str) -> list[dict[str, str]]:
 def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
     """The standard body of a streamed answer of fixed maximum length. A chat is one user message if nothing was said
     before, and has `max_tokens` too, as servers before 2024-10 know no other limit."""
-    asked: dict[str, Any] = {"model": model, "prompt": request.prompt}
+    requested: dict[str, Any] = {"model": model, "prompt": request.prompt}
     if endpoint == "chat":
         assert isinstance(request.prompt, str), "chat takes text"
         said = request.messages or (("user", request.prompt),)
-        asked = {"messages": [{"role": role, "content": content} for role, content in said], "model": model}
+        requested = {"messages": [{"role": role, "content": content} for role, content in said], "model": model}
         if request.images:
             urls = ({"type": "image_url", "image_url": {"url": str(image)}} for image in request.images)
-            asked["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
+            requested["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
     limits = {"max_tokens": request.output_tokens, "temperature": 0.0}
-    return {**asked, **limits, "stream": True}
+    return {**requested, **limits, "stream": True}
 
 
 def always(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
@@ -313,9 +313,9 @@ def _content_text(content: str | list[Any] | None) -> str:
 def _all_text(choice: Choice) -> str:
     """Return everything in a choice that a model generated as text."""
     delta = choice.delta or Delta()
-    found = [choice.text, delta.content, delta.reasoning or delta.reasoning_content, delta.refusal]
-    found += [delta.tool_calls, delta.function_call, delta.thinking, delta.audio]
-    return "".join(map(_text_in, found))
+    result = [choice.text, delta.content, delta.reasoning or delta.reasoning_content, delta.refusal]
+    result += [delta.tool_calls, delta.function_call, delta.thinking, delta.audio]
+    return "".join(map(_text_in, result))
 
 
 def _text_in(value: Any) -> str:
@@ -430,9 +430,9 @@ def _read_empty(held: list[int], choices: list[Choice], tokens: list[int], total
     """Count the choices without text or token ids by the dialect's rule, unless the server's total does not cover them
     all: nobody knows which of them it counted."""
     choices, empty, known = [choices[index] for index in held], list[int](), sum(tokens)
-    for place, index in enumerate(held):
-        shown = tokens[index] or choices[place].token_ids is not None
-        if not shown and rule(choices, place, total is not None and total > known + len(empty)):
+    for position, index in enumerate(held):
+        shown = tokens[index] or choices[position].token_ids is not None
+        if not shown and rule(choices, position, total is not None and total > known + len(empty)):
             empty.append(index)
     if total is None or known + len(empty) <= total:
         for index in empty:

@@ -44,9 +44,9 @@ _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 def decode(payloads: Sequence[bytes]) -> Answer:
     """The answer, which is the one payload."""
-    found, broken = decode_events(payloads, _ANSWERS)
+    result, broken = decode_events(payloads, _ANSWERS)
     answer = Answer([0] * len(payloads))
-    for index, event in enumerate(found):
+    for index, event in enumerate(result):
         usage = event.usage or PoolingUsage()
         answer.prompt_tokens = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         if event.data or event.results:
@@ -78,8 +78,8 @@ def dialect(server: str, endpoint: str, **others: Any) -> Dialect:
 def _asked(fields: Any, request: Request, model: str) -> dict[str, Any]:
     if "documents" in request.body:
         return {"model": model, "query": request.prompt}
-    found: dict[str, Any] = fields(request.prompt, model)
-    return found
+    result: dict[str, Any] = fields(request.prompt, model)
+    return result
 
 
 def _fields(endpoint: str, prompt: str | Sequence[int], model: str) -> dict[str, Any]:

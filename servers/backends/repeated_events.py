@@ -46,22 +46,22 @@ def drop_repeats(
     """The payloads that are not like the one before them, the first two in any case; their events, whose totals leave
     out the others; how many others follow each; and what is wrong with the first that is no event, behind which
     nothing is looked at. `one_token` says whether an event holds just one, which its text alone shows."""
-    kept, events, runs, short, broken = list[bytes](), list[Event](), list[int](), 0, ""
-    while not broken and (at := len(kept) + sum(runs)) < len(payloads):
+    retained, events, runs, short, broken = list[bytes](), list[Event](), list[int](), 0, ""
+    while not broken and (at := len(retained) + sum(runs)) < len(payloads):
         one = short < RUNS and len(payloads) - at > SHORT
-        found, broken = decode_events(payloads[at : at + 1] if one else payloads[at:], decoder, at)
-        first = found[0].totals if one and found else None
+        result, broken = decode_events(payloads[at : at + 1] if one else payloads[at:], decoder, at)
+        first = result[0].totals if one and result else None
         total = None if first is None else first.completion_tokens
-        for totals in [event.totals for event in found] if at > len(kept) else ():
+        for totals in [event.totals for event in result] if at > len(retained) else ():
             if totals is not None and totals.completion_tokens is not None:
-                totals.completion_tokens -= at - len(kept)
-        kept += payloads[at : at + 1] if one and not broken else payloads[at:]
-        events += found
-        runs += [0] * (len(kept) - len(runs))
+                totals.completion_tokens -= at - len(retained)
+        retained += payloads[at : at + 1] if one and not broken else payloads[at:]
+        events += result
+        runs += [0] * (len(retained) - len(runs))
         if one and at and not broken:
-            runs[-1] = count_repeats(payloads, at, total) if one_token(found[0]) else 0
+            runs[-1] = count_repeats(payloads, at, total) if one_token(result[0]) else 0
             short += runs[-1] < SHORT
-    return kept, events, runs, broken
+    return retained, events, runs, broken
 
 
 def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:

@@ -38,17 +38,17 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
 
 def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
     """The tokens that fit into the KV cache, over all engines, and the share of each card taken at the start."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for labels in samples:
         # vLLM writes Python's words into labels: `16384`, `0.92` or `None`.
         told = {name: float(word) for name, word in labels.items() if re.fullmatch(r"\d+(\.\d+)?", word)}
         if "num_gpu_blocks" in told and "block_size" in told:
             told.setdefault("kv_cache_size_tokens", told["num_gpu_blocks"] * told["block_size"])
         if "kv_cache_size_tokens" in told:
-            found["kv_tokens"] = found.get("kv_tokens", 0.0) + told["kv_cache_size_tokens"]
+            result["kv_tokens"] = result.get("kv_tokens", 0.0) + told["kv_cache_size_tokens"]
         if "gpu_memory_utilization" in told:
-            found["taken_share"] = told["gpu_memory_utilization"]
-    return found
+            result["taken_share"] = told["gpu_memory_utilization"]
+    return result
 
 
 # A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.

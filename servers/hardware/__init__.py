@@ -221,10 +221,10 @@ def number_format(name: str) -> Format:
 
 def framework(name: str) -> Framework:
     """An engine of frameworks.csv, as `gpu`."""
-    figures = [each.name for each in fields(Framework)[1:]]
+    figures = [field.name for field in fields(Framework)[1:]]
     return _pick(
         *("framework", name, "frameworks"),
-        lambda name, row: Framework(name, *(_figure(name, row, each) for each in figures)),
+        lambda name, row: Framework(name, *(_figure(name, row, figure) for figure in figures)),
     )
 
 
@@ -243,16 +243,16 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FL
 
 def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
     """A GPU with other figures, each as `memory_bandwidth=8TB/s`. Raises HardwareError."""
-    for each in changes:
-        name, _, text = each.partition("=")
+    for change in changes:
+        name, _, text = change.partition("=")
         known = [*CHANGES, "compute", "link_bandwidth"]
         if name not in known:
             near = get_close_matches(name, known, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
             raise HardwareError(f"cannot set {name!r}{meant}: choose one of {', '.join(known)}, as memory=192GB")
-        if not (found := _QUANTITY.fullmatch(text)) or not float(found[1]):
-            raise HardwareError(f"{each}: write a positive number with its unit, such as memory_bandwidth=8TB/s")
-        value = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[found[2]]
+        if not (result := _QUANTITY.fullmatch(text)) or not float(result[1]):
+            raise HardwareError(f"{change}: write a positive number with its unit, such as memory_bandwidth=8TB/s")
+        value = float(result[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[result[2]]
         if name == "compute":  # formats keep their ratio, and the power grows with them
             ratio = value / card.flops_per_s
             peaks = {which: rate * ratio for which, rate in card.peaks.items()}
@@ -283,7 +283,7 @@ def _constants() -> dict[str, float]:
 @cache
 def _architectures() -> dict[str, Architecture]:
     return {
-        name: Architecture(name, *(_figure(name, row, each.name) for each in fields(Architecture)[1:]))
+        name: Architecture(name, *(_figure(name, row, field.name) for field in fields(Architecture)[1:]))
         for name, row in _ours(FOLDER, "architectures").items()
     }
 
@@ -291,9 +291,9 @@ def _architectures() -> dict[str, Architecture]:
 @cache
 def gpu_links() -> dict[str, Link]:
     """Every row of links.csv by its name, at the rate that it names."""
-    figures = [each.name for each in fields(Link)[2:]]
+    figures = [field.name for field in fields(Link)[2:]]
     return {
-        name: Link(name, 1e9 * _number(name, row, "GBps", 0) / 2, *(_figure(name, row, each) for each in figures))
+        name: Link(name, 1e9 * _number(name, row, "GBps", 0) / 2, *(_figure(name, row, figure) for figure in figures))
         for name, row in _ours(FOLDER, "links").items()
     }
 
@@ -333,7 +333,7 @@ def _gpu(name: str, row: Mapping[str, Any]) -> Gpu:
 
 def shape(name: str, row: Mapping[str, Any]) -> ModelShape:
     """A model by the columns of models.csv. Raises HardwareError."""
-    needed = [each.name for each in fields(ModelShape)[1:9]]  # those without a default
+    needed = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
     figures = {each: _number(name, row, each) for each in needed}
     figures |= {each: _number(name, row, each, default) for each, default in defaults.items()}
@@ -388,12 +388,14 @@ def _pick(
     if name not in rows:
         others = {each: str(row.get("also") or "").split(";") for each, row in rows.items()}
         names = {_plain(also): each for each, those in others.items() for also in those if also}
-        names |= {_plain(each): each for each in rows}
-        if (found := names.get(_plain(name))) is None:
-            near = dict.fromkeys(names[each] for each in get_close_matches(_plain(name), names, n=3, cutoff=0.6))
+        names |= {_plain(row): row for row in rows}
+        if (result := names.get(_plain(name))) is None:
+            near = dict.fromkeys(
+                names[get_close_match] for get_close_match in get_close_matches(_plain(name), names, n=3, cutoff=0.6)
+            )
             meant = f" (did you mean {' or '.join(near)}?)" if near else ""
             raise HardwareError(f"unknown {kind} {name!r}{meant}: choose one of {', '.join(rows)}")
-        name = found
+        name = result
     return made(name, rows[name])
 
 

@@ -24,7 +24,7 @@ def shape_of(path: Path) -> ModelShape:
         raise HardwareError(f"{path}: mixtures of experts are not modelled: choose a dense model")
 
     def first(*names: str, default: Any = None) -> Any:
-        return next((told[each] for each in names if told.get(each)), default)
+        return next((told[name] for name in names if told.get(name)), default)
 
     hidden, heads = first("hidden_size", "n_embd", "d_model"), first("num_attention_heads", "n_head")
     kind = str(told.get("model_type", ""))
@@ -41,5 +41,5 @@ def shape_of(path: Path) -> ModelShape:
         "tied": int(bool(told.get("tie_word_embeddings", kind.startswith(("gpt2", "bloom", "opt"))))),
         "parameters": 1,
     }
-    found = shape(str(told.get("_name_or_path") or path.parent.name or path.name), row)
-    return replace(found, parameters=found.layer_parameters + (2 - found.tied) * found.head_parameters)
+    result = shape(str(told.get("_name_or_path") or path.parent.name or path.name), row)
+    return replace(result, parameters=result.layer_parameters + (2 - result.tied) * result.head_parameters)

@@ -89,7 +89,7 @@ class Step:
 
     @property
     def total(self) -> Seconds:
-        return sum(getattr(self, each.name) for each in fields(self))
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def step(
     message = rows * model.hidden * 2.0
     moved = rows * _between_bytes(deployment) / rates(gpu, deployment.weights).bytes_per_s
     faster = where(prompts > 0, framework.prefill_share, 1.0)
-    beside = [each / faster + (moved + framework.layer_s) / 2 for each in blocks[:2]]
+    beside = [block / faster + (moved + framework.layer_s) / 2 for block in blocks[:2]]
     beside[0] = beside[0] + attention
     link = gpu.link_over(deployment.tensor)
     reduce = all_reduce_s(link, deployment.tensor, message, "nccl" if framework.nccl else "custom")
@@ -189,11 +189,11 @@ def physical_s(
     rows, sequences = prompts * tokens + decoding, prompts + decoding
     computing: Any = 0.0
     reading: Any = 0.0
-    for each in gemms(deployment):
-        m = sequences if each.count == 1 else rows
-        peak = gpu.peaks[each.format.computes]
-        computing = computing + each.count * 2 * m * each.n * each.k / peak
-        reading = reading + each.count * each.n * each.k * each.format.weight_bytes
+    for gemm in gemms(deployment):
+        m = sequences if gemm.count == 1 else rows
+        peak = gpu.peaks[gemm.format.computes]
+        computing = computing + gemm.count * 2 * m * gemm.n * gemm.k / peak
+        reading = reading + gemm.count * gemm.n * gemm.k * gemm.format.weight_bytes
     heads = model.heads / deployment.tensor
     pairs = prompts * tokens * (tokens + 1) / 2 + decoding * context
     computing = computing + 4 * model.layers * heads * model.head_dim * pairs / gpu.peaks["bf16"]

@@ -116,8 +116,8 @@ def limits_of(
     kv_tokens = deployment.kv_tokens(memory_fraction)
     spent = parts(deployment, load, memory_fraction)
     loads = [Load(load.prompt_tokens, load.output_tokens, number) for number in IN_FLIGHT]
-    curve = [expected(deployment, each, memory_fraction) for each in loads]
-    best_curve = [limit(deployment, each, memory_fraction) for each in loads]
+    curve = [expected(deployment, load, memory_fraction) for load in loads]
+    best_curve = [limit(deployment, load, memory_fraction) for load in loads]
     peak = deployment.gpu.peaks[deployment.gpu.stored(deployment.weights).computes]
     return Limits(
         gpu=deployment.gpu.name,
@@ -162,18 +162,18 @@ def _figures(times: Times, deployment: Deployment, kv_tokens: int, replicas: int
 def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list[GemmBound]:
     card, rows = deployment.gpu, []
     for phase, tokens in (("prefill", prompt_tokens), ("decode", batch)):
-        for each in gemms(deployment):
-            m = tokens if each.count > 1 else (1 if phase == "prefill" else batch)
-            flops, moved = 2.0 * m * each.n * each.k, float(gemm_bytes(each.format, m, each.n, each.k))
-            least = {"compute": flops / card.peaks[each.format.computes], "memory": moved / card.memory_bytes_per_s}
-            if each.name in SUMMED:
-                least["network"] = float(sending_s(deployment, m))
+        for gemm in gemms(deployment):
+            m = tokens if gemm.count > 1 else (1 if phase == "prefill" else batch)
+            flops, moved = 2.0 * m * gemm.n * gemm.k, float(gemm_bytes(gemm.format, m, gemm.n, gemm.k))
+            minimum = {"compute": flops / card.peaks[gemm.format.computes], "memory": moved / card.memory_bytes_per_s}
+            if gemm.name in SUMMED:
+                minimum["network"] = float(sending_s(deployment, m))
             rows.append(
                 GemmBound(
-                    *(each.name, phase, m, each.n, each.k, flops / moved),
-                    bound=max(least, key=lambda name: least[name]),
-                    limit_s=max(least["compute"], least["memory"]),
-                    expected_s=_seconds(gemm_s(card, each.format, m, each.n, each.k)),
+                    *(gemm.name, phase, m, gemm.n, gemm.k, flops / moved),
+                    bound=max(minimum, key=lambda name: minimum[name]),
+                    limit_s=max(minimum["compute"], minimum["memory"]),
+                    expected_s=_seconds(gemm_s(card, gemm.format, m, gemm.n, gemm.k)),
                 )
             )
     return rows

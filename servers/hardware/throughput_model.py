@@ -98,8 +98,8 @@ def parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> d
     """Where the expected decode step goes: seconds by compute, memory, network and overhead."""
     batch = running(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
-    took, least = step(deployment, decoding=batch, context=context), physical_s(deployment, 0, 0, batch, context)
-    busiest = "compute" if least["compute"] > least["memory"] else "memory"
+    took, minimum = step(deployment, decoding=batch, context=context), physical_s(deployment, 0, 0, batch, context)
+    busiest = "compute" if minimum["compute"] > minimum["memory"] else "memory"
     split = {"compute": 0.0, "memory": float(took.attention + took.elementwise), "network": float(took.all_reduce)}
     split[busiest] += float(took.gemm)
     return split | {"overhead": float(took.layers + took.step)}

@@ -66,12 +66,12 @@ def _instants(step: TorchStep) -> Iterator[tuple[float, float]]:
     """Bytes of gradients that stay, and of all that passes: behind the loss, behind the output head, before and behind
     the backward pass of each layer, and behind the embedding."""
     layers, ends, split = step.model.layers, _ends(step), step.data if step.zero >= 2 else 1
-    kept, one, layer = _kept_bytes(step), _layer_bytes(step), _trained(step) / step.model.layers * step.value_bytes
+    retained, one, layer = _kept_bytes(step), _layer_bytes(step), _trained(step) / step.model.layers * step.value_bytes
     resident = step.data > 1 and step.zero < 2  # in DDP's buckets, from the start
     whole = ends.head_gradient + layers * layer + ends.embedding_gradient
     waiting = ends.head_gradient if split > 1 else 0.0  # FSDP sums those of head and embedding together, at the end
     logits = step.tokens * step.model.vocabulary
-    before = layers * kept + ends.kept
+    before = layers * retained + ends.kept
     yield whole * resident, before + 3 * FP32_BYTES * logits + _gathered_bytes(step, layers)
     staying = 0.0 if split > 1 else ends.head_gradient
     made = _made_bytes(step, resident)
@@ -82,9 +82,9 @@ def _instants(step: TorchStep) -> Iterator[tuple[float, float]]:
     for left in range(layers, 0, -1):
         again = one if step.recompute else 0.0
         passing = waiting + _gathered_bytes(step, left)
-        yield (whole if resident else staying), left * kept + again + _passing_bytes(step) + passing
+        yield (whole if resident else staying), left * retained + again + _passing_bytes(step) + passing
         staying += layer / split
-        done = (left - 1) * kept if not step.recompute else left * kept
+        done = (left - 1) * retained if not step.recompute else left * retained
         yield (whole if resident else staying), done + passing + _summing_bytes(step, layer)
     last = ends.head_gradient + ends.embedding_gradient
     yield whole / split, _summing_bytes(step, last) + resident * ends.embedding_gradient

@@ -43,8 +43,8 @@ def step_s(step: TorchStep, machine: TorchMachine) -> StepSeconds:
     """One step on each of `step.data` devices."""
     layers, adapted = step.model.layers, step.adapter_rank > 0
     layer, head = _layer_gemms_s(step, machine), _head_s(step, machine)
-    between, back = (layers * _moved_s(machine, each) for each in _between_bytes(step))
-    loss, unloss = (_moved_s(machine, each) for each in _loss_bytes(step))
+    between, back = (layers * _moved_s(machine, between_byte) for between_byte in _between_bytes(step))
+    loss, unloss = (_moved_s(machine, loss_byte) for loss_byte in _loss_bytes(step))
     thin, thin_bytes = _adapters_s(step, machine), _adapter_bytes(step)
     unpacked = _moved_s(machine, 2 * layers * _unpacked_bytes(step))
     forward = layers * (layer + thin) + between + _moved_s(machine, layers * thin_bytes) + head + loss + unpacked
@@ -175,9 +175,9 @@ def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, fl
         return talk, copied
     links, ranks = machine.links, step.data
     groups = _group_bytes(step)
-    trained = [_trained_share(step) * each for each in groups]
+    trained = [_trained_share(step) * group for group in groups]
     if step.zero >= 2:
-        gathered = sum(float(ring_s(links["all-gather"], ranks, each, "all-gather")) for each in groups)
+        gathered = sum(float(ring_s(links["all-gather"], ranks, group, "all-gather")) for group in groups)
         scattered = sum(
             float(ring_s(links["reduce-scatter"], ranks, each, "reduce-scatter")) for each in trained if each
         )

@@ -25,7 +25,7 @@ def convert(source: Path, target: Path) -> None:
         raise LaunchError(f"{source} is no {STANDARD}", f"its config.json says {_named(told)!r}: choose another")
     try:
         target.mkdir(parents=True)
-        for each in (each for each in source.iterdir() if each.is_file() and each.name != "config.json"):
+        for each in (path for path in source.iterdir() if path.is_file() and path.name != "config.json"):
             (_linked if each.suffix in _WEIGHTS else shutil.copy)(each.resolve(), target / each.name)
         shutil.copytree(PLUGIN, target / "plugin", ignore=shutil.ignore_patterns("__pycache__"))
         config = json.format(json.encode(told | {"architectures": [LADDER]}), indent=2)

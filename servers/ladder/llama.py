@@ -232,8 +232,8 @@ class Decoder(nn.Module):
         start = caches[0].used if caches else 0
         carried = self.embed_tokens(tokens)
         positions = self._positions(start, tokens.shape[1], carried)
-        for place, layer in enumerate(self.layers):
-            carried = layer(carried, positions, caches[place] if caches else None)
+        for index, layer in enumerate(self.layers):
+            carried = layer(carried, positions, caches[index] if caches else None)
         hidden: Tensor = self.norm(self.ended(carried))
         return hidden
 

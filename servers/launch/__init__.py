@@ -32,7 +32,7 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn_process
 
-    known = {each.name for each in fields(SimulatedConfig)} - {"server", "model"}
+    known = {field.name for field in fields(SimulatedConfig)} - {"server", "model"}
     if unknown := sorted(spec.options.keys() - known):
         raise ConfigError(f"a simulated server has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     config = SimulatedConfig(server=spec.server, model=spec.model, **spec.options)

@@ -71,9 +71,9 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
         limits = {"timeout_s": spec.timeout_s, "poll_s": float(spec.options.get("poll_s") or _POLL_S)}
         ready_s = common.wait_until_ready(_where(spec), url, _watch(spec, url), log, say, **limits)
         facts = probe(url, server, access=access)
-        kept = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
+        retained = {"launch": "compose", "host": host.name, "platform": host.platform, "docker": host.docker}
         known = {"version": facts.version, **engine} | ({} if ran else {"ready_s": round(ready_s, 3)})
-        return RunningServer(facts.url, kept | known | _container_facts(host, row.get("ID", "")))
+        return RunningServer(facts.url, retained | known | _container_facts(host, row.get("ID", "")))
     except BaseException as problem:
         say(f"stopping {_where(spec)}")
         with suppress(LaunchError, OSError):  # the whole log is kept before the container goes
@@ -132,10 +132,10 @@ def compose_file(named: str | Path | None = None) -> Path:
     package = Path(__file__).resolve().parent
     came_with_it = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]
     places = [Path(named)] if named else came_with_it  # of a checkout, of an installed wheel
-    found = next((each for each in places if each.is_file()), None)
-    if found is None:
+    result = next((place for place in places if place.is_file()), None)
+    if result is None:
         raise LaunchError(f"there is no {places[0]}", "name the file with --file")
-    return found.absolute()
+    return result.absolute()
 
 
 def _compose(spec: LaunchSpec, *arguments: str, timeout_s: float = CALL_TIMEOUT_S, say: Say | None = None) -> str:
@@ -156,13 +156,13 @@ def _words(spec: LaunchSpec) -> tuple[str, ...]:
 def _env(spec: LaunchSpec) -> dict[str, str]:
     """What docker-compose.yml is told about this host, and what the hosts file says beside."""
     try:
-        found = str(socket.getaddrinfo(spec.host.address, None, type=socket.SOCK_STREAM)[0][4][0])
+        result = str(socket.getaddrinfo(spec.host.address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as problem:
         raise LaunchError(f"{spec.host.address}: no such host", "check `address` in the hosts file") from problem
     told = {
         "MODELS_VOLUME": spec.host.model_volume,
         # Ports are published on the address under which the host is reached, and on no other.
-        "BIND": f"[{found}]" if ":" in found else found,
+        "BIND": f"[{result}]" if ":" in result else result,
         "MODEL_NAME": spec.model,
         "TENSOR_PARALLEL": str(spec.tensor_parallel),
         f"{spec.server.upper()}_GPU": spec.gpus,
@@ -270,8 +270,8 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
         facts |= {"image": config.get("Image"), "image_id": said.get("Image")}
         facts["command"] = without_secrets(config.get("Cmd"))
         facts |= {"started": (said.get("State") or {}).get("StartedAt")}
-        kept = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
-        facts["limits"] = {key: limits.get(key) for key in kept}
+        retained = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
+        facts["limits"] = {key: limits.get(key) for key in retained}
         text = docker(host, "image", "inspect", "--format", "{{json .RepoDigests}}", str(said.get("Image")))
         facts["image_digest"] = next(iter(msgspec.json.decode(text) or ()), "")
     query = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")

@@ -317,7 +317,7 @@ def started_ticks(pid: int) -> int | None:
 
 def group(pid: int) -> tuple[int, ...]:
     """The living processes of the group that `pid` leads, itself included."""
-    ids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
+    ids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return tuple(each for each in ids if (fields := _stat(each)) and int(fields[2]) == pid and fields[0] not in "ZX")
 
 

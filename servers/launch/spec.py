@@ -205,8 +205,8 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
     common = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
     own = KINDS[server].faults if server else ()
     for fault in (*own, *(KnownFault(**each) for each in common)):
-        if found := re.search(fault.pattern, text, re.IGNORECASE):
-            group = next((each for each in found.groups() if each), "").strip()
+        if result := re.search(fault.pattern, text, re.IGNORECASE):
+            group = next((group for group in result.groups() if group), "").strip()
             # `{*_TAG}`: the variables of docker-compose.yml with this ending.
             hint = re.sub(
                 r"\{\*(\w+)\}",
@@ -225,5 +225,5 @@ def printed(log: bytes) -> str:
 
 def tail(text: str, lines: int = 25) -> str:
     """The last lines of a log, without empty ones, each cut to a length that can be read."""
-    kept = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in kept[-lines:])
+    retained = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in retained[-lines:])

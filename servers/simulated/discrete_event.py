@@ -112,8 +112,8 @@ class VirtualEngine:
                     if now_ns > until_ns:
                         break
                 self.now_ns, alike = ends[-1], len(ends) - before
-            if found := self._finish(alike):
-                return found
+            if result := self._finish(alike):
+                return result
         return []
 
     def _finish(self, steps: int) -> list[TokenTimes]:

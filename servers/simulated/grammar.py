@@ -70,10 +70,10 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _referred(path: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
+    result: Any = root
     for step in filter(None, path.removeprefix("#").split("/")):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+        result = result.get(step) if isinstance(result, Mapping) else None
+    return result
 
 
 def regex_text(pattern: str) -> str:
@@ -96,8 +96,8 @@ def _piece(operation: str, argument: Any) -> str:
 
 
 def _repeated(argument: tuple[int, int, Any]) -> str:
-    least, most, repeated = argument
-    return _matched(repeated) * max(least, min(1, most))
+    minimum, maximum, repeated = argument
+    return _matched(repeated) * max(minimum, min(1, maximum))
 
 
 def _member(members: Sequence[tuple[Any, Any]]) -> str:

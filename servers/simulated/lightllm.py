@@ -32,8 +32,13 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
     if not isinstance(parameters, Mapping):
         raise _bad("'parameters' must be an object", 417)
     _check_values(parameters)
-    asked, add_bos = parameters.get("max_new_tokens", _NATIVE_TOKENS), bool(parameters.get("add_special_tokens", True))
-    completion = _completion(state, request, body["inputs"], asked, _stops(parameters.get("stop_sequences")), add_bos)
+    requested, add_bos = (
+        parameters.get("max_new_tokens", _NATIVE_TOKENS),
+        bool(parameters.get("add_special_tokens", True)),
+    )
+    completion = _completion(
+        state, request, body["inputs"], requested, _stops(parameters.get("stop_sequences")), add_bos
+    )
     ids, texts, prompt_tokens, reason = (
         completion.ids,
         completion.texts,
@@ -59,8 +64,8 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
         if parameters.get("return_details"):
             same = {"logprob": -1.5, "special": False, "count_output_tokens": 0, "prompt_tokens": prompt_tokens}
             whole["tokens"] = [
-                {"id": token, **same, "count_output_tokens": place, "text": texts[place - 1].decode()}
-                for place, token in enumerate(ids, 1)
+                {"id": token, **same, "count_output_tokens": index, "text": texts[index - 1].decode()}
+                for index, token in enumerate(ids, 1)
             ]
         whole |= {"logprobs": [{}] * output, "input_usage": used}
         return protocol.ok(whole | state.mark, headers=())
@@ -73,8 +78,8 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     if not isinstance(body.get("messages"), list):
         raise _schema_error(body, "messages")
-    asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    completion = _openai(state, request, tokenizer.chat_text(body["messages"]), asked, add_bos=True)
+    requested = body.get("max_completion_tokens") or body.get("max_tokens")
+    completion = _openai(state, request, tokenizer.chat_text(body["messages"]), requested, add_bos=True)
     identity = _identity(state, request, "chatcmpl-{:032x}", "chat.completion.chunk")
     reason, usage = completion.finish_reason, {**completion.usage, **_CACHED}
 
@@ -160,9 +165,9 @@ def _completion(
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
     """Raises ValueError with LightLLM's words."""
     if isinstance(prompt, str):
-        most, why = state.longest * _TOKEN_CHARACTERS, "the request is rejected before tokenization."
-        if len(prompt) > most:
-            raise ValueError(f"prompt text length {len(prompt)} exceeds the character limit {most}, {why}")
+        maximum, why = state.longest * _TOKEN_CHARACTERS, "the request is rejected before tokenization."
+        if len(prompt) > maximum:
+            raise ValueError(f"prompt text length {len(prompt)} exceeds the character limit {maximum}, {why}")
         tokens = add_bos + tokenizer.count(prompt)
     elif isinstance(prompt, Sequence) and all(type(token) is int for token in prompt):
         if any(token >= tokenizer.VOCABULARY_SIZE for token in prompt):
@@ -196,9 +201,9 @@ def _check_values(parameters: Mapping[str, Any]) -> None:
         value = protocol.number(parameters.get(name))
         if value is not None and not allows(value):
             raise _bad(message.format(parameters[name]))
-    least, most = (protocol.integer(parameters.get(name)) for name in ("min_new_tokens", "max_new_tokens"))
-    if least is not None and most is not None and least > most:
-        raise _bad(f"min_new_tokens must <= max_new_tokens, but got min {least}, max {most}.")
+    minimum, maximum = (protocol.integer(parameters.get(name)) for name in ("min_new_tokens", "max_new_tokens"))
+    if minimum is not None and maximum is not None and minimum > maximum:
+        raise _bad(f"min_new_tokens must <= max_new_tokens, but got min {minimum}, max {maximum}.")
 
 
 def _stops(given: Any) -> list[str]:

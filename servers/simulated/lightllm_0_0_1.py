@@ -95,19 +95,19 @@ def _completion(
 ) -> Completion:
     """Raises ErrorReply for a prompt or an output that does not fit: a stream has begun by then, and breaks off."""
     tokens = 1 + tokenizer.count(prompt) if isinstance(prompt, str) else 0
-    asked = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_TOKENS)) or _DEFAULT_TOKENS
+    requested = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_TOKENS)) or _DEFAULT_TOKENS
     problem = ""
     if not tokens:
         problem = "text input must be of type `str`"  # this version takes no token ids
     elif tokens > state.longest - 1:
         problem = f"the input prompt token len {tokens} is too long > {state.longest - 1}"
-    elif tokens + asked > state.longest:
+    elif tokens + requested > state.longest:
         problem = f"the req total len (input len + output len) is too long > max_req_total_len:{state.longest}"
     if problem and request.streamed:
         raise ErrorReply(Reply(headers=protocol.EVENTS_TYPE, chunked=True, cut=True))
     if problem:
         raise ErrorReply(error(problem))
-    made = state.complete(request, tokens, asked, "stop")
+    made = state.complete(request, tokens, requested, "stop")
     stops = parameters.get("stop_sequences")
     listed = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
     return made.stopped([stop for stop in listed if isinstance(stop, str) and stop], "stop", anywhere=False)[0]
@@ -141,8 +141,8 @@ def _tokens_of(completion: Completion) -> list[dict[str, Any]]:
     pairs = enumerate(zip(completion.ids, completion.texts, strict=True), 1)
     counted = completion.prompt_tokens
     return [
-        {"id": token, **same, "count_output_tokens": place, "prompt_tokens": counted, "text": text.decode()}
-        for place, (token, text) in pairs
+        {"id": token, **same, "count_output_tokens": index, "prompt_tokens": counted, "text": text.decode()}
+        for index, (token, text) in pairs
     ]
 
 

@@ -19,10 +19,10 @@ def embeddings(tokens: PromptTokens, state: ServerState, request: CompletionRequ
     """POST /v1/embeddings: one text or list of ids, or several."""
     given = _needed(request, "input")
     prompts = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-    if not all(isinstance(each, str | list) for each in prompts):
+    if not all(isinstance(prompt, str | list) for prompt in prompts):
         raise _refused("input: Input should be a valid string or list", "input")
     counts = [tokens(state, request.body, prompt) for prompt in prompts]
-    vectors = [{"index": place, "object": "embedding", "embedding": VECTOR} for place in range(len(counts))]
+    vectors = [{"index": index, "object": "embedding", "embedding": VECTOR} for index in range(len(counts))]
     return _whole(state, request, sum(counts), "embd", {"object": "list", "data": vectors})
 
 
@@ -31,20 +31,20 @@ def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest)
     query, documents = _needed(request, "query"), _needed(request, "documents")
     listed = documents if isinstance(documents, list) else []
     texts: list[Any] = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
-    if not (texts and isinstance(query, str) and all(isinstance(each, str) for each in texts)):
+    if not (texts and isinstance(query, str) and all(isinstance(text, str) for text in texts)):
         raise _refused("query and documents: Input should be a valid string", "documents")
     counts = [tokens(state, request.body, query + text) for text in texts]
     scored = [
-        {"index": place, "document": {"text": text, "multi_modal": None}, "relevance_score": round(1 / (2 + place), 6)}
-        for place, text in enumerate(texts)
+        {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": round(1 / (2 + index), 6)}
+        for index, text in enumerate(texts)
     ]
-    most = protocol.integer(request.body.get("top_n")) or None
-    return _whole(state, request, sum(counts), "rerank", {"results": scored[:most]})
+    maximum = protocol.integer(request.body.get("top_n")) or None
+    return _whole(state, request, sum(counts), "rerank", {"results": scored[:maximum]})
 
 
 def _needed(request: CompletionRequest, name: str) -> Any:
-    if found := request.body.get(name):
-        return found
+    if result := request.body.get(name):
+        return result
     raise _refused(f"{name}: Field required", name)
 
 

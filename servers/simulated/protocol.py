@@ -87,7 +87,9 @@ class Completion:
     @property
     def steps(self) -> int:
         """Tokens of the longest answer."""
-        return max(self.output_tokens, *(each.output_tokens for each in self.others)) if self.others else len(self.ids)
+        return (
+            max(self.output_tokens, *(other.output_tokens for other in self.others)) if self.others else len(self.ids)
+        )
 
     def generated(self, steps: int) -> int:
         """Tokens of all answers after so many steps."""
@@ -111,13 +113,13 @@ class Completion:
         where the token goes on behind it. With that stop, empty where there is none, and where in the text it begins.
         Texts of the vocabulary are letters and blanks: a byte is a character."""
         whole = b"".join(self.texts)
-        for place, end in enumerate(accumulate(map(len, self.texts))):
+        for index, end in enumerate(accumulate(map(len, self.texts))):
             for stop in stops:
-                begun = max(0, end - len(self.texts[place]) - len(stop) + 1)
-                found = whole.find(stop.encode(), begun, end) if anywhere else end - len(stop)
-                if found >= 0 and whole.startswith(stop.encode(), found):
-                    kept = replace(self, ids=self.ids[: place + 1], texts=self.texts[: place + 1])
-                    return replace(kept, finish_reason=reason), stop, found
+                begun = max(0, end - len(self.texts[index]) - len(stop) + 1)
+                result = whole.find(stop.encode(), begun, end) if anywhere else end - len(stop)
+                if result >= 0 and whole.startswith(stop.encode(), result):
+                    retained = replace(self, ids=self.ids[: index + 1], texts=self.texts[: index + 1])
+                    return replace(retained, finish_reason=reason), stop, result
         return self, "", len(whole)
 
 
@@ -145,17 +147,17 @@ def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes |
     """The JSON object in a body, empty for another value. `bad_json` makes the answer to a body that is no JSON, from
     the message of Python's json module and its position. Raises ErrorReply."""
     try:
-        found = msgspec.json.decode(body)
+        result = msgspec.json.decode(body)
     except NOT_READABLE:
-        message, place = "not JSON", 0
+        message, index = "not JSON", 0
         try:
             json.loads(body)
         except ValueError as problem:
-            message, place = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
+            message, index = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
         except RecursionError:
             message = "nested too deeply"
-        raise ErrorReply(bad_json(message, place)) from None
-    return found if isinstance(found, dict) else {}
+        raise ErrorReply(bad_json(message, index)) from None
+    return result if isinstance(result, dict) else {}
 
 
 def together(

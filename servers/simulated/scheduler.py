@@ -279,15 +279,15 @@ class Scheduler:
     def _grow(self) -> bool:
         """Makes room for the token that each decoding job is about to add, by preemption of the newest where there is
         none. The oldest always gets its room, because no job is larger than the cache: the engine cannot lock up."""
-        size, place, preempted = self.policy.block_tokens, self.decoded % self.policy.block_tokens, False
-        while self._grows and self._free < self._growing[place] * size:
+        size, index, preempted = self.policy.block_tokens, self.decoded % self.policy.block_tokens, False
+        while self._grows and self._free < self._growing[index] * size:
             newest = next(reversed(self._prefilling or self.decoding))
             self.cancel(newest)  # its cache is free; its job will be computed again, before all others
             self.waiting.appendleft(newest)
             self._preemptions += 1
             preempted = True
         if self._grows:
-            self._free -= self._growing[place] * size
+            self._free -= self._growing[index] * size
         self._grown = self.decoded + 1
         return preempted
 
@@ -297,10 +297,10 @@ class Scheduler:
         if not self.decoding or self._since >= policy.prefill_every:
             self._admit(now_ns, policy.step_tokens)
         elif policy.served_ratio is not None and self._since >= 1:
-            least = int(len(self.decoding) * policy.served_ratio)
-            if len(self.waiting) >= least:
+            minimum = int(len(self.decoding) * policy.served_ratio)
+            if len(self.waiting) >= minimum:
                 self._admit(now_ns, policy.step_tokens)
-            if len(self._chunks) < least:
+            if len(self._chunks) < minimum:
                 for job, _ in reversed(self._chunks):
                     self.cancel(job)
                     self.waiting.appendleft(job)
@@ -346,11 +346,11 @@ class Scheduler:
         known.append(
             (candidate.output_tokens - candidate.emitted - 1, candidate.prompt_tokens + candidate.output_tokens)
         )
-        held = most = 0
-        for place, (left, whole) in enumerate(sorted(known, reverse=True), 1):
+        held = maximum = 0
+        for index, (left, whole) in enumerate(sorted(known, reverse=True), 1):
             held += whole - left
-            most = max(most, held + left * place)
-        return most
+            maximum = max(maximum, held + left * index)
+        return maximum
 
     def _take(self, job: Job, chunk: int) -> None:
         """Computes so many tokens of a job in this step; their blocks can be shared from now on, as in vLLM."""

@@ -59,8 +59,8 @@ class Engine:
 
     def rules(self, kv_tokens: int, running_limit: int | None = None, step_tokens: int | None = None) -> Policy:
         """Its policy on so large a cache, with other limits where they are given."""
-        most = step_tokens or max(self.policy.step_tokens, int(self.kv_share_of_step * kv_tokens))
-        return replace(self.policy, step_tokens=most, running_limit=running_limit or self.policy.running_limit)
+        maximum = step_tokens or max(self.policy.step_tokens, int(self.kv_share_of_step * kv_tokens))
+        return replace(self.policy, step_tokens=maximum, running_limit=running_limit or self.policy.running_limit)
 
 
 ENGINES: Mapping[str, Mapping[str, Engine]] = {

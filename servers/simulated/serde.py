@@ -78,8 +78,8 @@ class Reader:
 
     def peek(self) -> bytes:
         """The next byte that is not blank; empty at the end."""
-        found = _BLANKS.match(self.data, self.at)
-        self.at = found.end() if found else self.at
+        result = _BLANKS.match(self.data, self.at)
+        self.at = result.end() if result else self.at
         return self.data[self.at : self.at + 1]
 
     def place(self, at: int) -> str:
@@ -105,11 +105,11 @@ class Reader:
         """The next value is of another type than the one expected. A list or an object is not read any further."""
         first = self.peek()
         if first in (b"[", b"{"):
-            found = "sequence" if first == b"[" else "map"
+            result = "sequence" if first == b"[" else "map"
         else:
             value = self.any()
-            found = _named(value)
-        return self.located(BodyError(f"invalid type: {found}, expected {expected}"))
+            result = _named(value)
+        return self.located(BodyError(f"invalid type: {result}, expected {expected}"))
 
     def any(self) -> Any:
         """A value of any type."""
@@ -130,32 +130,32 @@ class Reader:
 
     def word(self, word: bytes, value: bool | None) -> bool | None:
         """`null`, `true` or `false`."""
-        for place, byte in enumerate(word):
-            if self.at + place >= len(self.data):
+        for index, byte in enumerate(word):
+            if self.at + index >= len(self.data):
                 raise self.syntax("EOF while parsing a value", len(self.data))
-            if self.data[self.at + place] != byte:
-                raise self.syntax("expected ident", self.at + place + 1)
+            if self.data[self.at + index] != byte:
+                raise self.syntax("expected ident", self.at + index + 1)
         self.at += len(word)
         return value
 
     def number(self) -> int | float:
         """A number without a fraction is an int."""
-        found = _NUMBER.match(self.data, self.at)
-        end = found.end() if found else self.at + 1
+        result = _NUMBER.match(self.data, self.at)
+        end = result.end() if result else self.at + 1
         after = self.data[end : end + 1]
-        if found is None or after in (b".", b"e", b"E") or after.isdigit():
-            self.at = end + (found is not None and not after.isdigit())
+        if result is None or after in (b".", b"e", b"E") or after.isdigit():
+            self.at = end + (result is not None and not after.isdigit())
             at_end = self.at >= len(self.data)
             raise self.unexpected("EOF while parsing a value" if at_end else "invalid number")
         self.at = end
-        return int(found[0]) if found[2] is None and found[3] is None else float(found[0])
+        return int(result[0]) if result[2] is None and result[3] is None else float(result[0])
 
     def text(self) -> str:
         """A string."""
         start, self.at = self.at, self.at + 1
         while True:
-            found = _PLAIN.match(self.data, self.at)
-            self.at = found.end() if found else self.at
+            result = _PLAIN.match(self.data, self.at)
+            self.at = result.end() if result else self.at
             byte = self.data[self.at : self.at + 1]
             if not byte:
                 raise self.syntax("EOF while parsing a string", self.at)
@@ -176,34 +176,34 @@ class Reader:
 
     def items(self, kind: Kind) -> list[Any]:
         """A list; the next byte is its bracket."""
-        found: list[Any] = []
+        result: list[Any] = []
         with self.nested():
             while True:
                 byte = self.peek()
                 if byte == b"]":
                     self.at += 1
-                    return found
+                    return result
                 if not byte:
                     raise self.unexpected("EOF while parsing a list")
-                if found:
+                if result:
                     if byte != b",":
                         raise self.unexpected("expected `,` or `]`")
                     self.at += 1
                     if self.peek() == b"]":
                         raise self.unexpected("trailing comma")
-                with within(f"[{len(found)}]"):
-                    found.append(kind.read(self))
+                with within(f"[{len(result)}]"):
+                    result.append(kind.read(self))
 
     def fields(self, kind_of: Callable[[str], Kind]) -> dict[str, Any]:
         """An object; the next byte is its brace."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         with self.nested():
             first = True
             while True:
                 byte = self.peek()
                 if byte == b"}":
                     self.at += 1
-                    return found
+                    return result
                 if not byte:
                     raise self.unexpected("EOF while parsing an object")
                 if not first:
@@ -223,7 +223,7 @@ class Reader:
                     raise self.unexpected("EOF while parsing an object" if at_end else "expected `:`")
                 self.at += 1
                 with within(name):
-                    found[name] = kind.read(self)
+                    result[name] = kind.read(self)
 
     @contextmanager
     def nested(self) -> Iterator[None]:

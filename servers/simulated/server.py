@@ -229,8 +229,8 @@ class HttpServer:
         if reply.chunked:
             return b"".join([first, self._before, *headers, after, size, closing, b"\r\n"])
         names = [name for name, _ in reply.headers]
-        place = names.index("content-type") if "content-type" in names else len(names)
-        headers.insert(place, size)  # ahead of the content type, where there is one
+        index = names.index("content-type") if "content-type" in names else len(names)
+        headers.insert(index, size)  # ahead of the content type, where there is one
         return b"".join([first, self._before, *headers, after, closing, b"\r\n"])
 
     async def _body(self, request: BaseRequest) -> bytearray:

@@ -119,21 +119,21 @@ class StepTime:
     def _context_s(self, decoding: int, context: float) -> tuple[float, float, int]:
         """Attention, how much more of it for one more token in each sequence, and how many tokens ahead that holds."""
         if (row := self._contexts.get(decoding)) is None:
-            place = min(_place(decoding), len(self._attention_s) - 1)
-            row = self._contexts[decoding] = self._attention_s[place].tolist()
-        place = min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
-        begin, end = CONTEXTS[place - 1], CONTEXTS[place]
-        more_s: float = (row[place] - row[place - 1]) / (end - begin)
-        return float(row[place - 1] + more_s * (context - begin)), more_s, max(1, int(end - context))
+            index = min(_place(decoding), len(self._attention_s) - 1)
+            row = self._contexts[decoding] = self._attention_s[index].tolist()
+        index = min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
+        begin, end = CONTEXTS[index - 1], CONTEXTS[index]
+        more_s: float = (row[index] - row[index - 1]) / (end - begin)
+        return float(row[index - 1] + more_s * (context - begin)), more_s, max(1, int(end - context))
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
         """As of so many equal prompts: their mean length, and as much computed before as makes the pairs right."""
         each = tokens / prompts
         before = max(0.0, pairs / tokens - (each + 1) / 2)
-        place = min(bisect_right(CHUNKS, each), len(CHUNKS) - 1)
-        begin, end = CHUNKS[place - 1], CHUNKS[place]
+        index = min(bisect_right(CHUNKS, each), len(CHUNKS) - 1)
+        begin, end = CHUNKS[index - 1], CHUNKS[index]
         share = (each - begin) / (end - begin)
-        parts: list[float] = [part[place - 1] + share * (part[place] - part[place - 1]) for part in self._prompts_s]
+        parts: list[float] = [part[index - 1] + share * (part[index] - part[index - 1]) for part in self._prompts_s]
         one, ahead, launch, many, many_ahead = parts
         return max(one + before * ahead, launch + prompts * (many + before * many_ahead))
 
@@ -149,5 +149,5 @@ def _place(size: int) -> int:
 
 def _read(table: list[float], size: int) -> float:
     """Of a table by such numbers; past its end in proportion."""
-    place = _place(size)
-    return table[place] if place < len(table) else table[-1] * (place + 1) / len(table)
+    index = _place(size)
+    return table[index] if index < len(table) else table[-1] * (index + 1) / len(table)

@@ -82,12 +82,12 @@ class Stream:
             return []
         step = tokens if self.encoding.merges else 1
         end = first + tokens
-        found = [self.event(at, step, at + step == self.total) for at in range(first, end, step)]
+        result = [self.event(at, step, at + step == self.total) for at in range(first, end, step)]
         if first == 0:
-            found[:0] = self.encoding.opening
+            result[:0] = self.encoding.opening
         if end == self.total:
-            found += self.encoding.closing
-        return [event for event in found if event]
+            result += self.encoding.closing
+        return [event for event in result if event]
 
     def events_of(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """A detour that changes nothing. The direct way takes no token that has no event."""
@@ -148,8 +148,8 @@ def _malformed(at: int, stream: Stream, first: int, tokens: int) -> tuple[list[b
     """Breaks the event that holds token K (the first, where K is 0); its second half is missing."""
     events = stream.events(first, tokens)
     if events and first < max(1, at) <= first + tokens:
-        place = 0 if first else len(stream.encoding.opening)
-        events[place] = events[place][: len(events[place]) // 2] + b"\n\n"
+        index = 0 if first else len(stream.encoding.opening)
+        events[index] = events[index][: len(events[index]) // 2] + b"\n\n"
     return events, tokens
 
 
@@ -223,8 +223,8 @@ class Lateness:
 
         def percentile_ns(percent: int) -> int:
             """The upper edge of the bin that holds it, at most the maximum; 0 when nothing was sent."""
-            place = bisect_left(counts, events * percent / 100)
-            return min(self.max_ns, (place + 1) * _BIN_NS) if place < _BINS else self.max_ns
+            index = bisect_left(counts, events * percent / 100)
+            return min(self.max_ns, (index + 1) * _BIN_NS) if index < _BINS else self.max_ns
 
         return {
             "events": events,

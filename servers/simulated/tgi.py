@@ -33,7 +33,7 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
     answers = best_of if best_of and not request.streamed else 1
     if answers > MOST_BEST_OF:
         raise refuse(f"`best_of` must be > 0 and <= {MOST_BEST_OF}. Given: {answers}")
-    said = [tgi_answers.say(state, request, prompt, refuse, place) for place in range(answers)]
+    said = [tgi_answers.say(state, request, prompt, refuse, index) for index in range(answers)]
     return tgi_answers.native(said, prompt, listed=compat, mark=state.mark)
 
 
@@ -69,7 +69,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     parameters = _openai_parameters(body) | {"repetition_penalty": body.get("repetition_penalty")}
     prompts = [TextPrompt(text, parameters) for text in texts]
     refuse = _refusing(request, prompts)
-    said = [tgi_answers.say(state, request, prompt, refuse, place) for place, prompt in enumerate(prompts)]
+    said = [tgi_answers.say(state, request, prompt, refuse, index) for index, prompt in enumerate(prompts)]
     identity = _identity(state, request, "text_completion", state.config.model)
     return tgi_answers.completions(said, prompts, identity)
 

@@ -153,7 +153,7 @@ def _token(token: int, text: str) -> dict[str, Any]:
 
 def _likeliest(token: int, text: str, number: int) -> list[dict[str, Any]]:
     """The likeliest tokens in a token's place, the token itself first."""
-    near = [(token + place) % tokenizer.VOCABULARY_SIZE for place in range(1, number)]
+    near = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
     return [_token(token, text), *(_token(each, tokenizer.decode([each])) for each in near)][:number]
 
 
@@ -210,8 +210,8 @@ def _details(said: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
         ids = [tokenizer.BOS_ID, *tokenizer.encode(prompt.text)][-said.completion.prompt_tokens :]
         pieces = ["<s>" if token == tokenizer.BOS_ID else tokenizer.decode([token]) for token in ids]
         prefill = [
-            {"id": token, "text": text, "logprob": _LOGPROB if place else None}
-            for place, (token, text) in enumerate(zip(ids, pieces, strict=True))
+            {"id": token, "text": text, "logprob": _LOGPROB if index else None}
+            for index, (token, text) in enumerate(zip(ids, pieces, strict=True))
         ]
     completion = said.completion
     ended = {"finish_reason": completion.finish_reason, "generated_tokens": completion.output_tokens, "seed": said.seed}
@@ -260,7 +260,7 @@ def chat(said: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], wis
         last = len(shown) - 1
         contents = [_plain(each) for each in shown]
         chunks = [chunk({"content": each}, at, ended if at == last else None) for at, each in enumerate(contents)]
-        encode = _listed_events([protocol.json_event(each) for each in chunks])
+        encode = _listed_events([protocol.json_event(chunk) for chunk in chunks])
     else:
         encode = protocol.text_events(shown, chunk(text, 0, None), chunk(text, 0, ended))
     made = _encoding([said], [prompt], encode, partial(_whole_chat, said, identity, wish), closing)
@@ -278,13 +278,13 @@ def _call_events(
 ) -> list[bytes]:
     """The events of a tool call; empty for tokens that have none."""
     events = []
-    for place, piece in enumerate(tgi_tools.call_pieces(said.texts)):
+    for index, piece in enumerate(tgi_tools.call_pieces(said.texts)):
         if piece is None:
             events.append(b"")
             continue
         name, arguments = piece
         call = {"index": 0, "id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
-        events.append(protocol.json_event(chunk({"tool_calls": [call]}, place, None)))
+        events.append(protocol.json_event(chunk({"tool_calls": [call]}, index, None)))
     return events
 
 
@@ -320,7 +320,7 @@ def completions(said: Sequence[TgiResponse], prompts: Sequence[TextPrompt], iden
     encode = encoders[0] if len(encoders) == 1 else partial(protocol.together, made, encoders)
 
     def whole() -> dict[str, Any]:
-        choices = [_choice(place, each.text, _OPENAI_REASONS[each.finish_reason]) for place, each in enumerate(made)]
+        choices = [_choice(index, each.text, _OPENAI_REASONS[each.finish_reason]) for index, each in enumerate(made)]
         usage = {name: sum(each.usage[name] for each in made) for name in made[0].usage}
         return {**identity, "choices": choices, "usage": usage}
 

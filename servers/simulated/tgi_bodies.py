@@ -174,7 +174,7 @@ def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
     """The fields of a body. Raises ErrorReply in axum's words, which are plain text."""
     kind = ROUTES.get(path)
     try:
-        found = serde.decode(body, kind or Anything())
+        result = serde.decode(body, kind or Anything())
     except BodyError as error:
         raise ErrorReply(Reply(error.text.encode(), 400 if error.syntax else 422, protocol.TEXT_TYPE)) from None
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}

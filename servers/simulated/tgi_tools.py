@@ -108,17 +108,17 @@ def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
     The token with which the function's name becomes known gives a brace and the name. The tokens behind it give
     themselves, up to the one that completes the call, which loses its last brace. No other token has an event.
     """
-    found: list[tuple[str | None, str] | None] = []
+    result: list[tuple[str | None, str] | None] = []
     said, begun, complete = "", False, False
     for text in texts:
         said += text
         if complete or not begun:
             call = None if complete else called(said.rstrip(" \t\r\n,}") + "}}")
             begun = begun or call is not None
-            found.append((call[0], "{") if call else None)
+            result.append((call[0], "{") if call else None)
         elif called(said) is not None:
             complete = True
-            found.append((None, text.rstrip().removesuffix("}")))
+            result.append((None, text.rstrip().removesuffix("}")))
         else:
-            found.append((None, text))
-    return found
+            result.append((None, text))
+    return result

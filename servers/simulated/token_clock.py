@@ -34,10 +34,10 @@ class ScriptClock:
         """Takes a job in. Its tokens count from `job.arrived_ns`, which is not after `now_ns`."""
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
-        place, base_ns = next(self._places), job.arrived_ns + self._ttft_ns
-        jitter = self._jitter(place) if self._jitter_ns else None
+        index, base_ns = next(self._places), job.arrived_ns + self._ttft_ns
+        jitter = self._jitter(index) if self._jitter_ns else None
         due_ns = max(job.arrived_ns, base_ns + jitter()) if jitter else base_ns
-        heappush(self._heap, (due_ns, place, job, base_ns, jitter))
+        heappush(self._heap, (due_ns, index, job, base_ns, jitter))
         self._live.add(job)
 
     def cancel(self, job: Job, now_ns: int) -> None:  # noqa: ARG002 - the script does not depend on it
@@ -54,7 +54,7 @@ class ScriptClock:
         heap, live, itl_ns, step = self._heap, self._live, self._itl_ns, self._tokens_per_event
         due: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
-            due_ns, place, job, base_ns, jitter = heap[0]
+            due_ns, index, job, base_ns, jitter = heap[0]
             if job not in live:
                 heappop(heap)
                 continue
@@ -67,7 +67,7 @@ class ScriptClock:
                 continue
             base_ns += itl_ns
             next_ns = base_ns if jitter is None else max(due_ns, base_ns + jitter())
-            heapreplace(heap, (next_ns, place, job, base_ns, jitter))
+            heapreplace(heap, (next_ns, index, job, base_ns, jitter))
         self._drop_cancelled()
         return due
 

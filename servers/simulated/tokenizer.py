@@ -50,14 +50,14 @@ def count(text: str) -> int:
 
 def offsets(text: str) -> list[tuple[int, int, int]]:
     """(id, start, stop) of every token, in characters. The bytes of one character share its place."""
-    found = []
+    result = []
     for unit in _UNITS.finditer(text):
         start, single = unit.start(), len(unit[0]) == 1
         for token in _unit_ids(unit[0]):
             stop = start + (1 if single else len(pieces()[token]))
-            found.append((token, start, stop))
+            result.append((token, start, stop))
             start = start if single else stop
-    return found
+    return result
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -67,8 +67,8 @@ def decode(ids: Sequence[int]) -> str:
 
 def chat_text(messages: Any) -> str:
     """Messages in the model's chat template: on lines of their own, so that none's tokens depend on its neighbours."""
-    found = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
-    rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in found]
+    result = [message for message in messages if isinstance(message, Mapping)] if isinstance(messages, list) else []
+    rendered = [f"{_message_text(each.get('role'))}:\n{_message_text(each.get('content'))}\n" for each in result]
     return "".join(rendered) + "assistant:\n"
 
 
@@ -98,14 +98,14 @@ class Vocabulary:
 def _unit_ids(unit: str) -> tuple[int, ...]:
     if len(unit) == 1:
         return tuple(_FIRST_BYTE + byte for byte in unit.encode("utf-8", "surrogatepass"))
-    ids, found, start = _ids(), [], 0
+    ids, result, start = _ids(), [], 0
     while start < len(unit):
         stop = min(len(unit), start + _LONGEST)
         while unit[start:stop] not in ids:
             stop -= 1
-        found.append(ids[unit[start:stop]])
+        result.append(ids[unit[start:stop]])
         start = stop
-    return tuple(found)
+    return tuple(result)
 
 
 @cache
@@ -119,7 +119,7 @@ def pieces() -> tuple[bytes, ...]:
 def _ids() -> dict[str, int]:
     """Id of every piece that is text. One ASCII character is its byte."""
     ids = {chr(byte): _FIRST_BYTE + byte for byte in range(128)}
-    return ids | {text: _FIRST_BYTE + 256 + place for place, text in enumerate(_texts())}
+    return ids | {text: _FIRST_BYTE + 256 + index for index, text in enumerate(_texts())}
 
 
 @cache
@@ -187,4 +187,4 @@ def _visible_bytes() -> dict[int, str]:
     """GPT-2's character of each byte: itself where it can be seen, else one from U+0100 on, in order."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     rest = [byte for byte in range(256) if byte not in seen]
-    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + place) for place, byte in enumerate(rest)}
+    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + index) for index, byte in enumerate(rest)}

@@ -33,12 +33,12 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         raise bad("You must pass at least one prompt")
     single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
     only_echo = bool(body.get("echo")) and protocol.integer(body.get("max_tokens")) == 0
-    asked = 1 if only_echo else vllm_checks.wanted(state, body.get("max_tokens"), _COMPLETION_TOKENS)
+    requested = 1 if only_echo else vllm_checks.wanted(state, body.get("max_tokens"), _COMPLETION_TOKENS)
     add_bos, prompts = body.get("add_special_tokens", True), list[Prompt]()
     for each in [prompt] if single else prompt:
         ids = vllm_checks.prompt_ids(state, each, add_bos=add_bos)
         prompts.append((ids, each if isinstance(each, str) else None))
-    return _encoding(state, request, prompts, asked, chat=False)
+    return _encoding(state, request, prompts, requested, chat=False)
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -47,8 +47,8 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     vllm_checks.check_body(state, body, chat=True)
     vllm_checks.check_chat(state, body)
     messages = body["messages"]
-    asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    limit = None if asked is None else vllm_checks.wanted(state, asked, 0)
+    requested = body.get("max_completion_tokens") or body.get("max_tokens")
+    limit = None if requested is None else vllm_checks.wanted(state, requested, 0)
     text = tokenizer.chat_text(messages)
     ids = vllm_checks.prompt_ids(state, text, add_bos=True)
     return _encoding(state, request, [(ids, text)], state.longest if limit is None else limit, chat=True)

@@ -38,18 +38,18 @@ def say(
     """`n` answers to each prompt, of at most so many tokens."""
     body = request.body
     answers, stops = protocol.integer(body.get("n")) or 1, vllm_checks.stops(body)
-    keeps, found = bool(body.get("include_stop_str_in_output")), list[GeneratedAnswer]()
+    keeps, result = bool(body.get("include_stop_str_in_output")), list[GeneratedAnswer]()
     echo = body.get("echo") and not body.get("return_token_ids")
     for (ids, given), limit in zip(prompts, asked, strict=True):
         text = "" if not echo else tokenizer.decode(ids) if given is None else given
         for _ in range(answers):
-            said, stop = state.complete(request, len(ids), limit, "stop", len(found)), ""
+            said, stop = state.complete(request, len(ids), limit, "stop", len(result)), ""
             if stops:
-                said, stop, place = said.stopped(stops, "stop", anywhere=True)
+                said, stop, index = said.stopped(stops, "stop", anywhere=True)
                 back = 0 if keeps else max(map(len, stops)) - 1
-                said = replace(said, texts=_held_back(said.texts, place + len(stop) * keeps, back))
-            found.append(GeneratedAnswer(said, ids, text, stop))
-    return found
+                said = replace(said, texts=_held_back(said.texts, index + len(stop) * keeps, back))
+            result.append(GeneratedAnswer(said, ids, text, stop))
+    return result
 
 
 def _held_back(texts: Sequence[bytes], length: int, back: int) -> Sequence[bytes]:
@@ -64,8 +64,8 @@ def encoding(
     state: ServerState, request: CompletionRequest, answers: Sequence[GeneratedAnswer], *, chat: bool
 ) -> Encoding:
     """All answers on the wire. They leave together, a token of each at a time."""
-    body, made = request.body, [each.completion for each in answers]
-    prompts = {id(each.prompt): each.prompt for each in answers}.values()
+    body, made = request.body, [answer.completion for answer in answers]
+    prompts = {id(answer.prompt): answer.prompt for answer in answers}.values()
     prompt_tokens, output_tokens = sum(map(len, prompts)), sum(each.output_tokens for each in made)
     known = answers[0].prompt if state.config.clock == "batching" else ()
     completion = replace(made[0], prompt_tokens=prompt_tokens, others=tuple(made[1:]), prompt=known)
@@ -80,10 +80,10 @@ def encoding(
     fingerprint = b',"system_fingerprint":"%b"' % named.encode()
     continuous = include_usage and bool(options.get("continuous_usage_stats"))
     looks = _looks(body, stream, b"" if include_usage else fingerprint, continuous=continuous, chat=chat)
-    opening = tuple(looks.role(place, each) for place, each in enumerate(answers)) if chat else ()
+    opening = tuple(looks.role(index, each) for index, each in enumerate(answers)) if chat else ()
     counts = b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage(prompt_tokens, output_tokens), fingerprint)
     closing = (counts, protocol.DONE) if include_usage else (protocol.DONE,)
-    encoders = [looks.encoder(place, each) for place, each in enumerate(answers)]
+    encoders = [looks.encoder(index, each) for index, each in enumerate(answers)]
     encode = encoders[0] if len(encoders) == 1 else partial(protocol.together, made, encoders)
     counted = usage(prompt_tokens, output_tokens)
     answer = partial(_answer, answers, looks, identity, {"system_fingerprint": named}, counted)
@@ -152,8 +152,8 @@ class ResponseStyle:
                 for token, word in zip(shown, words, strict=True)
             ]
             return protocol.dumps({"content": content})
-        known = [None if echoed and not place else _LIKELY for place in range(len(shown))]
-        tops = [known[place] and dict(_ranked(token, max(1, top))) for place, token in enumerate(shown)]
+        known = [None if echoed and not index else _LIKELY for index in range(len(shown))]
+        tops = [known[index] and dict(_ranked(token, max(1, top))) for index, token in enumerate(shown)]
         offset += len(answer.prompt_text) * (self.echo and bool(first))
         offsets = list(accumulate(map(len, words[:-1]), initial=offset))
         return protocol.dumps({"text_offset": offsets, "token_logprobs": known, "tokens": words, "top_logprobs": tops})
@@ -162,17 +162,17 @@ class ResponseStyle:
         """`prompt_logprobs` of a whole answer."""
         if self.prompt_logprobs is None:
             return None
-        found: list[Any] = [None]
+        result: list[Any] = [None]
         for token in prompt[1:]:
             words = enumerate(_near(token, max(1, self.prompt_logprobs)), 1)
             told = {str(each): (rank, tokenizer.decode([each])) for rank, each in words}
-            found.append(
+            result.append(
                 {
                     each: {"logprob": _LIKELY + 1 - rank, "rank": rank, "decoded_token": word}
                     for each, (rank, word) in told.items()
                 }
             )
-        return found
+        return result
 
 
 def _looks(body: Mapping[str, Any], stream: bytes, end: bytes, *, continuous: bool, chat: bool) -> ResponseStyle:
@@ -189,12 +189,12 @@ def _looks(body: Mapping[str, Any], stream: bytes, end: bytes, *, continuous: bo
 
 def _ranked(token: int, most: int) -> Iterator[tuple[str, float]]:
     """The likeliest tokens in a token's place, itself first: the model is sure of what it says."""
-    for place, each in enumerate(_near(token, most)):
-        yield tokenizer.decode([each]), _LIKELY - place
+    for index, each in enumerate(_near(token, most)):
+        yield tokenizer.decode([each]), _LIKELY - index
 
 
 def _near(token: int, most: int) -> list[int]:
-    return [(token + place) % tokenizer.VOCABULARY_SIZE for place in range(most)]
+    return [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(most)]
 
 
 def _word(text: str, logprob: float) -> dict[str, Any]:
@@ -211,14 +211,14 @@ def _answer(
 ) -> Reply:
     """All answers whole, and the same things in another order than in a stream."""
     chat, choices = looks.chat, []
-    for place, each in enumerate(answers):
+    for index, each in enumerate(answers):
         completion, prompt = each.completion, list(each.prompt) if looks.shows_ids else None
         text = completion.text
         if looks.echo:
             text = each.prompt_text + ("" if looks.only_echo else text)
         message = {"role": "assistant", "content": text, **_NO_CHOICE}
         likely = None if looks.logprobs is None else looks.likely(each, 0, completion.output_tokens, 0)
-        choice: dict[str, Any] = {"index": place, **({"message": message} if chat else {"text": text})}
+        choice: dict[str, Any] = {"index": index, **({"message": message} if chat else {"text": text})}
         choice |= {"logprobs": None if likely is None else msgspec.Raw(likely)}
         choice |= {"finish_reason": completion.finish_reason, "stop_reason": each.stop or None}
         choice |= {"token_ids": list(completion.ids) if looks.shows_ids else None}

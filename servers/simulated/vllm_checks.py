@@ -131,11 +131,11 @@ def check_sampling(body: Mapping[str, Any], asked: int) -> None:
             raise bad(words.format(shown), *((name, shown) if named else ()))
     if asked < 1:
         raise bad(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
-    least = protocol.integer(body.get("min_tokens")) or 0
-    if least < 0:
-        raise bad(f"min_tokens must be greater than or equal to 0, got {least}.")
-    if least > asked:
-        raise bad(f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
+    minimum = protocol.integer(body.get("min_tokens")) or 0
+    if minimum < 0:
+        raise bad(f"min_tokens must be greater than or equal to 0, got {minimum}.")
+    if minimum > asked:
+        raise bad(f"min_tokens must be less than or equal to max_tokens={asked}, got {minimum}.")
     if not all(stops(body)):
         raise bad("stop cannot contain an empty string.")
     temperature, answers = protocol.number(body.get("temperature")), protocol.integer(body.get("n")) or 1
@@ -185,9 +185,9 @@ def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[in
     limit = f"This model's maximum context length is {longest} tokens. However, your prompt contains "
     ending = "Please reduce the length of the input prompt."
     if isinstance(prompt, str):
-        most = _TOKEN_CHARACTERS * longest
-        if len(prompt) > most:
-            bound = f"(more than {most} characters, which is the upper bound for {longest} input tokens)"
+        maximum = _TOKEN_CHARACTERS * longest
+        if len(prompt) > maximum:
+            bound = f"(more than {maximum} characters, which is the upper bound for {longest} input tokens)"
             raise bad(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
         ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
     else:
@@ -245,7 +245,7 @@ Problem = Mapping[str, Any]
 def invalid(*problems: Problem) -> ErrorReply:
     """The first of them by name."""
     what, more = f"validation error{'s' * (len(problems) > 1)}", len(problems) - _MOST_PROBLEMS
-    said = "\n".join([f"{len(problems)} {what}:", *(f"  {each}" for each in problems[:_MOST_PROBLEMS])])
+    said = "\n".join([f"{len(problems)} {what}:", *(f"  {problem}" for problem in problems[:_MOST_PROBLEMS])])
     said += f"\n  ...and {more} more errors" if more > 0 else ""
     return ErrorReply(protocol.openai_error(said, "Bad Request", 400, problems[0]["loc"]))
 
@@ -266,21 +266,21 @@ def _problem(where: str, kind: str, value: Any, **more: Any) -> Problem:
 
 def _schema(body: Mapping[str, Any], *, chat: bool) -> list[Problem]:
     """In the order of kinds, where pydantic has that of its fields."""
-    found = _messages(body) if chat else _prompts("body.prompt", body.get("prompt"))
+    result = _messages(body) if chat else _prompts("body.prompt", body.get("prompt"))
     integers = [name for name in _INTEGERS if name != "logprobs" or not chat]
     flags = [name for name in _FLAGS if name != "logprobs" or chat]
     for names, check in ((integers, _integer), (_NUMBERS, _number), (flags, _flag)):
-        for name in (each for each in names if each in body):
+        for name in (name for name in names if name in body):
             if body[name] is not None or name in _NEVER_NULL or (name == "n" and not chat):
-                found += check(f"body.{name}", body[name])
+                result += check(f"body.{name}", body[name])
     if not isinstance(options := body.get("stream_options") or {}, Mapping):
-        found.append(_problem("body.stream_options", "model_attributes_type", options))
+        result.append(_problem("body.stream_options", "model_attributes_type", options))
     stop = body.get("stop") or []
     if isinstance(stop, list):
-        found += [each for place, value in enumerate(stop) for each in _string(f"body.stop.{place}", value)]
+        result += [each for index, value in enumerate(stop) for each in _string(f"body.stop.{index}", value)]
     elif not isinstance(stop, str):
-        found += [_problem("body.stop", "string_type", stop), _problem("body.stop", "list_type", stop)]
-    return found
+        result += [_problem("body.stop", "string_type", stop), _problem("body.stop", "list_type", stop)]
+    return result
 
 
 def _messages(body: Mapping[str, Any]) -> list[Problem]:
@@ -288,11 +288,11 @@ def _messages(body: Mapping[str, Any]) -> list[Problem]:
         return [_problem("body.messages", "missing", body)]
     if not isinstance(messages := body["messages"], list):
         return [_problem("body.messages", "list_type", messages)]
-    for place, each in enumerate(messages):
+    for index, each in enumerate(messages):
         if not isinstance(each, Mapping):
-            return [_problem(f"body.messages.{place}", "dict_type", each)]
+            return [_problem(f"body.messages.{index}", "dict_type", each)]
         if not isinstance(each.get("role"), str):
-            return [_problem(f"body.messages.{place}.role", "missing", each)]
+            return [_problem(f"body.messages.{index}.role", "missing", each)]
     return []
 
 
@@ -305,11 +305,11 @@ def _prompts(where: str, prompt: Any) -> list[Problem]:
     if all(type(each) is int and each >= 0 for each in prompt):  # most prompts, and long ones
         return []
     ids, many, texts = list[Problem](), list[Problem](), list[Problem]()
-    for place, each in enumerate(prompt):
-        at = f"{where}.{place}"
+    for index, each in enumerate(prompt):
+        at = f"{where}.{index}"
         ids += _token(at, each)
         if isinstance(each, list):
-            many += [found for spot, token in enumerate(each) for found in _token(f"{at}.{spot}", token)]
+            many += [result for spot, token in enumerate(each) for result in _token(f"{at}.{spot}", token)]
         else:
             many.append(_problem(at, "list_type", each))
         texts += _string(at, each)

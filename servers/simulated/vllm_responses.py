@@ -26,11 +26,11 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     vllm_checks.check_model(state, body)
     ids = vllm_checks.prompt_ids(state, _text(given, body.get("instructions")), add_bos=True)
     room = state.longest - len(ids)
-    asked = min(vllm_checks.wanted(state, body.get("max_output_tokens"), room), room)
-    vllm_checks.check_sampling(body, asked)
-    said = state.complete(request, len(ids), asked, "stop")
+    requested = min(vllm_checks.wanted(state, body.get("max_output_tokens"), room), room)
+    vllm_checks.check_sampling(body, requested)
+    said = state.complete(request, len(ids), requested, "stop")
     number = f"{state.mark_word}-{state.started_s:08x}{request.index:08x}"
-    begun = _response(state, request, number, asked)
+    begun = _response(state, request, number, requested)
     item: dict[str, Any] = {
         "id": f"msg_{number}",
         "content": [],

@@ -91,14 +91,14 @@ def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
 
 def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Address, str]) -> None:
     """Begin to connect to an address, without waiting for it."""
-    family, place = address
+    family, index = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         failures[address] = no_connection(explained(error, address))
         return
     sock.setblocking(False)
-    code = sock.connect_ex(place)
+    code = sock.connect_ex(index)
     if code == errno.EINPROGRESS:
         selector.register(sock, selectors.EVENT_WRITE, address)
         return

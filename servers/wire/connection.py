@@ -126,7 +126,7 @@ def connect(
     choice). Raises OSError: a LocalLimitError if this machine is the reason, and in the coroutine also ssl.SSLError and
     TimeoutError."""
     address = address or target.addresses[0]
-    family, place = address
+    family, index = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
@@ -143,7 +143,7 @@ def connect(
     except BaseException:
         sock.close()
         raise
-    return _finish(sock, None if connected else place, target, timeout_s, stamps)
+    return _finish(sock, None if connected else index, target, timeout_s, stamps)
 
 
 async def _finish(

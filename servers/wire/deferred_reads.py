@@ -94,10 +94,10 @@ class RateDropDetector:
     def rate_dropped(self) -> bool:
         """Whether clearly less has come per second since this was last asked than between any two of the questions
         before: tokens of many streams come in steps. Or nothing twice, after something."""
-        least, before = min(self._per_ns), self._per_ns[-1]
+        minimum, before = min(self._per_ns), self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
         self._per_ns.append(self.came / max(self._asked_ns - asked_ns, 1))
         self._waits |= self.came > 0
-        ended = self._per_ns[-1] < FEWER * least or (self._waits and not self.came and not before)
+        ended = self._per_ns[-1] < FEWER * minimum or (self._waits and not self.came and not before)
         self.came, self._waits = 0, self._waits and not ended
         return ended

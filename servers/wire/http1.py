@@ -149,8 +149,8 @@ class ResponseFraming:
         """Whole chunks of usual sizes, each by a look at its line and what is before and behind that."""
         raw, at, bounds = bytes(raw), self.position - offset - 2, list[int]()
         put, (usual, before, behind) = bounds.append, (_event, 2, 13) if self.events else (_usual, 0, 7)
-        while (found := usual(raw[at - before : at + behind])) is not None:
-            line, length = found
+        while (result := usual(raw[at - before : at + behind])) is not None:
+            line, length = result
             put(at + line)
             at += length
             put(at)

@@ -59,8 +59,8 @@ def _no_file_on_machine(_: Address) -> str:
 
 
 def _no_route(address: Address) -> str:
-    place = address_text(address)
-    return f"this machine has no route to {place}. Check `ip route get {place}`, its network and VPN, and --url"
+    index = address_text(address)
+    return f"this machine has no route to {index}. Check `ip route get {index}`, its network and VPN, and --url"
 
 
 def _no_memory(_: Address) -> str:
@@ -68,9 +68,9 @@ def _no_memory(_: Address) -> str:
 
 
 def _not_permitted(address: Address) -> str:
-    place = address_text(address)
+    index = address_text(address)
     return (
-        f"this machine does not permit connections to {place}. Check its firewall (nft, iptables), routes and sandbox"
+        f"this machine does not permit connections to {index}. Check its firewall (nft, iptables), routes and sandbox"
     )
 
 
@@ -121,11 +121,11 @@ def explained_later(error: OSError, address: Address) -> OSError:
 
 def _refused_at_once(address: Address) -> int:
     """Return the error with which the kernel refuses to connect to an address without asking the network, or 0."""
-    family, place = address
+    family, index = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
-            code = sock.connect_ex(place)
+            code = sock.connect_ex(index)
     except OSError as error:
         return error.errno or 0
     return 0 if code in CONNECTED else code
@@ -134,9 +134,9 @@ def _refused_at_once(address: Address) -> int:
 def _has_source(address: Address) -> bool:
     """Return whether this machine has an address from which it can reach the server. A datagram socket finds out: it
     needs a route and a source address, and shares no ports with TCP."""
-    family, place = address
+    family, index = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect(place)
+        sock.connect(index)
         return True
     return False
 
@@ -155,8 +155,8 @@ def of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
         if error.errno not in _EXPLAIN:
             return None
     limits = []
-    for family, _, _, _, place in results:
-        address = int(family), tuple(place)
+    for family, _, _, _, index in results:
+        address = int(family), tuple(index)
         code = _refused_at_once(address) or (error.errno if error.errno in _NEVER_REMOTE else 0)
         local = explained(OSError(code, os.strerror(code or 0)), address)
         if not isinstance(local, LocalLimitError):

@@ -48,8 +48,8 @@ def segments(words: Words, blocks: NDArray[np.int64], family: int, addresses: Se
     for index, address in enumerate(addresses[1:], 1):
         wanted = address_words(family, address)
         same = _half(ports & 0xFFFF) == address[1]
-        for place, word in enumerate(wanted):
-            same &= flat[source + place].byteswap() == word
+        for position, word in enumerate(wanted):
+            same &= flat[source + position].byteswap() == word
         key += same * (index << 16)
     return Segments(
         key,
@@ -82,8 +82,8 @@ def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np
         if following.all():
             return np.asarray(at, np.int64)
     walked = []
-    for place, count in zip(first.tolist(), counts.tolist(), strict=True):
+    for index, count in zip(first.tolist(), counts.tolist(), strict=True):
         for _ in range(count):
-            walked.append(place)
-            place += int(flat[place]) >> 2  # noqa: PLW2901 - a walk
+            walked.append(index)
+            index += int(flat[index]) >> 2  # noqa: PLW2901 - a walk
     return np.array(walked, np.int64)

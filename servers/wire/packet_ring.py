@@ -55,8 +55,8 @@ class TcpStream:
             arrived = np.where(unknown, UNKNOWN, np.maximum.accumulate(stamps)[at])
         else:  # nearly always
             arrived = np.maximum.accumulate(stamps)[at]
-        found: list[int] = arrived.tolist()
-        return found
+        result: list[int] = arrived.tolist()
+        return result
 
     def whole(self, offsets: Sequence[int]) -> bool:
         """Whether a stamp of each of these offsets is known, and nothing is left to be put in order."""
@@ -91,9 +91,9 @@ class TcpStream:
         self.skipped = True
         while self.held and self.contiguous_end < wanted:
             start, end, stamp = heappop(self.held)
-            for place, at in (start, UNKNOWN), (end, stamp):
-                if place > self.contiguous_end:
-                    self.ends.append(place)
+            for index, at in (start, UNKNOWN), (end, stamp):
+                if index > self.contiguous_end:
+                    self.ends.append(index)
                     self.stamps.append(at)
 
 
@@ -146,25 +146,29 @@ class TcpStreamTable:
 
     def add(self, *parts: Segments) -> None:
         """Segments, in the order in which they came."""
-        came = Segments(*map(np.concatenate, zip(*parts, strict=True)))
-        for at in np.flatnonzero(came.syn).tolist():
-            self._greet(int(came.key[at]), (int(came.sequence[at]) + 1) & 0xFFFFFFFF, int(came.stamp_ns[at]))
-        for at in np.flatnonzero(came.fin).tolist():
-            if (ending := self._flows.get(int(came.key[at]))) is not None:
-                ending.closed_ns = int(came.stamp_ns[at])
-        key = came.key
-        kept = (came.length > 0) & ~came.syn & (self._through[key] != UNKNOWN) & (self._first[key] != UNKNOWN)
-        kept &= came.stamp_ns >= self._began_ns[key]
-        order = np.flatnonzero(kept)
+        received = Segments(*map(np.concatenate, zip(*parts, strict=True)))
+        for at in np.flatnonzero(received.syn).tolist():
+            self._greet(
+                int(received.key[at]), (int(received.sequence[at]) + 1) & 0xFFFFFFFF, int(received.stamp_ns[at])
+            )
+        for at in np.flatnonzero(received.fin).tolist():
+            if (ending := self._flows.get(int(received.key[at]))) is not None:
+                ending.closed_ns = int(received.stamp_ns[at])
+        key = received.key
+        retained = (
+            (received.length > 0) & ~received.syn & (self._through[key] != UNKNOWN) & (self._first[key] != UNKNOWN)
+        )
+        retained &= received.stamp_ns >= self._began_ns[key]
+        order = np.flatnonzero(retained)
         if not len(order):
             return
         narrow = np.uint16 if len(self._first) == 1 << 16 else np.int64  # the narrow is sorted in a tenth of the time
         order = order[np.argsort(key[order].astype(narrow), kind="stable")]
-        key, stamp = key[order], came.stamp_ns[order]
+        key, stamp = key[order], received.stamp_ns[order]
         through = self._through[key]
-        away = (came.sequence[order].astype(np.int64) - self._first[key] - through) & 0xFFFFFFFF
+        away = (received.sequence[order].astype(np.int64) - self._first[key] - through) & 0xFFFFFFFF
         start = through + away - ((away >> 31) << 32)
-        end = start + came.length[order]
+        end = start + received.length[order]
         first = np.diff(key, prepend=UNKNOWN) != 0
         apart = np.cumsum(first) << 40  # so that how far each flow had come is found of all of them at once
         furthest = np.maximum.accumulate(apart + np.maximum(end, through)) - apart
@@ -209,18 +213,18 @@ class Ring:
 
     def read(self) -> Segments | None:
         """What has been handed over since the last time; None for nothing."""
-        count, looked_at, most = 0, 1, len(self.words)
-        while count < most and self.words[at := (self._next + count) % most, 2] & 1:
-            ours = self.words[at : min(at + looked_at, at + most - count), 2] & 1
+        count, looked_at, maximum = 0, 1, len(self.words)
+        while count < maximum and self.words[at := (self._next + count) % maximum, 2] & 1:
+            ours = self.words[at : min(at + looked_at, at + maximum - count), 2] & 1
             count += len(ours) if ours.all() else int(ours.argmin())
             looked_at *= 2
         if not count:
             return None
-        blocks = (self._next + np.arange(count)) % most
-        found = segments(self.words, blocks, self.family, self.addresses)
+        blocks = (self._next + np.arange(count)) % maximum
+        result = segments(self.words, blocks, self.family, self.addresses)
         self.words[blocks, 2] = 0
-        self._next = (self._next + count) % most
-        return found
+        self._next = (self._next + count) % maximum
+        return result
 
     def drops(self) -> int:
         """Segments that found no room since the last time."""

@@ -157,10 +157,10 @@ def _bind(packets: socket.socket, interfaces: set[int]) -> None:
 def _interface(family: int, address: tuple[Any, ...]) -> int:
     """Index of the interface by which the kernel would reach this address (rtnetlink(7)); 0 where it does not say."""
     packed = socket.inet_pton(family, address[0].partition("%")[0])
-    asked = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
-    asked += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _DESTINATION) + packed
+    requested = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+    requested += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _DESTINATION) + packed
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as netlink:
-        netlink.send(_MESSAGE.pack(_MESSAGE.size + len(asked), _GET_ROUTE, _REQUEST, 1, 0) + asked)
+        netlink.send(_MESSAGE.pack(_MESSAGE.size + len(requested), _GET_ROUTE, _REQUEST, 1, 0) + requested)
         told = netlink.recv(65_536)
     at, end = _MESSAGE.size + _ROUTE.size, len(told)
     while _MESSAGE.unpack_from(told)[1] == _NEW_ROUTE and at + _ATTRIBUTE.size < end:

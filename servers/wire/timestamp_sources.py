@@ -146,10 +146,10 @@ class PacketRingTimestamps(TimestampSource):
             return
         self._collected_ns, sorts = now_ns, at_once or now_ns - self._sorted_ns >= SORTED_EVERY_NS
         for ring, flows, unsorted in zip(self._rings, self._sorted_by, self._unsorted, strict=True):
-            if (came := ring.read()) is not None:
-                self._ebb.came += len(came.key)
-                self.unsorted += flows.count(came)
-                unsorted.append(came)
+            if (received := ring.read()) is not None:
+                self._ebb.came += len(received.key)
+                self.unsorted += flows.count(received)
+                unsorted.append(received)
             if sorts and unsorted:
                 flows.add(*unsorted)
                 unsorted.clear()
@@ -164,11 +164,11 @@ class PacketRingTimestamps(TimestampSource):
         flow: TcpStream | None = received.watched
         if flow is None or self._given_up:
             return self._instead.instants(received, ends, to_monotonic)
-        found = flow.arrivals(received.offsets(ends))
-        instants = to_monotonic(found)
-        if min(found) >= 0:
+        result = flow.arrivals(received.offsets(ends))
+        instants = to_monotonic(result)
+        if min(result) >= 0:
             return instants, self
-        missing = [at for at, stamp in enumerate(found) if stamp < 0]
+        missing = [at for at, stamp in enumerate(result) if stamp < 0]
         self._missed += len(missing)
         others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
         for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
@@ -183,16 +183,16 @@ class PacketRingTimestamps(TimestampSource):
         from loadgen.servers.wire.packet_ring import arrivals
 
         wanted = [(received.watched, _wanted(received, ends)) for received, ends in several]
-        found, given, at = arrivals(wanted), list[tuple[list[int], Instants]](), 0
-        instants = to_monotonic(found)
+        result, given, at = arrivals(wanted), list[tuple[list[int], Instants]](), 0
+        instants = to_monotonic(result)
         for (received, ends), (flow, places) in zip(several, wanted, strict=True):
             begin, at = at, at + len(places)
             flow.discard_before(received.begins)  # not before: others of these may have come on the same connection
             read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
-            if not self._agrees(received, found[at - len(received.sizes) : at]):
+            if not self._agrees(received, result[at - len(received.sizes) : at]):
                 self.reject()
                 given += self._instead.instants_batch([(received, ends)], to_monotonic)
-            elif min(found[begin:stop]) < 0:
+            elif min(result[begin:stop]) < 0:
                 given += super().instants_batch([(received, ends)], to_monotonic)
             else:
                 given.append((instants[read:stop], (instants[begin:read], self)))
@@ -213,15 +213,15 @@ class PacketRingTimestamps(TimestampSource):
         if stamps is None:  # the socket says nothing of segments that came again or out of order
             return True
         if received.cut_reads:
-            kept = [index for index in range(len(stamps)) if index not in received.cut_reads]
-            by_ring, stamps = [by_ring[index] for index in kept], [stamps[index] for index in kept]
+            retained = [index for index in range(len(stamps)) if index not in received.cut_reads]
+            by_ring, stamps = [by_ring[index] for index in retained], [stamps[index] for index in retained]
         apart = differences(by_ring, stamps, received.watched.closed_ns)
         self._off.update(map(int.bit_length, apart))
         return agree(apart)
 
     def counts(self) -> dict[str, Any]:
         self.collect()
-        found = {
+        result = {
             "ring_drops": sum(ring.drops() for ring in self._rings),
             "ring_missed": self._missed,
             "ring_rejected": self._rejected,
@@ -229,7 +229,7 @@ class PacketRingTimestamps(TimestampSource):
             "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
         }
         self._missed, self._rejected, self._off = 0, 0, Counter()
-        return found | self._instead.counts()
+        return result | self._instead.counts()
 
     def close(self) -> None:
         self._instead.close()

@@ -129,8 +129,8 @@ class Exchange:
         """Where these places of `raw` are in all that came on the connection
         (loadgen.servers.wire.timestamps.Received)."""
         if not self.seals:
-            return [self.begins + place for place in places] if self.begins else places
-        return [self.seals[bisect_left(self.seals, (place,))][1] for place in places]
+            return [self.begins + index for index in places] if self.begins else places
+        return [self.seals[bisect_left(self.seals, (index,))][1] for index in places]
 
     def fail(self, kind: WireError, detail: str) -> None:
         """End this exchange now, unless it has ended, keeping what came."""

@@ -214,7 +214,7 @@ def read_matrix_plan(path: Path) -> MatrixPlan:
 def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
     """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
     known = {LOCAL.name: LOCAL} if plan.hosts_file is None else read_hosts(plan.hosts_file)
-    if missing := [each.name for each in plan.hosts if not (each.name in known or each.platform)]:
+    if missing := [host.name for host in plan.hosts if not (host.name in known or host.platform)]:
         file = plan.hosts_file or "no hosts_file is named"
         raise PlanError(
             f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
@@ -312,10 +312,12 @@ def starts(plan: MatrixPlan) -> list[Start]:
     """Every start of the matrix, in order. The same plan gives the same order."""
     random = Random(f"{plan.seed}/order")  # noqa: S311 - an order, not a secret
     numbers = Counter[Cell]()
-    found: list[Start] = []
+    result: list[Start] = []
     for turn in range(1, plan.starts + 1):
         share = plan.repeats // plan.starts + (turn <= plan.repeats % plan.starts)  # repeats of a cell in this round
-        measured = [each for each in _combinations(plan) if not any(case.skip for case in each[-1])]
+        measured = [
+            combination for combination in _combinations(plan) if not any(case.skip for case in combination[-1])
+        ]
         random.shuffle(measured)
         measured.sort(key=lambda each: each[0].name != (plan.equal_work or each[0].name))
         for server, host, model, cases in measured:
@@ -333,8 +335,8 @@ def starts(plan: MatrixPlan) -> list[Start]:
                 numbers[cell] += 1
                 repeats.append(Repeat(cell, numbers[cell]))
             launch, options = server.launch or plan.launch, _options(plan, server, host, model, cases)
-            found.append(Start(len(found) + 1, turn, server, host, model, launch, options, tuple(repeats)))
-    return found
+            result.append(Start(len(result) + 1, turn, server, host, model, launch, options, tuple(repeats)))
+    return result
 
 
 _CELL = msgspec.defstruct("JournalCell", [(name, str) for name in Cell._fields], forbid_unknown_fields=True)
@@ -389,7 +391,10 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
         yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
     if plan.equal_work is not None and plan.equal_work not in names["server"]:
         yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
-    for where, settings in (("run", plan.run), *((f"workload {each.get('name')}", each) for each in plan.workloads)):
+    for where, settings in (
+        ("run", plan.run),
+        *((f"workload {workload.get('name')}", workload) for workload in plan.workloads),
+    ):
         yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
@@ -466,7 +471,7 @@ def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model,
     """Every server on every host with every model, in the order of the plan, and the cases that speak of it."""
     for server, host, model in product(plan.servers, plan.hosts, plan.models):
         names = {"server": server.name, "host": host.name, "model": model.name}
-        cases = [each for each in plan.cases if all(getattr(each, kind) in (None, names[kind]) for kind in names)]
+        cases = [case for case in plan.cases if all(getattr(case, kind) in (None, names[kind]) for kind in names)]
         yield server, host, model, cases
 
 
@@ -475,10 +480,10 @@ def _options(
 ) -> dict[str, Any]:
     """The options of this start, the more particular ones winning; before all of them what a simulated server takes
     from the words of the plan."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if (server.launch or plan.launch) == "simulated":
         named = {"gpu": host.gpu, "model_shape": model.shape}
-        found = {"clock": "batching"} | {name: value for name, value in named.items() if value}
+        result = {"clock": "batching"} | {name: value for name, value in named.items() if value}
     for options in (plan.options, server.options, host.options, model.options, *(case.options for case in cases)):
-        found |= options
-    return found
+        result |= options
+    return result

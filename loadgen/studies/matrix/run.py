@@ -97,10 +97,10 @@ class Matrix:
 
 def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     """The matrix of a plan. Raises PlanError or ServerError when a host is not known, or nothing is to be measured."""
-    found = planned.starts(plan)
-    if not found:
+    result = planned.starts(plan)
+    if not result:
         raise PlanError("every cell is skipped: nothing is left to measure", "Look at cases in the plan.")
-    return Matrix(plan, planned.hosts_of(plan), found, folder, command)
+    return Matrix(plan, planned.hosts_of(plan), result, folder, command)
 
 
 def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun, sweeps: Sweeps) -> bool:
@@ -131,23 +131,23 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     if file.exists():
         return file
     leader = cell._replace(server=str(plan.equal_work))
-    found: list[int] = []
+    result: list[int] = []
 
     def take(record: Record) -> None:
         if record.phase == "measured" and record.state == "complete" and record.output_tokens:
-            found.append(record.output_tokens)
+            result.append(record.output_tokens)
 
     for number in range(1, plan.repeats + 1):
         if finished(folder, repeat := Repeat(leader, number)):
             scan(folder / repeat.folder, take)
-    if not found:
+    if not result:
         raise EqualWorkError(
             f"equal work: {leader} has no complete answer to take output lengths from",
             "Mend that cell and go on with --resume, or leave out equal_work.",
         )
     file.parent.mkdir(exist_ok=True)
     unfinished = file.with_suffix(".part")
-    unfinished.write_text("".join(f"{length}\n" for length in sorted(found)), encoding="ascii")
+    unfinished.write_text("".join(f"{length}\n" for length in sorted(result)), encoding="ascii")
     return unfinished.rename(file)
 
 
@@ -156,12 +156,12 @@ def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) ->
     left: Line | None = None
     for line in book.lines:
         left = line if line["type"] == "up" else None if line["type"] == "down" else left
-    start = next((each for each in matrix.starts if left and each.number == left["start"]), None)
+    start = next((start for start in matrix.starts if left and start.number == left["start"]), None)
     if left is None or start is None:
         return
-    kept = process.read_left(start.server.server)
-    if start.launch == "process" and kept is not None and kept.pid == left["facts"].get("pid"):
-        process.down(kept)
+    retained = process.read_left(start.server.server)
+    if start.launch == "process" and retained is not None and retained.pid == left["facts"].get("pid"):
+        process.down(retained)
     elif start.launch == "compose" and compose.is_there(spec := _spec(matrix, start)):
         compose.down(spec)
     else:
@@ -202,8 +202,8 @@ class Serving:
                 named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
                 self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=dict(server.facts))
                 self._say(f"    up after {seconds:.1f} s")
-                for place, (repeat, plan) in enumerate(runs.items()):
-                    if self._measure(repeat, plan, server, place):
+                for index, (repeat, plan) in enumerate(runs.items()):
+                    if self._measure(repeat, plan, server, index):
                         return True
             self._book.write("down", start=start.number)
         except OutputError:
@@ -370,12 +370,14 @@ def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, wi
         table.add_column(name, justify=justify, no_wrap=name != "runs")
     runs, ups = estimated_runs(matrix, lines), [estimated_start(start, lines) for start in matrix.starts]
     for start, up in zip(matrix.starts, ups, strict=True):
-        found = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
-        hows = "/".join(dict.fromkeys(each.how for each in found))
-        order = (f"{each.cell.workload}#{each.number}{' done' if each in done else ''}" for each in start.repeats)
+        result = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
+        hows = "/".join(dict.fromkeys(each.how for each in result))
+        order = (
+            f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}" for repeat in start.repeats
+        )
         takes = ("", "done")
-        if found:
-            takes = f"{up.seconds:,.0f} s {up.how}", f"{sum(each.seconds for each in found):,.0f} s {hows}"
+        if result:
+            takes = f"{up.seconds:,.0f} s {up.how}", f"{sum(each.seconds for each in result):,.0f} s {hows}"
         names = f"{start.server.name} ({start.launch})", start.host.name, start.model.name
         table.add_row(str(start.number), *names, "  ".join(order), *takes)
     not_measured = [f"Not measured: {cell}: {reason}." for cell, reason in planned.skipped(matrix.plan).items()]

@@ -15,7 +15,7 @@ HEAVY = {"numpy", "pandas", "plotly", "pydantic", "httpx", "aiohttp", "uvloop", 
 
 CLIENTS = {"aiohttp", "httpx", "uvloop", "requests", "urllib3"}
 
-DATACLASSES = {"Answer", "Connection", "Exchange", "Framing", "Output", "Plan", "Slot"}
+DATACLASSES = {"Answer", "Connection", "Exchange", "ResponseFraming", "Output", "Plan", "ScheduledRequest"}
 """What stays one: fields that are written while measuring, where a Struct is slower, and an `__init__` of its own."""
 
 RUN = "from loadgen.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"

@@ -252,11 +252,17 @@ class Trace(Arrivals, frozen=True):
     def entries(self) -> Iterator[traces.Entry]:
         """Return the requests to replay. Raises WorkloadError as `traces.trace` does, and if there is no request."""
         entry = None
-        rows = traces.trace(self.path, self.unit, self.block_tokens)
-        for entry in islice((row for row in rows if row.at_ns >= self.start_ns), self.limit):
+        for entry in islice((row for row in self._rows() if row.has_tokens), self.limit):
             yield entry
         if entry is None:
-            raise WorkloadError(f"{self}: no request to replay", "start= may lie behind the end of the trace")
+            raise WorkloadError(
+                f"{self}: no request to replay", "every row lacks tokens, or start= lies behind the end"
+            )
+
+    def _rows(self) -> Iterator[traces.Entry]:
+        """Return the rows from `start_ns` on, those that cannot be replayed included."""
+        rows = traces.trace(self.path, self.unit, self.block_tokens)
+        return (row for row in rows if row.at_ns >= self.start_ns)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Return Requests with the trace's own lengths, in its order. Where an entry names its blocks, each block
@@ -277,9 +283,10 @@ class Trace(Arrivals, frozen=True):
                 raise WorkloadError(f"{self}: its replay takes more than ten years", "replay it faster, with speed=")
             yield due_ns
 
-    def described(self, due_ns: Sequence[int]) -> str:
+    def described(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
         """Return a sentence on the requests that are due: how many, over how long, at which rate, in which unit. A unit
-        that is misunderstood shows here, before anything is sent."""
+        that is misunderstood shows here, before anything is sent. `whole`: nothing but `limit` ends the replay before
+        the end of the file."""
         result = traces.format_of(self.path, self.unit, self.block_tokens)
         count, span_ns = len(due_ns), (due_ns[-1] - due_ns[0]) if due_ns else 0
         what = f"{count:,} {'request' if count == 1 else 'requests'}"
@@ -288,7 +295,19 @@ class Trace(Arrivals, frozen=True):
         elif count > 1:
             what += " at one instant"
         speed = f", replayed at {syntax.show(self.speed)} times the recorded speed" if self.speed != 1 else ""
-        return f"Trace {self.path.name}: {what}{speed}; {result.layout} layout, {result.text}"
+        left_out = self._left_out(count, whole=whole and self.limit is None)
+        rows = f", {left_out:,} {'row' if left_out == 1 else 'rows'} without tokens left out" if left_out else ""
+        return f"Trace {self.path.name}: {what}{speed}{rows}; {result.layout} layout, {result.text}"
+
+    def _left_out(self, count: int, *, whole: bool) -> int:
+        """Return how many rows without tokens lie before the last of `count` requests, or in the `whole` file."""
+        left_out = seen = 0
+        for row in self._rows():
+            left_out += not row.has_tokens
+            seen += row.has_tokens
+            if seen == count and not whole:
+                break
+        return left_out
 
     @property
     def facts(self) -> LoadFacts:

@@ -14,7 +14,7 @@ unit that is not stated must give a plausible rate, and the number of hash ids m
 trace that fails one of these checks is refused: the user then states `unit=` or `block=`.
 
 A row that asks for no tokens, or got none, cannot be replayed: in BurstGPT those are the failed requests. Such rows are
-left out. Whatever else does not fit its layout is an error with its place.
+left out and counted. Whatever else does not fit its layout is an error with its place.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class Entry(NamedTuple):
     block_tokens: int = 0
     """Tokens that one id stands for. 0: the layout has no ids."""
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the request can be replayed: it asks for tokens and got some."""
+        return bool(self.input_tokens and self.output_tokens)
+
 
 class TraceFormat(msgspec.Struct, frozen=True):
     """How a trace file is read."""
@@ -90,7 +95,7 @@ class TimestampRow(msgspec.Struct):
 
 
 def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) -> Iterator[Entry]:
-    """Return every row that can be replayed, in order of time. `unit` and `block_tokens` are what the user states.
+    """Return every row, in order of time. `unit` and `block_tokens` are what the user states.
     Raises WorkloadError for a file that is no trace, for a damaged line, and for a unit that is not plausible."""
     with opened(path, "the trace") as file:
         trace_format = _format_of(file, path, unit, block_tokens)
@@ -107,8 +112,7 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
                     "if the timestamps are in another unit, state it: trace:FILE,unit=us",
                 )
             last_ns = at_ns
-            if input_tokens and output_tokens:
-                yield Entry(at_ns - first_ns, input_tokens, output_tokens, blocks, trace_format.block_tokens)
+            yield Entry(at_ns - first_ns, input_tokens, output_tokens, blocks, trace_format.block_tokens)
 
 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:

@@ -326,8 +326,12 @@ def test_options_that_a_layout_does_not_have_are_refused(options: str, problem: 
             "mooncake.jsonl,speed=0.001",
             "4 requests over 100 min (1.8 per hour), replayed at 0.001 times the recorded",
         ),
-        ("burstgpt.csv", "3 requests over 115 s (1.04 per minute); BurstGPT layout, timestamps in s"),
-        ("burstgpt.csv,unit=ms", "3 requests over 115 ms (17.4 per second); BurstGPT layout, timestamps in ms"),
+        (
+            "burstgpt.csv",
+            "3 requests over 115 s (1.04 per minute), 1 row without tokens left out; BurstGPT layout, timestamps in s",
+        ),
+        ("burstgpt.csv,limit=1", "1 request; BurstGPT layout, timestamps in s"),
+        ("burstgpt.csv,unit=ms", "3 requests over 115 ms (17.4 per second), "),
         ("azure-2024.csv", "3 requests over 2.75 s (0.727 per second); Azure layout, timestamps are dates"),
     ],
 )

@@ -33,7 +33,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Footer, Header, Run, Telemetry
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.servers.simulated.scheduler import Batch, Job
-from loadgen.servers.simulated.scheduler_presets import engine_of
+from loadgen.servers.simulated.scheduler_presets import find_engine
 from loadgen.servers.simulated.step_time import StepTime
 from loadgen.servers.simulated.token_clock import BatchingClock
 
@@ -135,9 +135,9 @@ def alarms(found: Comparison) -> list[str]:
 
 def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Batch], int]) -> dict[int, list[int]]:
     """The instants of each job's tokens."""
-    engine = engine_of(scene.server)
+    engine = find_engine(scene.server)
     kv_tokens = engine.kv_tokens(engine.deployment(scene.gpu, scene.model))
-    clock = BatchingClock(engine.rules(kv_tokens, scene.running), kv_tokens, step_ns)
+    clock = BatchingClock(engine.policy_for(kv_tokens, scene.running), kv_tokens, step_ns)
     instants: dict[int, list[int]] = {id(job): [] for job in jobs}
     waiting = list(reversed(jobs))
     while waiting or clock.next_ns() is not None:
@@ -154,7 +154,7 @@ def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Batch], int]) 
 
 @cache
 def _step_time(server: str, gpu: str, model: str) -> StepTime:
-    engine = engine_of(server)
+    engine = find_engine(server)
     return engine.step_time(engine.deployment(gpu, model))
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from random import Random
 
 from loadgen.servers.hardware.roofline import deploy
-from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, TokenTimes, VirtualEngine
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
-from loadgen.servers.simulated.scheduler_presets import Engine, engine_of
+from loadgen.servers.simulated.scheduler_presets import Engine, find_engine
 from loadgen.servers.simulated.step_time import StepTime
 
 DATA = Path(__file__).parent / "data"
@@ -74,7 +74,7 @@ def served(
     while waiting or engine.busy:
         while waiting and (waiting[-1].arrived_ns <= engine.now_ns or not engine.busy):
             engine.submit(waiting.pop())
-        for answer in engine.run(waiting[-1].arrived_ns if waiting else FOR_EVER_NS):
+        for answer in engine.run(waiting[-1].arrived_ns if waiting else FOREVER_NS):
             answers.append(answer)
             job = following(answer) if following else None
             if job is not None:
@@ -85,9 +85,9 @@ def served(
 
 @cache
 def engine_2023(server: str) -> tuple[Engine, Callable[[], VirtualEngine]]:
-    engine = engine_of(server, "2023")
+    engine = find_engine(server, "2023")
     step_time = engine.step_time(engine.deployment("A800", "llama-2-13b"))
-    policy = engine.rules(KV_TOKENS)
+    policy = engine.policy_for(KV_TOKENS)
     return engine, lambda: VirtualEngine(Scheduler(policy, KV_TOKENS), step_time)
 
 
@@ -155,14 +155,14 @@ def closed_loop(
 def closed_loops() -> dict[str, list[Compared]]:
     """TPOT and output tokens per second by how many are in flight."""
     found: dict[str, list[Compared]] = {"TPOT": [], "tokens/s": [], "TTFT": []}
-    current = engine_of("vllm")
+    current = find_engine("vllm")
     for row in rows("closed_loops"):
         if row["format"] == "nvfp4":
             continue
         prompt, output, clients = (int(row[name]) for name in ("input", "output", "in_flight"))
         step_time = closed_step_time(*(row[name] for name in ("framework", "gpu", "model", "format", "tp")))
         framework, kv_tokens = step_time.deployment.framework, current.kv_tokens(step_time.deployment)
-        policy = current.rules(kv_tokens, step_tokens=int(framework.chunk_tokens))
+        policy = current.policy_for(kv_tokens, step_tokens=int(framework.chunk_tokens))
         engine = VirtualEngine(Scheduler(policy, kv_tokens), step_time)
         path_ns = round(1e9 * framework.server_s)
         answers = closed_loop(engine, clients, (prompt, output), SPREAD.get(row["source"], 0.0), path_ns)
@@ -186,10 +186,10 @@ def closed_loops() -> dict[str, list[Compared]]:
 def trace() -> tuple[list[Compared], float]:
     """300 requests to vLLM 0.19 on one RTX PRO 6000, 128 sequences and 2048 tokens a step: TTFT and TPOT of each, and
     by how much the number running is off in each second, as a share of its mean."""
-    current = engine_of("vllm")
+    current = find_engine("vllm")
     deployment = current.deployment("RTX PRO 6000", "llama-3.1-8b")
     kv_tokens = current.kv_tokens(deployment)
-    policy = current.rules(kv_tokens, running_limit=128, step_tokens=2048)
+    policy = current.policy_for(kv_tokens, running_limit=128, step_tokens=2048)
     engine = VirtualEngine(Scheduler(policy, kv_tokens), current.step_time(deployment))
     recorded = rows("trace_vllm")
     jobs = [

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.schedulers import Compared, rows
-from loadgen.servers.simulated.scheduler_presets import engine_of
+from loadgen.servers.simulated.scheduler_presets import find_engine
 from loadgen.studies.twin_fitting import Floats, Observed, Problem, StepLimits
 
 RUNNING_LIMIT, STEP_TOKENS = 128, 2048
@@ -50,7 +50,7 @@ def trace() -> tuple[dict[str, float], list[Compared], float]:
     latencies = np.where(seen, ttft_s, np.nan), np.where(seen, tpot_s, np.nan)
     ended_s = float((arrived_s + ttft_s + tpot_s * (output - 1))[seen].max())
     run = Observed("trace", *load, [()] * len(recorded), *latencies, ended_s, np.zeros((0, 3)))
-    engine = engine_of("vllm")
+    engine = find_engine("vllm")
     deployment = engine.deployment("RTX PRO 6000", "llama-3.1-8b")
     problem = Problem([run], StepLimits(engine, engine.kv_tokens(deployment), RUNNING_LIMIT, STEP_TOKENS), deployment)
     found = problem.solve()

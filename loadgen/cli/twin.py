@@ -65,7 +65,7 @@ def fit(
     be new to the server: another --seed for each run. Exit codes: 0 written, 2 usage, or runs that cannot be used.
     """
     from loadgen.servers.hardware import HardwareError
-    from loadgen.servers.simulated.scheduler_presets import ENGINES, engine_of
+    from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
     from loadgen.studies.twin_fitting import figures, fit, observed, simulate_run
 
     read = [_read(path) for path in runs]
@@ -79,7 +79,7 @@ def fit(
     if named and not {"gpu", "model"} <= named.keys():
         raise PlanError("a twin on known hardware takes --gpu and --model", "Name both, or neither.")
     try:
-        engine = engine_of(rules, vintage)
+        engine = find_engine(rules, vintage)
         parts = {"tensor": named.get("tensor", 1), "format_name": named.get("number_format", "bf16"), "file": hardware}
         deployment = engine.deployment(named["gpu"], named["model"], **parts) if named else None
     except HardwareError as problem:

@@ -20,7 +20,7 @@ from loadgen.plan import Plan
 from loadgen.servers.hardware import HardwareError, constant, gpu
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import Load, expected
-from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, engine_of
+from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
 from loadgen.studies.simulate import ResolvedModel, ServerModel, in_memory, serving
 
 FINE = 1.03
@@ -180,7 +180,7 @@ def _deployed(plan: Plan, modelled: ServerModel) -> tuple[Engine, Deployment]:
     """Raises PlanError for what nobody knows."""
     more: dict[str, Any] = {"format_name": modelled.format, "tensor": modelled.tensor, "file": modelled.hardware}
     try:
-        engine = engine_of(plan.server, modelled.vintage or CURRENT)
+        engine = find_engine(plan.server, modelled.vintage or CURRENT)
         return engine, engine.deployment(modelled.gpu or "", modelled.model or "", **more)
     except HardwareError as problem:
         raise PlanError(str(problem)) from None

@@ -31,9 +31,9 @@ from loadgen.servers.backends import KINDS
 from loadgen.servers.discovery import dialect_on
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, FrontEnd, VirtualEngine
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
-from loadgen.servers.simulated.scheduler_presets import CURRENT, engine_of
+from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import REQUEST, Twin, step_time_of
 from loadgen.workloads import arrival_processes as processes
@@ -174,12 +174,12 @@ def serving(plan: Plan, modelled: ServerModel, draw: int | None = None) -> Resol
 def _modelled(server: str, modelled: ServerModel) -> ResolvedModel:
     """By the hardware model alone."""
     vintage, format_name = modelled.vintage or CURRENT, modelled.format or DEFAULT_FORMAT
-    engine, tensor = engine_of(server, vintage), modelled.tensor or 1
+    engine, tensor = find_engine(server, vintage), modelled.tensor or 1
     more: dict[str, Any] = {"tensor": tensor, "file": modelled.hardware, "changes": modelled.changes}
     deployment = engine.deployment(modelled.gpu or GPU, modelled.model or MODEL, format_name=format_name, **more)
     kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
     return ResolvedModel(
-        policy=engine.rules(kv_tokens, modelled.running_limit, modelled.step_tokens),
+        policy=engine.policy_for(kv_tokens, modelled.running_limit, modelled.step_tokens),
         kv_tokens=kv_tokens,
         step_time=engine.step_time(deployment),
         request_s=0.0,
@@ -192,7 +192,7 @@ def _modelled(server: str, modelled: ServerModel) -> ResolvedModel:
 
 def _twins(modelled: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
     """As measured, but for what is asked to be otherwise."""
-    engine, values = engine_of(twin.rules, modelled.vintage or twin.vintage), twin.values(draw)
+    engine, values = find_engine(twin.rules, modelled.vintage or twin.vintage), twin.values(draw)
     what_if: dict[str, Any] = {"gpu": modelled.gpu, "model": modelled.model, "tensor": modelled.tensor}
     what_if |= {"number_format": modelled.format, "hardware": modelled.hardware, "changes": modelled.changes}
     as_it_was, deployment = twin.deployment(engine), twin.deployment(engine, **what_if)
@@ -201,7 +201,7 @@ def _twins(modelled: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel
         kv_tokens = round(kv_tokens * engine.kv_tokens(deployment) / engine.kv_tokens(as_it_was))
     limits = modelled.running_limit or twin.running_limit, modelled.step_tokens or twin.step_tokens
     return ResolvedModel(
-        policy=engine.rules(kv_tokens, *limits),
+        policy=engine.policy_for(kv_tokens, *limits),
         kv_tokens=kv_tokens,
         step_time=step_time_of(values, engine, deployment),
         **{name: values[name] for name in REQUEST},
@@ -309,15 +309,15 @@ class VirtualRun:
 
     def run(self) -> Footer:
         """Until every request has ended."""
-        engine, sample_ns = self._engine, 0 if self._every_ns else FOR_EVER_NS
+        engine, sample_ns = self._engine, 0 if self._every_ns else FOREVER_NS
         closed = self._schedule.due_ns is None
         self._begin(self._schedule.clients if closed else 1, 0 if closed else None)
         while self._following or self._live:
-            due_ns = self._following[0][0] if self._following else FOR_EVER_NS
-            next_ns = min(due_ns, self._front_end.ends_ns) + self._path_ns
+            due_ns = self._following[0][0] if self._following else FOREVER_NS
+            next_ns = min(due_ns, self._front_end.busy_until_ns) + self._path_ns
             if next_ns <= engine.now_ns or not engine.busy:
-                if self._front_end.ends_ns <= due_ns:
-                    for job in self._front_end.leave():
+                if self._front_end.busy_until_ns <= due_ns:
+                    for job in self._front_end.release():
                         self._submit(job)
                 else:
                     self._arrive(heappop(self._following)[2])
@@ -347,7 +347,7 @@ class VirtualRun:
         """When the next of those under way is given up."""
         while self._deadlines and self._deadlines[0][1] not in self._live:
             self._deadlines.popleft()
-        return self._deadlines[0][0] if self._deadlines else FOR_EVER_NS
+        return self._deadlines[0][0] if self._deadlines else FOREVER_NS
 
     def _begin(self, number: int, due_ns: int | None = None) -> None:
         """So many more requests, or sessions, come due: at that instant, or at their own."""
@@ -385,7 +385,7 @@ class VirtualRun:
         job = Job(max(1, tokens), request.output_tokens or 1, due_ns, owner=asked, prompt=ids)
         self._live.add(job)
         self._deadlines.append((due_ns + self._timeout_ns, job))
-        self._front_end.enter(job, due_ns)
+        self._front_end.accept(job, due_ns)
 
     def _submit(self, job: Job) -> None:
         """A request reaches the scheduler, which refuses one that its cache can never hold."""
@@ -462,7 +462,7 @@ class VirtualRun:
             "kv_used": gauges.kv_usage,
             "kv_tokens": kv_tokens,
             "preemptions": gauges.preemptions,
-            "cached_prompt_tokens": gauges.prefix_hits,
+            "cached_prompt_tokens": gauges.cached_prompt_tokens,
             "requests_finished": self._counts["complete"],
         }
         self._write(Telemetry(source="server", at_ns=at_ns, values=values))

@@ -19,7 +19,7 @@ import msgspec
 from loadgen.errors import PlanError
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.simulated.scheduler_presets import Engine
-from loadgen.servers.simulated.step_time import LinearSteps, StepDurations
+from loadgen.servers.simulated.step_time import LinearStepTime, StepDurations
 
 FORMAT = 1
 """Of the file: rises when a key goes or changes its meaning, not when one is added."""
@@ -137,7 +137,7 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
 def step_time_of(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
     """What steps take with these constants."""
     if deployment is None:
-        return LinearSteps(*(values[name] for name in ("step_s", "sequence_s", "token_s", "context_s")))
+        return LinearStepTime(*(values[name] for name in ("step_s", "sequence_s", "token_s", "context_s")))
     gpu, compute = deployment.gpu, values["compute"]
     reached = replace(
         gpu,

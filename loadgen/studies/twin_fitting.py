@@ -23,9 +23,9 @@ from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import streamed
 from loadgen.errors import PlanError
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, FrontEnd, VirtualEngine
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
-from loadgen.servers.simulated.scheduler_presets import Engine, engine_of
+from loadgen.servers.simulated.scheduler_presets import Engine, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Twin, TwinConstant, step_time_of
 from loadgen.workloads import workload
@@ -103,7 +103,7 @@ class StepLimits:
 
     @property
     def policy(self) -> Policy:
-        return self.rules.rules(self.kv_tokens, self.running, self.step_tokens)
+        return self.rules.policy_for(self.kv_tokens, self.running, self.step_tokens)
 
 
 def observed(run: Run) -> Observed:
@@ -158,11 +158,11 @@ def replay(
     waiting = deque[Job]()
     lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
     for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
-        while front_end.ends_ns <= sent_ns:
-            waiting += front_end.leave()
-        front_end.enter(Job(prompt, output, sent_ns, owner=index, prompt=run.prompts[index]), sent_ns)
-    while front_end.ends_ns < FOR_EVER_NS:
-        waiting += front_end.leave()
+        while front_end.busy_until_ns <= sent_ns:
+            waiting += front_end.release()
+        front_end.accept(Job(prompt, output, sent_ns, owner=index, prompt=run.prompts[index]), sent_ns)
+    while front_end.busy_until_ns < FOREVER_NS:
+        waiting += front_end.release()
     ttft_s, tpot_s, ended_ns = np.full(len(run.sent_ns), np.nan), np.full(len(run.sent_ns), np.nan), 0
     while waiting or engine.busy:
         while waiting and (waiting[0].arrived_ns <= engine.now_ns or not engine.busy):
@@ -170,7 +170,7 @@ def replay(
                 engine.submit(waiting.popleft())
             except ValueError:
                 continue
-        for answer in engine.run(waiting[0].arrived_ns if waiting else FOR_EVER_NS):
+        for answer in engine.run(waiting[0].arrived_ns if waiting else FOREVER_NS):
             index, first_ns, last_ns = answer.job.owner, answer.instants[0], answer.instants[-1]
             ttft_s[index] = (first_ns - run.sent_ns[index]) / 1e9
             tpot_s[index] = (last_ns - first_ns) / 1e9 / max(1, len(answer.instants) - 1)
@@ -182,7 +182,7 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
     """`known` are fields of the Twin that somebody has named: limits among them, its deployment by name. Raises
     PlanError."""
     seen, server = [observed(run) for run in runs], runs[0].header.server
-    engine = engine_of(rules, str(known["vintage"]))
+    engine = find_engine(rules, str(known["vintage"]))
     kv_tokens = known.get("kv_tokens") or _kv_tokens(runs)
     kv_tokens = kv_tokens or (engine.kv_tokens(deployment) if deployment else UNKNOWN_KV)
     limits = StepLimits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
@@ -352,7 +352,7 @@ def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> di
 
 def simulate_run(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
     """What the twin makes of the requests of a run, sent when they were."""
-    engine, values = engine_of(twin.rules, twin.vintage), twin.values(draw)
+    engine, values = find_engine(twin.rules, twin.vintage), twin.values(draw)
     limits = StepLimits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
     return figures(run, *replay(run, limits, step_time_of(values, engine, twin.deployment(engine)), values))
 

@@ -64,7 +64,7 @@ def parse_fault(text: str) -> FaultRule:
     return parse_rule(text)
 
 
-def fault_of(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | None:
+def fault_for(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | None:
     """The fault of request number `index`: the first rule that is for it. The same seed gives the same faults."""
     random = Random(f"fault/{seed}/{index}") if rules else None  # noqa: S311 - not secret
     for rule in rules:

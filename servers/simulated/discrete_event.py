@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from loadgen.servers.simulated.scheduler import Job, Scheduler
 from loadgen.servers.simulated.step_time import StepDurations
 
-FOR_EVER_NS = 1 << 62
-KEPT = 1 << 18
+FOREVER_NS = 1 << 62
+MAX_STEP_ENDS = 1 << 18
 """Ends of steps in memory before those that nobody needs are dropped."""
 
 
@@ -20,22 +20,24 @@ class FrontEnd:
         self._request_ns, self._path_ns = request_ns, path_ns
         self._busy_with: list[Job] = []
         self._came: list[Job] = []
-        self.ends_ns = FOR_EVER_NS
+        self.busy_until_ns = FOREVER_NS
         """When those it is busy with are through."""
 
-    def enter(self, job: Job, now_ns: int) -> None:
+    def accept(self, job: Job, now_ns: int) -> None:
         """Takes in a job, in order of time and not before `ends_ns`."""
         if self._busy_with:
             self._came.append(job)
         else:
-            self._busy_with, self.ends_ns = [job], now_ns + self._request_ns
+            self._busy_with, self.busy_until_ns = [job], now_ns + self._request_ns
 
-    def leave(self) -> list[Job]:
+    def release(self) -> list[Job]:
         """Those who are through at `ends_ns`."""
         through, self._busy_with, self._came = self._busy_with, self._came, []
         for job in through:
-            job.arrived_ns = self.ends_ns + self._path_ns
-        self.ends_ns = self.ends_ns + self._request_ns * len(self._busy_with) if self._busy_with else FOR_EVER_NS
+            job.arrived_ns = self.busy_until_ns + self._path_ns
+        self.busy_until_ns = (
+            self.busy_until_ns + self._request_ns * len(self._busy_with) if self._busy_with else FOREVER_NS
+        )
         return through
 
     def cancel(self, job: Job) -> bool:
@@ -103,7 +105,7 @@ class VirtualEngine:
                 if scheduler.decodes:
                     ends.append(self.now_ns)
             else:
-                first_s, more_s, holds = step_time.line(batch.decoding, batch.context)
+                first_s, more_s, holds = step_time.decode_trend(batch.decoding, batch.context)
                 step_ns, more_ns, now_ns, before = 1e9 * first_s, 1e9 * more_s, float(self.now_ns), len(ends)
                 for _ in range(min(alike, holds)):
                     now_ns += step_ns
@@ -126,7 +128,7 @@ class VirtualEngine:
         answers = [self._live.pop(job) for job in ended]
         for answer in answers:
             self._settle(answer, answer.job.output_tokens)
-        if len(self._ends) > KEPT:
+        if len(self._ends) > MAX_STEP_ENDS:
             self._drop()
         return answers
 

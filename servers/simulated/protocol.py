@@ -69,7 +69,7 @@ class Completion:
 
     streamed: bool
     prompt_tokens: int
-    asked_tokens: int  # the limit on new tokens, after the server's clamping; 0: nothing is generated
+    requested_tokens: int  # the limit on new tokens, after the server's clamping; 0: nothing is generated
     ids: Sequence[int]  # at least one, which of an answer without tokens stands for all of it
     texts: Sequence[bytes]  # of each token, as it can stand inside a JSON string
     finish_reason: str  # the server's own word
@@ -93,7 +93,7 @@ class Completion:
 
     def generated(self, steps: int) -> int:
         """Tokens of all answers after so many steps."""
-        return sum(min(steps, each.output_tokens) for each in (self, *self.others)) if self.asked_tokens else 0
+        return sum(min(steps, each.output_tokens) for each in (self, *self.others)) if self.requested_tokens else 0
 
     @property
     def usage(self) -> dict[str, int]:

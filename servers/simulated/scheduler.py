@@ -49,7 +49,7 @@ class Gauges:
     waiting: int
     kv_usage: float  # share of the KV cache in use, 0..1
     preemptions: int  # since the start
-    prefix_hits: int = 0  # prompt tokens since the start that the prefix cache had already
+    cached_prompt_tokens: int = 0  # prompt tokens since the start that the prefix cache had already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +60,28 @@ class Policy:
     running_limit: int  # sequences in one step
     step_tokens: int
     """Prompt tokens in one step; with `mixed` prefill the decoding sequences count too, one token each."""
-    prefill: Literal["mixed", "alone"]
+    prefill: Literal["mixed", "separate"]
     """`mixed`: prompts are cut into chunks that share steps with decoding. `alone`: whole prompts in steps of their
     own; a prompt longer than `step_tokens` gets a step to itself."""
-    prefill_every: int = 1
+    decode_steps_per_prefill: int = 1
     """`alone`: so many steps decode after a prefill before the next, while anybody decodes."""
-    served_ratio: float | None = None
+    waiting_served_ratio: float | None = None
     """`alone`: sooner than that where at least so many times the running number can be admitted at once."""
-    padding_limit: int | None = None
+    max_paddings: int | None = None
     """`alone`: prompts of a step count as the longest of them; so many tokens of padding at most."""
     reserve: Literal["nothing", "output", "peak"] = "nothing"
     """What admission takes of the KV cache beside the prompt: `nothing`, and more as the output grows, and when there
     is no more, the newest sequence is preempted and later computed again; the whole `output`; or nothing, but only
     while the `peak` that all running will ever hold together fits, were all prompts computed at once: with chunks some
     last longer, and a cache that is full after all preempts too, as LightLLM pauses requests."""
-    block_tokens: int = 1  # KV cache is handed out in blocks of so many tokens
+    block_size: int = 1  # KV cache is handed out in blocks of so many tokens
     watermark: float = 0.0  # share of the cache that admission leaves free
     prefix_cache: bool = False  # whole blocks that an earlier prompt began with are not computed again
     memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
 
     def longest(self, kv_tokens: int) -> int:
         """Prompt and output of a job for which so large a cache has room."""
-        return kv_tokens - int(self.watermark * kv_tokens) - self.block_tokens
+        return kv_tokens - int(self.watermark * kv_tokens) - self.block_size
 
 
 class Batch(NamedTuple):
@@ -99,7 +99,7 @@ class Scheduler:
     every so many, is counted once for all of them: a step costs the same however many decode."""
 
     def __init__(self, policy: Policy, kv_tokens: int) -> None:
-        assert min(kv_tokens, policy.running_limit, policy.step_tokens, policy.block_tokens) >= 1
+        assert min(kv_tokens, policy.running_limit, policy.step_tokens, policy.block_size) >= 1
         self.policy, self.kv_tokens = policy, kv_tokens
         self.waiting: deque[Job] = deque()
         # Both in order of admission, so that the newest job is the last of `_prefilling`, else of `decoding`.
@@ -115,7 +115,7 @@ class Scheduler:
         self._context = 0  # known tokens of all decoding jobs
         self._ends: list[tuple[int, int, Job]] = []  # a heap: (`Job.ends`, unique, job); of some that have left, too
         self._places = count()
-        self._growing = [0] * policy.block_tokens  # decoding jobs by `Job.grows`, modulo the size of a block
+        self._growing = [0] * policy.block_size  # decoding jobs by `Job.grows`, modulo the size of a block
         self._chunks: list[tuple[Job, int]] = []  # prompt tokens that the planned step computes
         self._since = UNLIMITED  # steps that decoded since the last prefill
         self._late = False  # the head of the queue may be admitted to the next step, without anybody's end
@@ -133,7 +133,7 @@ class Scheduler:
             why = f"never fit a KV cache of {self.kv_tokens} tokens: limit the model's length to the cache"
             raise ValueError(f"{what} {why}")
         if self.policy.prefix_cache:
-            key, size = hash(job.salt), self.policy.block_tokens
+            key, size = hash(job.salt), self.policy.block_size
             for start in range(0, len(job.prompt) - size + 1, size):
                 key = hash((key, *job.prompt[start : start + size]))
                 job.prefix.append(key)
@@ -197,13 +197,13 @@ class Scheduler:
         self._drop_gone()
         steps, policy = self._ends[0][0] - self.decoded, self.policy
         if self.waiting:
-            if self._late or (policy.reserve == "peak" and self._since >= policy.prefill_every):
+            if self._late or (policy.reserve == "peak" and self._since >= policy.decode_steps_per_prefill):
                 return 1
-            if policy.served_ratio is not None and not self._since:
+            if policy.waiting_served_ratio is not None and not self._since:
                 return 1
-            if policy.prefill == "alone" and self._since < policy.prefill_every:
-                steps = min(steps, policy.prefill_every - self._since)
-        size = policy.block_tokens
+            if policy.prefill == "separate" and self._since < policy.decode_steps_per_prefill:
+                steps = min(steps, policy.decode_steps_per_prefill - self._since)
+        size = policy.block_size
         if self._grows and self._free < len(self.decoding) * (steps + size):
             left = self._free  # the planned step has its room already
             for step in range(1, steps):
@@ -218,7 +218,7 @@ class Scheduler:
         begun: list[Job] = []
         ended: list[Job] = []
         if self.decodes:
-            size = self.policy.block_tokens
+            size = self.policy.block_size
             if self._grows:
                 for step in range(self.decoded + 1, self.decoded + steps):
                     self._free -= self._growing[step % size] * size
@@ -256,7 +256,7 @@ class Scheduler:
         heappush(self._ends, (job.ends, next(self._places), job))
         if self._grows:
             job.grows = self.decoded + job.held + 1 - job.prompt_tokens - job.emitted
-            self._growing[job.grows % self.policy.block_tokens] += 1
+            self._growing[job.grows % self.policy.block_size] += 1
 
     def _leave(self, job: Job) -> None:
         """A job decodes no longer."""
@@ -264,7 +264,7 @@ class Scheduler:
         job.emitted = job.output_tokens - (job.ends - self.decoded)
         self._context -= job.prompt_tokens + job.emitted
         if self._grows:
-            size = self.policy.block_tokens
+            size = self.policy.block_size
             self._growing[job.grows % size] -= 1
             self._free += max(0, (self._grown - 1 - job.grows) // size + 1) * size
         self._free += job.held
@@ -279,7 +279,7 @@ class Scheduler:
     def _grow(self) -> bool:
         """Makes room for the token that each decoding job is about to add, by preemption of the newest where there is
         none. The oldest always gets its room, because no job is larger than the cache: the engine cannot lock up."""
-        size, index, preempted = self.policy.block_tokens, self.decoded % self.policy.block_tokens, False
+        size, index, preempted = self.policy.block_size, self.decoded % self.policy.block_size, False
         while self._grows and self._free < self._growing[index] * size:
             newest = next(reversed(self._prefilling or self.decoding))
             self.cancel(newest)  # its cache is free; its job will be computed again, before all others
@@ -294,10 +294,10 @@ class Scheduler:
     def _prefill_alone(self, now_ns: int) -> None:
         """Whole prompts, if it is their turn."""
         policy = self.policy
-        if not self.decoding or self._since >= policy.prefill_every:
+        if not self.decoding or self._since >= policy.decode_steps_per_prefill:
             self._admit(now_ns, policy.step_tokens)
-        elif policy.served_ratio is not None and self._since >= 1:
-            minimum = int(len(self.decoding) * policy.served_ratio)
+        elif policy.waiting_served_ratio is not None and self._since >= 1:
+            minimum = int(len(self.decoding) * policy.waiting_served_ratio)
             if len(self.waiting) >= minimum:
                 self._admit(now_ns, policy.step_tokens)
             if len(self._chunks) < minimum:
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _admit(self, now_ns: int, budget: int) -> None:
         """Moves jobs from the head of the queue into the step. The first that does not fit blocks those behind it."""
-        policy, whole, longest = self.policy, self.policy.prefill == "alone", 0
+        policy, whole, longest = self.policy, self.policy.prefill == "separate", 0
         while self.waiting and budget > 0 and self.running < policy.running_limit:
             job = self.waiting[0]
             known = job.prompt_tokens + job.emitted
@@ -321,11 +321,11 @@ class Scheduler:
                 return
             if policy.reserve == "peak" and self._peak(job) >= self.kv_tokens:
                 return
-            if whole and policy.padding_limit is not None and self._chunks:
+            if whole and policy.max_paddings is not None and self._chunks:
                 longest = max(longest, known)
                 padded = longest * (len(self._chunks) + 1)
                 padding = padded - known - sum(chunk for _, chunk in self._chunks)
-                if padded > policy.step_tokens or padding > policy.padding_limit:
+                if padded > policy.step_tokens or padding > policy.max_paddings:
                     return
             longest = max(longest, known)
             self.waiting.popleft()
@@ -355,7 +355,7 @@ class Scheduler:
     def _take(self, job: Job, chunk: int) -> None:
         """Computes so many tokens of a job in this step; their blocks can be shared from now on, as in vLLM."""
         self._chunks.append((job, chunk))
-        size, cached = self.policy.block_tokens, self._cached
+        size, cached = self.policy.block_size, self._cached
         for key in job.prefix[job.computed // size : (job.computed + chunk) // size]:
             cached[key] = None
             cached.move_to_end(key)
@@ -365,7 +365,7 @@ class Scheduler:
     def _cached_tokens(self, job: Job, known: int) -> int:
         """How many of the first tokens are in the prefix cache: whole blocks, and never all that is known, as the last
         token has to be computed for its successor."""
-        size, hits = self.policy.block_tokens, 0
+        size, hits = self.policy.block_size, 0
         for key in job.prefix[: (known - 1) // size]:
             if key not in self._cached:
                 break
@@ -376,4 +376,4 @@ class Scheduler:
 
     def _blocks(self, tokens: int) -> int:
         """`tokens`, rounded up to whole blocks."""
-        return -(-tokens // self.policy.block_tokens) * self.policy.block_tokens
+        return -(-tokens // self.policy.block_size) * self.policy.block_size

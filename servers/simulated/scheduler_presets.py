@@ -53,11 +53,11 @@ class Engine:
     def kv_tokens(self, deployment: Deployment) -> int:
         """Tokens that its KV cache holds beside the weights. Raises HardwareError for no room."""
         tokens = deployment.kv_tokens(self.policy.memory_fraction)
-        if tokens <= self.policy.block_tokens:
+        if tokens <= self.policy.block_size:
             raise HardwareError(f"{deployment.model.name} leaves room for {tokens} tokens on {deployment.gpu.name}")
         return tokens
 
-    def rules(self, kv_tokens: int, running_limit: int | None = None, step_tokens: int | None = None) -> Policy:
+    def policy_for(self, kv_tokens: int, running_limit: int | None = None, step_tokens: int | None = None) -> Policy:
         """Its policy on so large a cache, with other limits where they are given."""
         maximum = step_tokens or max(self.policy.step_tokens, int(self.kv_share_of_step * kv_tokens))
         return replace(self.policy, step_tokens=maximum, running_limit=running_limit or self.policy.running_limit)
@@ -76,7 +76,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
                 running_limit=1024,
                 step_tokens=8192,
                 prefill="mixed",
-                block_tokens=16,
+                block_size=16,
                 prefix_cache=True,
                 memory_fraction=0.92,
             ),
@@ -89,10 +89,10 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             policy=Policy(
                 running_limit=256,
                 step_tokens=4096,
-                prefill="alone",
-                prefill_every=0,
-                padding_limit=256,
-                block_tokens=16,
+                prefill="separate",
+                decode_steps_per_prefill=0,
+                max_paddings=256,
+                block_size=16,
                 watermark=0.01,
                 memory_fraction=0.9,
             ),
@@ -116,9 +116,9 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             policy=Policy(
                 running_limit=UNLIMITED,
                 step_tokens=4096,
-                prefill="alone",
-                prefill_every=19,
-                served_ratio=0.3,
+                prefill="separate",
+                decode_steps_per_prefill=19,
+                waiting_served_ratio=0.3,
                 reserve="output",
                 memory_fraction=0.9,
             ),
@@ -130,11 +130,11 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             policy=Policy(
                 running_limit=UNLIMITED,
                 step_tokens=4096,
-                prefill="alone",
-                prefill_every=19,
-                served_ratio=1.2,
+                prefill="separate",
+                decode_steps_per_prefill=19,
+                waiting_served_ratio=1.2,
                 reserve="output",
-                block_tokens=16,
+                block_size=16,
                 memory_fraction=0.9,
             ),
             framework="kernels",
@@ -162,8 +162,8 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             policy=Policy(
                 running_limit=1000,
                 step_tokens=4096,
-                prefill="alone",
-                prefill_every=10,
+                prefill="separate",
+                decode_steps_per_prefill=10,
                 reserve="peak",
                 memory_fraction=0.9,
             ),
@@ -180,7 +180,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
 """By server kind, then by generation."""
 
 
-def engine_of(server: str, vintage: str = CURRENT) -> Engine:
+def find_engine(server: str, vintage: str = CURRENT) -> Engine:
     """The engine of that server and generation. Raises HardwareError for one that is not known."""
     if server not in ENGINES:
         raise HardwareError(f"the scheduler of {server} is not modelled: choose {', '.join(ENGINES)}")

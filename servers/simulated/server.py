@@ -31,7 +31,7 @@ from loadgen.servers import marks
 from loadgen.servers.backends import KINDS
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.simulated import ConfigError, SimulatedError
-from loadgen.servers.simulated.config import SimulatedConfig, fault_of, parse_fault
+from loadgen.servers.simulated.config import SimulatedConfig, fault_for, parse_fault
 from loadgen.servers.simulated.process import READY
 from loadgen.servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
 from loadgen.servers.simulated.scheduler import Job
@@ -50,7 +50,7 @@ _LEAVE_LIMIT_S = 0.05  # for answers on their way when the server stops (zero wo
 _YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a millisecond; state.py has the full ones
 
 
-def protocol_of(server: str, version: str = "") -> ServerProtocol:
+def find_protocol(server: str, version: str = "") -> ServerProtocol:
     """What makes a simulated server this kind and version: the value that its kind names, imported when needed."""
     kind = KINDS[server]
     module, _, name = (kind.simulated_versions[version] if version else kind.simulated).partition(":")
@@ -61,7 +61,7 @@ def protocol_of(server: str, version: str = "") -> ServerProtocol:
 async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: asyncio.Event) -> dict[str, Any]:
     """Serves until `stop` is set; returns the last status. `ready` takes the URL once connections are accepted. Raises
     OSError when the port is taken, ConfigError for a card or model that is not known."""
-    protocol, loop = protocol_of(config.server, config.server_version), asyncio.get_running_loop()
+    protocol, loop = find_protocol(config.server, config.server_version), asyncio.get_running_loop()
     limit = config.max_concurrent_requests or protocol.default_limit
     clock, longest = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
@@ -125,16 +125,16 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
         times_s = (config.ttft_s, config.itl_s, config.jitter_s)
         ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
         return ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed), config.max_model_len
-    from loadgen.servers.simulated.scheduler_presets import engine_of  # and with it NumPy, which a script needs not
+    from loadgen.servers.simulated.scheduler_presets import find_engine  # and with it NumPy, which a script needs not
 
     tensor = config.tensor_parallel
     try:
-        engine = engine_of(config.server, config.vintage)
+        engine = find_engine(config.server, config.vintage)
         deployment = engine.deployment(config.gpu, config.model_shape, tensor=tensor, file=config.hardware)
         kv_tokens = config.kv_tokens or engine.kv_tokens(deployment)
     except HardwareError as problem:
         raise ConfigError(str(problem)) from None
-    policy = engine.rules(kv_tokens, limit if protocol.limits_batch else None)
+    policy = engine.policy_for(kv_tokens, limit if protocol.limits_batch else None)
     longest = min(config.max_model_len, policy.longest(kv_tokens))
     return BatchingClock(policy, kv_tokens, engine.step_time(deployment), config.speed), longest
 
@@ -304,7 +304,7 @@ class CompletionHandler:
         """The whole exchange. Returns an answer that is still to be written, or whether the connection can go on."""
         wish, config = self._request.headers.get("X-Simulated-Fault"), self._state.config
         try:
-            rule = parse_fault(wish) if wish is not None else fault_of(config.faults, config.seed, self._index)
+            rule = parse_fault(wish) if wish is not None else fault_for(config.faults, config.seed, self._index)
         except ConfigError as problem:
             raise ErrorReply(Reply(str(problem).encode(), 400, TEXT_TYPE)) from None
         if rule is not None:
@@ -333,7 +333,7 @@ class CompletionHandler:
             self._refuse("validation")
             raise
         if fault == "early-stop":
-            at = self._at or max(1, encoding.completion.asked_tokens // 2)
+            at = self._at or max(1, encoding.completion.requested_tokens // 2)
             return make(self._state, replace(request, stop_after=at))
         if fault == "role-first":
             return replace(encoding, opening=(), role_only=encoding.role_only or encoding.opening)

@@ -37,7 +37,7 @@ _COLLECT_PAUSE_S = 1.0
 _ANSWERS = 1_000_003  # answers of one request begin as far apart as requests with such numbers
 
 SECONDS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
-TOKENS = ("prompt_tokens", "output_tokens", "asked_tokens")
+TOKENS = ("prompt_tokens", "output_tokens", "requested_tokens")
 Buckets = Callable[[int], Mapping[str, Sequence[float]]]
 """The longest prompt plus output to the bucket bounds of every histogram, by the names in SECONDS and TOKENS."""
 Generate = Callable[["ServerState", CompletionRequest], Encoding]  # raises ErrorReply
@@ -115,15 +115,17 @@ class ServerState:
         self._collected_s = time.monotonic()
 
     def complete(
-        self, request: CompletionRequest, prompt_tokens: int, asked_tokens: int, ended: str, answer: int = 0
+        self, request: CompletionRequest, prompt_tokens: int, requested_tokens: int, ended: str, answer: int = 0
     ) -> Completion:
-        """What the model says: `asked_tokens` tokens, unless it ends before by itself; `ended` is the word for that.
-        `answer`: which of a request's answers."""
-        output = min(asked_tokens, request.stop_after or asked_tokens)
+        """Return the model's response: `requested_tokens` tokens, or fewer if the model stops by itself.
+
+        `ended` is the finish reason of a response that stops early; `answer` is the index among a request's responses.
+        """
+        output = min(requested_tokens, request.stop_after or requested_tokens)
         words, start = self.vocabulary, self.vocabulary.start(request.index + answer * _ANSWERS)
         ids, texts = words.ids[start : start + output], words.texts[start : start + output]
-        reason = "length" if output == asked_tokens else ended
-        return Completion(request.streamed, prompt_tokens, asked_tokens, ids, texts, reason)
+        reason = "length" if output == requested_tokens else ended
+        return Completion(request.streamed, prompt_tokens, requested_tokens, ids, texts, reason)
 
     def end(self, line: LogLine, stream: Stream | None = None) -> None:
         """A request for tokens has ended, or was refused, which has no stream. Counted when no stream is left that
@@ -230,9 +232,11 @@ class ServerState:
             return
         first_ns, received_ns, gaps = line.sent_ns[0], line.received_ns, stream.count - 1
         decode_s = (line.sent_ns[-1] - first_ns) / 1e9
-        for prompt_tokens, asked_tokens in completion.counted or ((completion.prompt_tokens, completion.asked_tokens),):
+        for prompt_tokens, requested_tokens in completion.counted or (
+            (completion.prompt_tokens, completion.requested_tokens),
+        ):
             self.histograms["prompt_tokens"].observe(prompt_tokens)
-            self.histograms["asked_tokens"].observe(asked_tokens)
+            self.histograms["requested_tokens"].observe(requested_tokens)
         values = {
             "output_tokens": completion.generated(stream.count),
             "ttft_s": (first_ns - received_ns) / 1e9,

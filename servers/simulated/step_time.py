@@ -37,14 +37,14 @@ class StepDurations(Protocol):
         """Of one step, in nanoseconds."""
         ...
 
-    def line(self, decoding: int, context: int) -> tuple[float, float, int]:
+    def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
         """Of a step that decodes so many sequences, which hold so much together: its seconds, how many more the next
         such step takes, and for how many steps that holds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class LinearSteps:
+class LinearStepTime:
     """Of an engine on hardware that nobody has described: what each step, sequence, prompt token, and token that a
     decoding sequence holds, adds."""
 
@@ -59,7 +59,7 @@ class LinearSteps:
         host_s = self.step_s + self.sequence_s * sequences
         return round(1e9 * (host_s + self.token_s * batch.prompt_tokens + self.context_s * batch.context))
 
-    def line(self, decoding: int, context: int) -> tuple[float, float, int]:
+    def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
         took_s = self.step_s + self.sequence_s * decoding + self.context_s * context
         return took_s, self.context_s * decoding, STEPS
 
@@ -99,7 +99,7 @@ class StepTime:
     def __call__(self, batch: Batch) -> int:
         """Of one step, in nanoseconds."""
         if not batch.prompts:
-            return round(1e9 * self.line(batch.decoding, batch.context)[0]) if batch.decoding else 0
+            return round(1e9 * self.decode_trend(batch.decoding, batch.context)[0]) if batch.decoding else 0
         sequences = batch.prompts + batch.decoding
         kernels_s = _read(self._prefill_s, batch.prompt_tokens + batch.decoding) + _read(self._heads_s, sequences)
         kernels_s += self._prompt_attention_s(batch.prompts, batch.prompt_tokens, batch.pairs)
@@ -107,7 +107,7 @@ class StepTime:
             kernels_s += self._context_s(batch.decoding, batch.context / batch.decoding)[0]
         return round(1e9 * (max(kernels_s, self._least_s) + self._step_s + self._sequence_s * sequences))
 
-    def line(self, decoding: int, context: int) -> tuple[float, float, int]:
+    def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
         attention_s, more_s, steps = self._context_s(decoding, context / decoding)
         kernels_s = _read(self._decode_s, decoding) + attention_s
         host_s = self._step_s + self._sequence_s * decoding

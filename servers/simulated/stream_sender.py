@@ -171,7 +171,7 @@ def _held_back(merges: bool, at: int, stream: Stream, first: int, tokens: int) -
 class Fault:
     """A fault in the documentation's words, and its detour, which gets K first; what has none is done in server.py."""
 
-    says: str
+    description: str
     detour: Callable[..., tuple[list[bytes], int]] | None = None
 
 

@@ -298,7 +298,7 @@ def _whole_chat(said: TgiResponse, identity: Mapping[str, Any], wish: ChatWish) 
     completion = said.completion
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
     if wish.tool_id is not None:
-        call = tgi_tools.called(completion.text)
+        call = tgi_tools.parse_call(completion.text)
         if call is None:
             written = protocol.dumps(completion.text).decode()
             raise tgi_tools.tool_error(f"Failed to parse generated text: EOF while parsing an object {written}")

@@ -85,7 +85,7 @@ def call_text(tool: Mapping[str, Any], word: str) -> str:
     return json.dumps({"function": {"_name": function["name"], **filled}}, ensure_ascii=False)
 
 
-def called(text: str) -> tuple[str, dict[str, Any]] | None:
+def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
     """Name and arguments of the call that a text is; None for a text that is no call."""
     try:
         function = dict(json.loads(text)["function"])
@@ -113,10 +113,10 @@ def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
     for text in texts:
         said += text
         if complete or not begun:
-            call = None if complete else called(said.rstrip(" \t\r\n,}") + "}}")
+            call = None if complete else parse_call(said.rstrip(" \t\r\n,}") + "}}")
             begun = begun or call is not None
             result.append((call[0], "{") if call else None)
-        elif called(said) is not None:
+        elif parse_call(said) is not None:
             complete = True
             result.append((None, text.rstrip().removesuffix("}")))
         else:

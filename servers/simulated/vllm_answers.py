@@ -47,12 +47,12 @@ def say(
             if stops:
                 said, stop, index = said.stopped(stops, "stop", anywhere=True)
                 back = 0 if keeps else max(map(len, stops)) - 1
-                said = replace(said, texts=_held_back(said.texts, index + len(stop) * keeps, back))
+                said = replace(said, texts=_withhold_characters(said.texts, index + len(stop) * keeps, back))
             result.append(GeneratedAnswer(said, ids, text, stop))
     return result
 
 
-def _held_back(texts: Sequence[bytes], length: int, back: int) -> Sequence[bytes]:
+def _withhold_characters(texts: Sequence[bytes], length: int, back: int) -> Sequence[bytes]:
     """As vLLM streams texts that a stop string may yet cut: the last `back` characters wait, all are there at the end,
     and what is past `length` never comes."""
     whole, ends = b"".join(texts)[:length], [*accumulate(map(len, texts))]

@@ -12,9 +12,9 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, VirtualEngine
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
-from loadgen.servers.simulated.scheduler_presets import engine_of
+from loadgen.servers.simulated.scheduler_presets import find_engine
 from tests.command import ROOT, burst, loadgen, summary_of
 from tests.simulated import running
 
@@ -132,12 +132,12 @@ def _both_s(config: SimulatedConfig, path: str, body: dict[str, Any]) -> tuple[f
     lines = sorted(http.log, key=lambda line: line.received_ns)
     begun_ns, speed = lines[0].received_ns, config.speed
     took_s = speed * (max(line.due_ns[-1] for line in lines) - begun_ns) / 1e9
-    engine = engine_of(config.server)
+    engine = find_engine(config.server)
     deployment = engine.deployment("A800", "llama-2-7b")
     kv_tokens = engine.kv_tokens(deployment)
-    served = VirtualEngine(Scheduler(engine.rules(kv_tokens), kv_tokens), engine.step_time(deployment))
+    served = VirtualEngine(Scheduler(engine.policy_for(kv_tokens), kv_tokens), engine.step_time(deployment))
     for line in lines:
         served.submit(Job(line.prompt_tokens, 40, round(speed * (line.received_ns - begun_ns))))
     while served.busy:
-        served.run(FOR_EVER_NS)
+        served.run(FOREVER_NS)
     return took_s, served.now_ns / 1e9

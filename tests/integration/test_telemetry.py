@@ -18,7 +18,7 @@ from loadgen.analysis.run.run_schema import SAMPLE
 from loadgen.analysis.telemetry import series
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import Reply
-from loadgen.servers.simulated.server import protocol_of
+from loadgen.servers.simulated.server import find_protocol
 from loadgen.servers.simulated.state import ServerState
 from tests.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
 from tests.contract.recorded import response
@@ -35,13 +35,13 @@ Answering = Callable[[int, Reply], Reply]
 @contextmanager
 def altered(server: str, answering: Answering, monkeypatch: pytest.MonkeyPatch, **times: float) -> Iterator[Running]:
     """A simulated server whose n-th page of metrics goes through `answering` first."""
-    whole, number = protocol_of(server).pages[METRICS], count(1)
+    whole, number = find_protocol(server).pages[METRICS], count(1)
 
     def answer(state: ServerState, fields: Mapping[str, Any]) -> Reply:
         reply = whole(state, fields)
         return answering(next(number), reply)
 
-    monkeypatch.setitem(protocol_of(server).pages, METRICS, answer)  # type: ignore[arg-type]
+    monkeypatch.setitem(find_protocol(server).pages, METRICS, answer)  # type: ignore[arg-type]
     with running(SimulatedConfig(server=server, **{**FAST, **times})) as simulated:
         yield simulated
 

@@ -21,13 +21,13 @@ policies = st.builds(
     Policy,
     running_limit=st.sampled_from([1, 2, 3, 7, UNLIMITED]),
     step_tokens=st.integers(1, 60),
-    prefill=st.sampled_from(["mixed", "alone"]),
-    prefill_every=st.sampled_from([0, 1, 5]),
-    served_ratio=st.sampled_from([None, 0.3, 1.2]),
-    padding_limit=st.sampled_from([None, 0, 20]),
+    prefill=st.sampled_from(["mixed", "separate"]),
+    decode_steps_per_prefill=st.sampled_from([0, 1, 5]),
+    waiting_served_ratio=st.sampled_from([None, 0.3, 1.2]),
+    max_paddings=st.sampled_from([None, 0, 20]),
     watermark=st.sampled_from([0, 0.04]),
     reserve=st.sampled_from(["nothing", "output", "peak"]),
-    block_tokens=st.sampled_from([1, 4, 16]),
+    block_size=st.sampled_from([1, 4, 16]),
     memory_fraction=st.just(0.9),
 )
 shapes = st.tuples(st.integers(1, 60), st.integers(1, 30))  # prompt and output tokens: every job fits KV_TOKENS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loadgen.servers.backends import simulated_kinds, simulated_versions
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
-from loadgen.servers.simulated.server import protocol_of
+from loadgen.servers.simulated.server import find_protocol
 from loadgen.servers.simulated.state import ServerState
 from loadgen.servers.simulated.token_clock import Gauges
 
@@ -55,13 +55,13 @@ LIKELY = st.fixed_dictionaries(
 def state_of(server: str) -> ServerState:
     """A server without a network."""
     config = SimulatedConfig(server=server, model="m", max_model_len=LONGEST)
-    return ServerState(config, protocol_of(server).buckets, lambda: Gauges(0, 0, 0.0, 0))
+    return ServerState(config, find_protocol(server).buckets, lambda: Gauges(0, 0, 0.0, 0))
 
 
 STATES = {server: state_of(server) for server in simulated_kinds()}
 VERSIONS = [(server, "") for server in simulated_kinds()]
 VERSIONS += [(server, version) for server, versions in simulated_versions().items() for version in versions]
-ROUTES = [(*kind, path) for kind in VERSIONS for path in protocol_of(*kind).generate]
+ROUTES = [(*kind, path) for kind in VERSIONS for path in find_protocol(*kind).generate]
 
 
 @settings(max_examples=200)
@@ -80,8 +80,8 @@ def check(encoding: Encoding | Reply) -> None:
         assert encoding.status in (200, 400, 404, 417, 422, 500)  # 500: what LightLLM 0.0.1 says on its chat route
         return
     completion = encoding.completion
-    if completion.asked_tokens:  # embeddings and scores generate nothing
-        assert 1 <= completion.output_tokens <= completion.asked_tokens
+    if completion.requested_tokens:  # embeddings and scores generate nothing
+        assert 1 <= completion.output_tokens <= completion.requested_tokens
         assert completion.prompt_tokens + completion.output_tokens <= LONGEST
         check_events(encoding)
     with suppress(ErrorReply):  # a tool call that the limit cut short is no JSON
@@ -90,7 +90,7 @@ def check(encoding: Encoding | Reply) -> None:
 
 def outcome(server: str, version: str, path: str, request: CompletionRequest) -> Encoding | Reply:
     """What comes of a request."""
-    protocol = protocol_of(server, version)
+    protocol = find_protocol(server, version)
     try:
         fields = protocol.read_body(path, json.dumps(request.body).encode())
         return protocol.generate[path](STATES[server], replace(request, body=fields))

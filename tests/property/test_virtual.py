@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.servers.hardware.roofline import deploy
-from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, TokenTimes, VirtualEngine
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import ENGINES
 from loadgen.servers.simulated.step_time import StepTime
@@ -48,7 +48,7 @@ def virtual(policy: Policy, jobs: Sequence[Job]) -> tuple[list[TokenTimes], Virt
                 break
         engine.submit(job)
     while engine.busy:
-        answers += engine.run(FOR_EVER_NS)
+        answers += engine.run(FOREVER_NS)
         assert 0 <= engine.scheduler.gauges().kv_usage <= 1
     return answers, engine
 

@@ -9,9 +9,9 @@ import pytest
 
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.simulated.scheduler import Batch, Job, Policy, Scheduler
-from loadgen.servers.simulated.scheduler_presets import ENGINES, engine_of
+from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
 
-OLD_VLLM, OLD_TGI, OLD_LIGHTLLM = (engine_of(server, "2023").policy for server in ("vllm", "tgi", "lightllm"))
+OLD_VLLM, OLD_TGI, OLD_LIGHTLLM = (find_engine(server, "2023").policy for server in ("vllm", "tgi", "lightllm"))
 
 
 def scheduler(policy: Policy, kv_tokens: int, *shapes: tuple[int, int]) -> Scheduler:
@@ -103,18 +103,18 @@ def test_lightllm_admits_by_the_peak_that_all_will_reach() -> None:
 
 def test_a_sixth_of_the_cache_is_lightllms_prefill() -> None:
     """But no less than its policy says, and what is asked for wins."""
-    old = engine_of("lightllm", "2023")
-    assert old.rules(68_700).step_tokens == 11_450
-    assert old.rules(6_000).step_tokens == old.policy.step_tokens
-    assert old.rules(68_700, 7, 99) == replace(old.policy, step_tokens=99, running_limit=7)
+    old = find_engine("lightllm", "2023")
+    assert old.policy_for(68_700).step_tokens == 11_450
+    assert old.policy_for(6_000).step_tokens == old.policy.step_tokens
+    assert old.policy_for(68_700, 7, 99) == replace(old.policy, step_tokens=99, running_limit=7)
 
 
 def test_an_engine_that_is_not_known_names_those_that_are() -> None:
     """Server and generation."""
     with pytest.raises(HardwareError, match="sglang is not modelled: choose vllm, tgi, lightllm"):
-        engine_of("sglang")
+        find_engine("sglang")
     with pytest.raises(HardwareError, match="'2024' is not known: choose current or 2023"):
-        engine_of("vllm", "2024")
+        find_engine("vllm", "2024")
 
 
 @pytest.mark.parametrize("server", ENGINES)
@@ -122,7 +122,7 @@ def test_the_engines_of_2023_are_slower(server: str) -> None:
     """Their steps take longer, of the same batch on the same card, and still more with more sequences."""
     took = []
     for vintage in ("current", "2023"):
-        engine = engine_of(server, vintage)
+        engine = find_engine(server, vintage)
         step_ns = engine.step_time(engine.deployment("A800", "llama-2-7b"))
         took.append([step_ns(Batch(0, 0, 0, decoding, decoding * 300)) for decoding in (1, 64)])
     assert took[0][0] < took[1][0]

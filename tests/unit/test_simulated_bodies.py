@@ -11,7 +11,7 @@ import pytest
 from loadgen.servers.simulated import tgi_bodies
 from loadgen.servers.simulated.grammar import GrammarError, json_text, regex_text
 from loadgen.servers.simulated.protocol import ErrorReply
-from loadgen.servers.simulated.tgi_tools import call_id, call_pieces, call_text, called
+from loadgen.servers.simulated.tgi_tools import call_id, call_pieces, call_text, parse_call
 
 CHAT = "/v1/chat/completions"
 SYNTAX = "Failed to parse the request body as JSON: "
@@ -151,7 +151,7 @@ def test_a_tool_call_becomes_events() -> None:
     """The name comes with the token that completes it, the last brace is dropped, and the end has no event."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
     text = call_text(tool, "x")
-    assert called(text) == ("f", {"a": "x"})
+    assert parse_call(text) == ("f", {"a": "x"})
     pieces = call_pieces([*text, "</s>"])
     assert pieces[: text.index('f"') + 1] == [None] * (text.index('f"') + 1)
     assert pieces[text.index('f"') + 1] == ("f", "{")

@@ -14,7 +14,7 @@ from typer import BadParameter
 
 from loadgen.cli.options import seconds
 from loadgen.servers.simulated import ConfigError, tokenizer
-from loadgen.servers.simulated.config import FaultRule, SimulatedConfig, fault_of, parse_fault, parse_rule
+from loadgen.servers.simulated.config import FaultRule, SimulatedConfig, fault_for, parse_fault, parse_rule
 from loadgen.servers.simulated.state import Histogram, exposition
 from loadgen.servers.simulated.stream_sender import FAULTS, LATE_NS, Lateness
 from loadgen.servers.wire.poller import Timer
@@ -83,22 +83,22 @@ def test_a_client_asks_for_one_fault_without_a_rule() -> None:
 def test_faults_by_probability_are_seeded() -> None:
     """The same seed picks the same requests, about as many as asked; another seed picks others."""
     rules = (parse_rule("reset=0.3"),)
-    picked = [index for index in range(1000) if fault_of(rules, 0, index)]
-    assert picked == [index for index in range(1000) if fault_of(rules, 0, index)]
-    assert picked != [index for index in range(1000) if fault_of(rules, 1, index)]
+    picked = [index for index in range(1000) if fault_for(rules, 0, index)]
+    assert picked == [index for index in range(1000) if fault_for(rules, 0, index)]
+    assert picked != [index for index in range(1000) if fault_for(rules, 1, index)]
     assert 230 < len(picked) < 370
 
 
 def test_the_first_rule_that_fits_wins() -> None:
     """Rules are tried in the order in which they were given."""
     rules = (parse_rule("cut:1"), parse_rule("reset"))
-    assert [fault_of(rules, 0, index) for index in (0, 1)] == [rules[1], rules[0]]
+    assert [fault_for(rules, 0, index) for index in (0, 1)] == [rules[1], rules[0]]
 
 
 def test_every_fault_is_documented() -> None:
     """docs/simulated.md has a row for each, in its own words."""
     page = (Path(__file__).parents[2] / "docs/simulated.md").read_text("utf-8")
-    assert [name for name, behaviour in FAULTS.items() if f"| `{name}` | {behaviour.says}" not in page] == []
+    assert [name for name, behaviour in FAULTS.items() if f"| `{name}` | {behaviour.description}" not in page] == []
 
 
 def test_lateness_is_exact_to_a_microsecond() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from loadgen.servers.simulated.protocol import Completion
-from loadgen.servers.simulated.vllm_answers import _held_back
+from loadgen.servers.simulated.vllm_answers import _withhold_characters
 
 SAID = Completion(False, 4, 4, [300, 301, 302, 303], [b" the", b" cat", b" sat", b" down"], "length")
 
@@ -45,4 +45,4 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop(
 )
 def test_text_that_a_stop_may_yet_cut_is_held_back(length: int, back: int, texts: list[bytes]) -> None:
     """So many characters wait for the next token, all are there at the end, and none past the stop."""
-    assert _held_back(SAID.texts, length, back) == texts
+    assert _withhold_characters(SAID.texts, length, back) == texts

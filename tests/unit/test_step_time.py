@@ -45,7 +45,7 @@ def test_unequal_prompts_count_by_their_pairs() -> None:
 
 def test_a_line_is_the_steps_that_follow() -> None:
     """Each token more in every sequence, as far as the line says that it holds."""
-    first_s, more_s, holds = STEP_TIME.line(32, 32 * 300)
+    first_s, more_s, holds = STEP_TIME.decode_trend(32, 32 * 300)
     assert 1 < holds <= 256
     ahead = Batch(0, 0, 0, 32, 32 * (300 + holds))
     assert seconds(ahead) == pytest.approx(first_s + holds * more_s, abs=2e-9)
@@ -56,7 +56,7 @@ def test_launches_are_the_least_that_a_step_takes() -> None:
     slow = StepTime(DEPLOYMENT, launch_s=1e-3)
     small, large = Batch(0, 0, 0, 1, 10), Batch(8, 8192, 8 * 1024 * 1025 // 2, 0, 0)
     assert slow(small) / 1e9 >= 32 * 1e-3
-    assert slow.line(1, 10)[1] == 0
+    assert slow.decode_trend(1, 10)[1] == 0
     assert slow(large) == STEP_TIME(large)
 
 

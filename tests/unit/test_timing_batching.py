@@ -14,9 +14,9 @@ from loadgen.servers.simulated.token_clock import BatchingClock, Emission
 
 POLICIES = {f"{name} {vintage}": engine.policy for name, made in ENGINES.items() for vintage, engine in made.items()}
 
-MIXED = Policy(running_limit=8, step_tokens=10, prefill="mixed", reserve="output", block_tokens=1, memory_fraction=0.9)
-ALONE = replace(MIXED, prefill="alone")
-GROWING = replace(MIXED, reserve="nothing", block_tokens=4)
+MIXED = Policy(running_limit=8, step_tokens=10, prefill="mixed", reserve="output", block_size=1, memory_fraction=0.9)
+ALONE = replace(MIXED, prefill="separate")
+GROWING = replace(MIXED, reserve="nothing", block_size=4)
 
 
 def ten_ns(work: Batch) -> int:
@@ -271,9 +271,9 @@ def test_a_prompt_that_begins_as_an_earlier_one_is_computed_from_where_it_differ
     """Ten tokens per step: 40 take four steps; a prompt that shares 24 of them in whole blocks of 4 takes two more."""
     engine, shared = clock(CACHED), list(range(26))
     assert asks(engine, [*shared, *range(100, 114)]) == 40
-    assert engine.gauges().prefix_hits == 0
+    assert engine.gauges().cached_prompt_tokens == 0
     assert asks(engine, [*shared, *range(200, 214)]) == 20
-    assert engine.gauges().prefix_hits == 24
+    assert engine.gauges().cached_prompt_tokens == 24
 
 
 def test_the_last_token_is_always_computed() -> None:
@@ -281,7 +281,7 @@ def test_the_last_token_is_always_computed() -> None:
     engine = clock(CACHED)
     assert asks(engine, list(range(40))) == 40
     assert asks(engine, list(range(40))) == 10
-    assert engine.gauges().prefix_hits == 36
+    assert engine.gauges().cached_prompt_tokens == 36
 
 
 def test_prompts_of_different_salts_share_nothing() -> None:
@@ -303,5 +303,5 @@ def test_requests_of_one_step_share_too() -> None:
     for job in (first, second):
         engine.submit(job, 0)
     emitted = engine.emissions(1000)
-    assert engine.gauges().prefix_hits == 12
+    assert engine.gauges().cached_prompt_tokens == 12
     assert dues(emitted, first) == dues(emitted, second) == [20]

@@ -17,9 +17,9 @@ from loadgen.analysis.run.runfile import Run, Telemetry
 from loadgen.cli.twin import predict
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.servers.simulated.discrete_event import FOR_EVER_NS, FrontEnd
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd
 from loadgen.servers.simulated.scheduler import Job
-from loadgen.servers.simulated.scheduler_presets import engine_of
+from loadgen.servers.simulated.scheduler_presets import find_engine
 from loadgen.studies import twin_fitting as twin_fit
 from loadgen.studies.simulate import ServerModel, in_memory, serving
 from loadgen.studies.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
@@ -106,7 +106,7 @@ def test_on_known_hardware_bandwidth_and_compute_are_found() -> None:
     """Shares of what kernels reach elsewhere, within 6 %; the step's own cost from memory-bound decoding."""
     server = truth(H100, **CARD)
     runs = [run_of(server, n=64, output_tokens="uniform:20..200"), run_of(server, n=40, arrivals="closed:2", seed=1)]
-    deployment = engine_of("vllm").deployment("H100", "llama-3.1-8b")
+    deployment = find_engine("vllm").deployment("H100", "llama-3.1-8b")
     found = twin_fit.fit(runs, "vllm", deployment, {"vintage": "current", **CARD}).values()
     assert (found["bandwidth"], found["compute"]) == pytest.approx((0.7, 0.8), rel=0.06)
 
@@ -137,9 +137,9 @@ def test_what_if() -> None:
     assert serving(plan, ServerModel(twin=server, kv_tokens=100_000)).kv_tokens == 100_000
     one, four = (serving(plan, ServerModel(twin=server, tensor=number)) for number in (1, 4))
     assert four.kv_tokens > 4 * one.kv_tokens
-    assert four.step_time.line(64, 64 * 1000)[0] < 0.6 * one.step_time.line(64, 64 * 1000)[0]
+    assert four.step_time.decode_trend(64, 64 * 1000)[0] < 0.6 * one.step_time.decode_trend(64, 64 * 1000)[0]
     quantised = serving(plan, ServerModel(twin=server, format="fp8"))
-    assert quantised.step_time.line(1, 1000)[0] < one.step_time.line(1, 1000)[0]
+    assert quantised.step_time.decode_trend(1, 1000)[0] < one.step_time.decode_trend(1, 1000)[0]
     assert quantised.hardware["model"] == "Llama-3.1-8B-fp8"
 
 
@@ -188,10 +188,10 @@ def test_the_front_end_takes_in_together_who_came_meanwhile() -> None:
     """At 3 ms each: the first of a burst alone, then the other four at once, 12 ms later; a late one by itself."""
     front_end, jobs = FrontEnd(request_ns=3, path_ns=1), [Job(1, 1, 0, owner=place) for place in range(6)]
     for job in jobs[:5]:
-        front_end.enter(job, 0)
-    through = [[each.owner for each in front_end.leave()], [each.owner for each in front_end.leave()]]
-    assert (through, front_end.ends_ns) == ([[0], [1, 2, 3, 4]], FOR_EVER_NS)
-    front_end.enter(jobs[5], 100)
+        front_end.accept(job, 0)
+    through = [[each.owner for each in front_end.release()], [each.owner for each in front_end.leave()]]
+    assert (through, front_end.busy_until_ns) == ([[0], [1, 2, 3, 4]], FOREVER_NS)
+    front_end.accept(jobs[5], 100)
     assert front_end.cancel(jobs[5])
     assert not front_end.cancel(jobs[0])
     assert [job.arrived_ns for job in jobs] == [4, 16, 16, 16, 16, 0]

@@ -189,7 +189,7 @@ def test_the_front_end_takes_in_together_who_came_meanwhile() -> None:
     front_end, jobs = FrontEnd(request_ns=3, path_ns=1), [Job(1, 1, 0, owner=place) for place in range(6)]
     for job in jobs[:5]:
         front_end.accept(job, 0)
-    through = [[each.owner for each in front_end.release()], [each.owner for each in front_end.leave()]]
+    through = [[each.owner for each in front_end.release()], [each.owner for each in front_end.release()]]
     assert (through, front_end.busy_until_ns) == ([[0], [1, 2, 3, 4]], FOREVER_NS)
     front_end.accept(jobs[5], 100)
     assert front_end.cancel(jobs[5])

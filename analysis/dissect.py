@@ -207,19 +207,19 @@ def text(found: InferenceResult) -> str:
 def document(found: InferenceResult) -> Document:
     """The page: for each batch size the bar, the roofline and both tables."""
     from loadgen.analysis import report as doc
-    from loadgen.analysis.report.tables import numbers, table
+    from loadgen.analysis.report.tables import number_columns, table
 
     title, bounds = headings(found)
     sections, runs = [], []
     for case in found.cases:
         name = f"batch {case.batch}"
-        heads: dict[str, doc.Kind] = {"direction": "text", **dict.fromkeys(MODULE_HEADS, "number")}
+        heads: dict[str, doc.ColumnKind] = {"direction": "text", **dict.fromkeys(MODULE_HEADS, "number")}
         rows = [(way, *row) for way in ("forward", "backward") for row in module_rows(case, way)]
         modules = table(
             f"Modules, {name}", heads | {"module": "head", "bound by": "text"}, rows, several=True, id="modules"
         )
-        kinds: dict[str, doc.Kind] = {"module": "head", "operator": "text", "shape": "text"}
-        kinds |= {**numbers("calls", "time", "share", "bound"), "by": "text"}
+        kinds: dict[str, doc.ColumnKind] = {"module": "head", "operator": "text", "shape": "text"}
+        kinds |= {**number_columns("calls", "time", "share", "bound"), "by": "text"}
         operators = table(f"Operators, {name}", kinds, operator_rows(case), several=True, id="operators")
         said = [*sentences(case, found), *links(found.bounds, found.tensor_parallel)]
         paragraphs = [doc.Paragraph(each) for each in said]
@@ -238,7 +238,7 @@ def document(found: InferenceResult) -> Document:
         [sections[0], *charts, *sections[1:]],
         bounds,
         "",
-        [doc.RunLook(title)],
+        [doc.RunStyle(title)],
         [],
         data,
         version("llm-loadgen"),

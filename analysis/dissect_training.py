@@ -129,17 +129,26 @@ def text(found: TrainingResult) -> str:
 def document(found: TrainingResult) -> Document:
     """The page: the tables, and everything measured beside everything predicted."""
     from loadgen.analysis import report as doc
-    from loadgen.analysis.report.tables import numbers, table
+    from loadgen.analysis.report.tables import number_columns, table
 
     title, bounds = headings(found)
     measured = _measured(found)
-    head: dict[str, doc.Kind] = {"technique": "head"}
+    head: dict[str, doc.ColumnKind] = {"technique": "head"}
     tables = [
-        table("Time of one step", head | numbers(*TIME_HEADS[1:]), time_rows(found), several=True, id="time"),
-        table("Memory at the peak", head | numbers(*MEMORY_HEADS[1:]), memory_rows(found), several=True, id="memory"),
+        table("Time of one step", head | number_columns(*TIME_HEADS[1:]), time_rows(found), several=True, id="time"),
+        table(
+            "Memory at the peak",
+            head | number_columns(*MEMORY_HEADS[1:]),
+            memory_rows(found),
+            several=True,
+            id="memory",
+        ),
     ]
     both = table(
-        "Each part and kind", head | {"part": "text", **numbers(*PARTS_HEADS[2:])}, parts_rows(found), several=True
+        "Each part and kind",
+        head | {"part": "text", **number_columns(*PARTS_HEADS[2:])},
+        parts_rows(found),
+        several=True,
     )
     shape: Any = "tall" if len(measured) > FEWEST else "wide"
     drawn = [
@@ -158,7 +167,7 @@ def document(found: TrainingResult) -> Document:
         _chart("memory", "GiB of one process", "GiB", [*measured[0].memory_bytes], len(measured)),
     ]
     data = {"runs": [_run(found, title)], "charts": charts}
-    look = [doc.RunLook(title)]
+    look = [doc.RunStyle(title)]
     return doc.Document("loadgen dissect", title, sections, bounds, "", look, [], data, version("llm-loadgen"))
 
 

@@ -122,14 +122,17 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
 def document(found: Limits, deployment: Deployment) -> Document:
     """The page."""
     from loadgen.analysis import report as doc
-    from loadgen.analysis.report.tables import numbers, table
+    from loadgen.analysis.report.tables import number_columns, table
 
     title, load = headings(found)
-    heads: dict[str, doc.Kind] = {"": "head", **numbers("limit", "expected")}
+    heads: dict[str, doc.ColumnKind] = {"": "head", **number_columns("limit", "expected")}
     figures = table("Limit and expected", heads, rows(found), several=True)
-    kinds: dict[str, doc.Kind] = {"phase": "text", "GEMM": "head", "m x n x k": "text", "FLOP/byte": "number"}
+    kinds: dict[str, doc.ColumnKind] = {"phase": "text", "GEMM": "head", "m x n x k": "text", "FLOP/byte": "number"}
     gemms = table(
-        "GEMMs on one GPU", kinds | {"bound by": "text", **numbers("limit", "expected")}, gemm_rows(found), several=True
+        "GEMMs on one GPU",
+        kinds | {"bound by": "text", **number_columns("limit", "expected")},
+        gemm_rows(found),
+        several=True,
     )
     cards = doc.Cards([_card("TPOT", found.expected, found.limit), _rate(found)])
     sections = [
@@ -141,7 +144,7 @@ def document(found: Limits, deployment: Deployment) -> Document:
             "curve", "Latency against throughput", [doc.ChartRef("curve", "TPOT by throughput", [CURVE], "wide")]
         ),
     ]
-    look = doc.RunLook(title)
+    look = doc.RunStyle(title)
     data = {
         "runs": [_run(found, deployment, title)],
         "charts": [roofline_chart("data sheet", {"prefill": "prefill", "decode": "decode"}), _curve()],

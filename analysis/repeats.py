@@ -36,17 +36,17 @@ from loadgen.analysis.report import (
     Block,
     ChartRef,
     Code,
+    ColumnKind,
     Document,
     Finding,
     Findings,
-    Kind,
     Paragraph,
     Section,
     Switch,
     TableCell,
     findings,
 )
-from loadgen.analysis.report.tables import Cells, numbers, objectives, overview, statistic, table
+from loadgen.analysis.report.tables import Cells, number_columns, objectives, overview, statistic_cell, table
 from loadgen.analysis.stats import (
     CONFIDENCE,
     DECIMALS,
@@ -216,7 +216,7 @@ def state(summaries: Sequence[Summary]) -> list[str]:
 def section(found: BetweenRuns, name: str = "between-runs", title: str = "Between runs") -> Section:
     """What repeats say together: the figures shown, with their interval between runs and each run's value."""
     few = found.runs <= VALUES_MOST
-    heads: dict[str, Kind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
+    heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
     rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = found.figures.get(figure_name)
@@ -268,7 +268,13 @@ def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
 def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
     """The page of a folder, newest first: all runs, those picked beside each other, and one figure over time."""
     shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:INDEXED_MOST]
-    heads: dict[str, Kind] = {"run": "head", "began, UTC": "text", "label": "text", "server": "text", "load": "text"}
+    heads: dict[str, ColumnKind] = {
+        "run": "head",
+        "began, UTC": "text",
+        "label": "text",
+        "server": "text",
+        "load": "text",
+    }
     named = list[Cells]()
     for name, _, link, summary in shown:
         run = summary.run
@@ -320,7 +326,7 @@ def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
     for (name, path, _, summary), values in zip(runs, own, strict=True):
         of = {each: summary.latencies[each] for each in PICKED}
         cells = {
-            each: [statistic(described, point, 1, bare=True) for point in POINTS] for each, described in of.items()
+            each: [statistic_cell(described, point, 1, bare=True) for point in POINTS] for each, described in of.items()
         }
         result.append(
             {
@@ -348,7 +354,7 @@ def listed(runs: Sequence[IndexedRun], title: str) -> Document:
         valid = findings.verdict(summary, findings.findings(summary))
         figures = (rate, significant(ttft, 4), TableCell(valid.id, level=valid.level))
         rows.append((run.name, *figures))
-    heads: dict[str, Kind] = {"run": "head", **numbers("tokens/s", "TTFT p50, s")}
+    heads: dict[str, ColumnKind] = {"run": "head", **number_columns("tokens/s", "TTFT p50, s")}
     return Document(
         "loadgen report", title, [Section("", "", [table("Runs", heads | {"validity": "text"}, rows, several=True)])]
     )

@@ -39,7 +39,7 @@ from loadgen.analysis.objectives import (
     Objective,
     ObjectiveVerdict,
 )
-from loadgen.analysis.report.findings import client_said, endings, findings, measured
+from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
 from loadgen.analysis.summary import Summary
 
 POINTS_MAX = 300
@@ -284,11 +284,11 @@ def junit(summaries: Sequence[Summary]) -> str:
             case = _element(suite, "testcase", name=objective.objective, classname=group, time=0)
             if objective.verdict == "fail":
                 _element(case, "failure", message=objective.said, type="objective").text = _text(
-                    f"{objective.objective}: {measured(objective)}"
+                    f"{objective.objective}: {measured_text(objective)}"
                 )
             elif objective.verdict == "inconclusive":
                 _element(case, "skipped", message=objective.said)
-        Xml.SubElement(suite, "system-out").text = _text(f"{endings(summary)}\n{client_said(summary)}")
+        Xml.SubElement(suite, "system-out").text = _text(f"{outcome_sentence(summary)}\n{client_sentence(summary)}")
         warnings = [finding.sentence for finding in findings(summary) if finding.level in ("warning", "error")]
         Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
     Xml.indent(root)

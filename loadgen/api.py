@@ -58,7 +58,7 @@ class Result:
     def figure(self, name: str) -> Any:
         """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
         KeyError for a name that is not in `figures`."""
-        from loadgen.analysis.report.charts import figure
+        from loadgen.analysis.report.charts import plotly_figure
         from loadgen.analysis.report.run_document import chart_runs
 
         name = name if name in self.figures else f"{name}_s"  # of a latency, as `summary.latency` takes it
@@ -68,14 +68,14 @@ class Result:
             from plotly.graph_objects import Figure
         except ImportError:
             raise LoadgenError("figures need plotly", "pip install 'llm-loadgen[notebook]'") from None
-        return Figure(figure(name, chart_runs([self._reported])))
+        return Figure(plotly_figure(name, chart_runs([self._reported])))
 
     def text(self) -> str:
         """What the command prints of a run, in 80 columns."""
-        from loadgen.analysis.report.run_document import brief
+        from loadgen.analysis.report.run_document import brief_document
         from loadgen.analysis.report.terminal import render
 
-        return render(brief(self.summary))
+        return render(brief_document(self.summary))
 
     def frame(self) -> Any:
         """One row per request, warm-up included: the columns of `loadgen export`'s table `requests`, instants in

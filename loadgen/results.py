@@ -158,7 +158,7 @@ def load_and_summarise(
     Of its Records only the summary is kept and, if the run is to be `drawn`, the curves. `known` is the content of its
     file, where the caller has read it."""
     from loadgen.analysis.build_summary import summarise
-    from loadgen.analysis.report.run_document import ReportedRun, reported
+    from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.slo import goodput, judge
     from loadgen.analysis.steady_window import load
 
@@ -170,7 +170,7 @@ def load_and_summarise(
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
         summary.objectives = judge(objectives, frame, summary)
-    return reported(run, frame, summary) if drawn else ReportedRun(run, summary, {})
+    return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})
 
 
 def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
@@ -183,14 +183,14 @@ def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
     from loadgen.analysis.repeats import section
     from loadgen.analysis.report.page import render
-    from loadgen.analysis.report.run_document import full
+    from loadgen.analysis.report.run_document import page_document
 
     extras = []
     for index, group in enumerate(repeats, 1):
         assert group.between is not None
         name, of = f"between-runs-{index}" if index > 1 else "between-runs", f" of {group.folder.name}"
         extras.append(section(group.between, name, f"Between runs{of if len(repeats) > 1 else ''}"))
-    write_text(page, render(full(parts, extras)))
+    write_text(page, render(page_document(parts, extras)))
 
 
 def write_text(file: Path, text: str, hint: str = SAFE) -> None:
@@ -221,9 +221,9 @@ def compare_paths(
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
     """B against A, and the runs of each; a path may be a folder of repeats. Raises PlanError with this hint for runs of
     unequal work, unless it is None; RunFileError."""
-    from loadgen.analysis.compare import compare, read
+    from loadgen.analysis.compare import compare, read_run
 
-    group_a, group_b = ([read(run) for path in side for run in runs_in(path)] for side in (a, b))
+    group_a, group_b = ([read_run(run) for path in side for run in runs_in(path)] for side in (a, b))
     result = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
     if result.unequal and unequal_hint:
         lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in result.unequal)]

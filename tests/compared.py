@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as changed
 
-from loadgen.analysis.compare import ComparedRun, read
+from loadgen.analysis.compare import ComparedRun, read_run
 from tests.runs import burst, complete, failed, footer, header, healthy, write
 
 
@@ -21,7 +21,7 @@ def run(
     facts = changes.pop("facts", None)
     first = header(n, **changes)
     first.server = facts or first.server
-    return read(write(folder, [first, *records, *healthy(), footer(records)]))
+    return read_run(write(folder, [first, *records, *healthy(), footer(records)]))
 
 
 def limited(run: ComparedRun) -> ComparedRun:
@@ -37,4 +37,4 @@ def scripted(folder: Path, *, ttft_ms: float = 200, itl_ms: float = 20, chunks: 
         complete(place, [int(1e6 * (ttft_ms + itl_ms * step + random.uniform(0, 1))) for step in range(chunks)])
         for place in range(70)
     ]
-    return read(write(folder, [header(70), *records, *healthy(), footer(records)]))
+    return read_run(write(folder, [header(70), *records, *healthy(), footer(records)]))

@@ -12,7 +12,7 @@ import numpy as np
 from loadgen.analysis import build_summary as summarising
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.report.findings import findings
-from loadgen.analysis.report.run_document import ReportedRun, brief, reported
+from loadgen.analysis.report.run_document import ReportedRun, brief_document, prepare_run
 from loadgen.analysis.report.terminal import render
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Footer, Header, Run, Telemetry, read
@@ -199,12 +199,12 @@ def run_of(
 def part_of(run: Run) -> ReportedRun:
     """What a page needs of this run."""
     summary = typed(summarise(run))
-    return reported(run, frame_of_run(run), summary)
+    return prepare_run(run, frame_of_run(run), summary)
 
 
 def text_of(summary: Any, *, width: int = 80, colour: bool = False) -> str:
     """What the terminal shows of a summary."""
-    return render(brief(typed(summary)), width=width, colour=colour)
+    return render(brief_document(typed(summary)), width=width, colour=colour)
 
 
 def said(summary: Any, name: str) -> str:

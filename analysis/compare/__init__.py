@@ -32,24 +32,24 @@ from loadgen.analysis.compare.figures import (
     ComparedFigure,
     Gate,
     GateResult,
+    compare_groups,
+    compare_single_runs,
+    judge_figures,
     judge_gates,
-    judged,
-    of_groups,
-    of_single_runs,
 )
-from loadgen.analysis.compare.run_variance import RUNS_DIFFER, ComparedRun, name_of
+from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun, run_name
 from loadgen.analysis.format import UNKNOWN, figure_title, percent, pluralise, significant, simulated, started, unit_of
 from loadgen.analysis.repeats import state
 from loadgen.analysis.report import tables, terminal
-from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, shown_charts, spec
-from loadgen.analysis.report.findings import limit
+from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, chart_spec, visible_charts
+from loadgen.analysis.report.findings import hardware_limit_sentence
 from loadgen.analysis.report.run_document import DEFINITIONS, ReportedRun
 from loadgen.analysis.report.tables import LEVELS as GATE_LEVELS
 from loadgen.analysis.report.tables import Cells, table
 from loadgen.analysis.steady_window import load
 from loadgen.analysis.summary import Summary
 
-__all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page", "read"]
+__all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page_document", "read_run"]
 FIGURES = (
     *("output_tokens_per_s", "complete", "ttft.p50", "ttft.p99", "ttft.pairs", "tpot.p50", "tpot.p99"),
     *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
@@ -64,10 +64,10 @@ OLDER: dict[str, Any] = {
     **{"header": [], "extra_body": {}, "image": []},
 }
 """What held where the plan of an older run does not say."""
-LENGTHS_ALIKE = 0.01
+MAX_LENGTH_DIFFERENCE = 0.01
 """Mean output lengths that differ by no more are the same: chance in when answers end by themselves."""
 ONE_RUN_EACH = (
-    f"One run each: intervals hold at least {RUNS_DIFFER * 100:g} % for how runs differ; --repeats 5 shows it."
+    f"One run each: intervals hold at least {MIN_RUN_VARIATION * 100:g} % for how runs differ; --repeats 5 shows it."
 )
 TOO_SHORT = "Too short to show how the server varies: {} rests on the bound of {} for that (--run-variation)."
 SAME_ADDRESS = "Same prompts, same address: a prefix cache may have helped B, unless it was emptied between."
@@ -131,12 +131,12 @@ class Comparison:
         for row in result["rows"]:
             bound = row.pop("bound")
             row["run_variation"] = round(math.expm1(bound), 6) if bound < LOGARITHM_MOST else None
-            for name in ("error", "error_least", "freedom", "sampling"):
+            for name in ("error", "error_floor", "freedom", "sampling"):
                 del row[name]
         return result
 
 
-def read(path: Path) -> ComparedRun:
+def read_run(path: Path) -> ComparedRun:
     """Read a run. Raises RunFileError."""
     run, frame = load(path)
     return ComparedRun(run, frame, summarise(run, frame))
@@ -157,13 +157,13 @@ def compare(
     (a, left_a), (b, left_b) = _measured("A", a), _measured("B", b)
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
     if alone := len(a) == len(b) == 1:
-        what, result = "raw samples of one run each", of_single_runs(a[0], b[0], figures, run_variation)
+        what, result = "raw samples of one run each", compare_single_runs(a[0], b[0], figures, run_variation)
     else:
         what = "one figure per run, Welch's t between runs"
-        result = of_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
+        result = compare_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
     limited = [side for side, group in (("A", a), ("B", b)) if not any(run.summary.client.ok for run in group)]
     invalid = f"possible client bottleneck in every run of {' and '.join(limited)}" if limited else ""
-    rows = judged(
+    rows = judge_figures(
         [evolve(row, p_value=None, why=row.why or invalid) if invalid else row for row in result], margin, gates
     )
     notes = [*cold, *_notes(a, b, alone=alone)]
@@ -227,7 +227,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         result.append(SAME_ADDRESS)
     for title, group in (("A", a), ("B", b)):
-        result += [f"{title}: {limit(said)}" for run in group[:1] if (said := run.summary.limit)]
+        result += [f"{title}: {hardware_limit_sentence(said)}" for run in group[:1] if (said := run.summary.limit)]
         if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
             result.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
     return result
@@ -255,7 +255,7 @@ def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[Une
             continue  # as the plan has it: `_notes` says so
         if all(map(len, lengths)):
             mean_a, mean_b = (float(length.mean()) for length in lengths)
-            if abs(mean_a - mean_b) > LENGTHS_ALIKE * max(mean_a, mean_b):
+            if abs(mean_a - mean_b) > MAX_LENGTH_DIFFERENCE * max(mean_a, mean_b):
                 text_a, text_b = f"{mean_a:.1f} in the mean", f"{mean_b:.1f} in the mean"
                 result.append(UnequalWork(what, text_a, text_b, "longer requests are more work"))
     return result
@@ -313,7 +313,7 @@ def document(found: Comparison, *, brief: bool) -> doc.Document:
     return doc.Document("loadgen compare", found.title, [replace(section, title="", blocks=blocks)], mark=found.mark)
 
 
-def page(
+def page_document(
     found: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun], links: Sequence[str] = ()
 ) -> doc.Document:
     """The verdict, A and B overlaid, and what it rests on; `links` lead to the reports of all runs, in their order."""
@@ -325,7 +325,7 @@ def page(
         for run in runs:
             thin = {name: _thinned(run.data[name], maximum) for name in OVERLAID if name in run.data}
             drawn.append(ChartRun(title, colour, found.mark, dash=dash, summary=run.summary, data=thin))
-    charts = shown_charts(drawn)
+    charts = visible_charts(drawn)
     axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
     first = _section(found)
     ratio = doc.ChartRef("comparison", "B as a share of A, with its interval", [CAPTION.format(found.margin * 100)])
@@ -361,7 +361,7 @@ def _thinned(data: Mapping[str, Any], most: int) -> Mapping[str, Any]:
 
 def _overlaid(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
     """As charts.js draws it; of repeats thin lines and no bands."""
-    made = spec(chart, drawn) | {"script": ""}
+    made = chart_spec(chart, drawn) | {"script": ""}
     made["table"] = made["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
     if len(drawn) > 2:
         lines = [trace for trace in made["traces"] if trace.get("name") == "@name"]
@@ -380,10 +380,10 @@ def _medians(found: Comparison, chart: str) -> list[str]:
 
 def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
     """Each with its figures, a link to its own report, and its command."""
-    heads: dict[str, doc.Kind] = {"side": "text", "run": "head", "began, UTC": "text"}
+    heads: dict[str, doc.ColumnKind] = {"side": "text", "run": "head", "began, UTC": "text"}
     named, commands = [], list[doc.Block]()
     for index, (side, run) in enumerate(runs):
-        name = doc.TableCell(name_of(run.run), link=links[index] if links else "")
+        name = doc.TableCell(run_name(run.run), link=links[index] if links else "")
         named.append((side, name, started(run.summary).removesuffix(" UTC")))
         commands.append(doc.Code(run.summary.run.command, f"Command of {name.text}", copy=True))
     return doc.Section(
@@ -437,7 +437,7 @@ def _cards(found: Comparison) -> list[doc.Card]:
 
 def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
     """One row per figure. Briefly, why some could not be tested stands below it."""
-    heads: dict[str, doc.Kind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
+    heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
     reasons: dict[str, list[str]] = {}

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from loadgen.analysis import stats
-from loadgen.analysis.compare import run_variance as noise
+from loadgen.analysis.compare import run_variance
 from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
 from loadgen.analysis.format import pluralise, significant, unit_of
 from loadgen.analysis.metrics import Metric, by_key
@@ -82,7 +82,7 @@ class ComparedFigure:
     """Of `error`, what is in no run-to-run variation: chance in requests, and stamps."""
     bound: float = math.inf
     """The most that run-to-run variation may plausibly be, as `error` a logarithm; infinite where nobody can say."""
-    error_least: float = 0.0
+    error_floor: float = 0.0
     """Below which no number of requests would take it."""
     count: int = 0
     """Of what more would help, in the smaller group: requests, or runs."""
@@ -109,8 +109,10 @@ class ComparedFigure:
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Of the effect: by its error, or by the bound, whichever is narrower."""
-        low, high = ends(self.effect, self.error, self.freedom, confidence)
-        maximum = (ends(0, self.sampling, self.freedom, confidence)[1] if self.sampling else 0.0) + self.bound
+        low, high = confidence_interval(self.effect, self.error, self.freedom, confidence)
+        maximum = (
+            confidence_interval(0, self.sampling, self.freedom, confidence)[1] if self.sampling else 0.0
+        ) + self.bound
         return max(low, self.effect - maximum), min(high, self.effect + maximum)
 
     def relative(self, effect: float) -> float:
@@ -122,15 +124,17 @@ class ComparedFigure:
         return relative if self.ratio is None else math.log1p(relative) if relative > -1 else -math.inf
 
 
-def of_single_runs(
+def compare_single_runs(
     a: ComparedRun, b: ComparedRun, figures: Sequence[str], run_variation: float = RUN_VARIATION
 ) -> Iterator[ComparedFigure]:
     """One row per figure."""
-    vary = Variation(noise.piece_error(a, b), noise.piece_error(a, b, shift=True), math.log1p(run_variation))
+    vary = Variation(
+        run_variance.piece_error(a, b), run_variance.piece_error(a, b, shift=True), math.log1p(run_variation)
+    )
     for figure in figures:
         name, _, statistic = figure.partition(".")
         if figure == "complete":
-            yield shares_of_runs(completed(a.summary), completed(b.summary))
+            yield compare_run_shares(completed(a.summary), completed(b.summary))
         elif statistic == "pairs":
             yield _pairs(figure, by_key(name), a, b, vary)
         elif statistic:
@@ -139,17 +143,17 @@ def of_single_runs(
             yield _rate(by_key(name), a, b, vary)
 
 
-def of_groups(
+def compare_groups(
     a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str], run_variation: float = RUN_VARIATION
 ) -> Iterator[ComparedFigure]:
     """One row per figure; samples of several runs are not thrown together, so there are no pairs. At least one of the
     groups has two runs."""
     for figure in figures:
         if figure == "complete":
-            yield shares_of_groups(*([completed(summary) for summary in group] for group in (a, b)))
+            yield compare_group_shares(*([completed(summary) for summary in group] for group in (a, b)))
         elif not figure.endswith(".pairs"):
             values_a, values_b = ([_value(figure, each) for each in group] for group in (a, b))
-            yield of_values(figure, values_a, values_b, run_variation)
+            yield compare_values(figure, values_a, values_b, run_variation)
 
 
 def _value(figure: str, summary: Summary) -> float | None:
@@ -186,7 +190,7 @@ class Variation(NamedTuple):
 
     def bound(self, server_error: float) -> float:
         """The bound for a figure: the one stated, or as far as the runs themselves show that such figures vary."""
-        shown = student_quantile(SHOWN_MORE, noise.FREEDOM) * server_error
+        shown = student_quantile(SHOWN_MORE, run_variance.DEGREES_OF_FREEDOM) * server_error
         return min(max(self.stated, shown), SHOWN_MOST * self.stated) if math.isfinite(shown) else self.stated
 
 
@@ -196,12 +200,13 @@ def _by_noise(
     """A ratio with these errors of its logarithm, as single runs show them. Of runs too short to show how the server
     varies (`server` is NaN) nothing but the bound is known."""
     (a, b), effect, short = values, math.log(values[1] / values[0]), not math.isfinite(server)
-    error = math.inf if short else max(math.hypot(sampling, server), noise.RUNS_DIFFER)
+    error = math.inf if short else max(math.hypot(sampling, server), run_variance.MIN_RUN_VARIATION)
     row = replace(
         _blank(figure), a=a, b=b, difference=b - a, ratio=b / a, test=BOUNDED if short else SINGLE, error=error,
-        freedom=noise.FREEDOM, sampling=sampling, bound=bound, error_least=noise.RUNS_DIFFER, count=count,
+        freedom=run_variance.DEGREES_OF_FREEDOM, sampling=sampling, bound=bound,
+        error_floor=run_variance.MIN_RUN_VARIATION, count=count,
     )  # fmt: skip
-    return _with_interval(row, 1.0 if short else p_value(effect, error, noise.FREEDOM))
+    return _with_interval(row, 1.0 if short else p_value(effect, error, run_variance.DEGREES_OF_FREEDOM))
 
 
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
@@ -212,7 +217,7 @@ def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
     if result[1] > LOGARITHM_MOST:
         return replace(row, p_value=p)
     difference = row.difference_ci95
-    if difference is None or result != ends(row.effect, row.error, row.freedom):
+    if difference is None or result != confidence_interval(row.effect, row.error, row.freedom):
         difference = (row.a or 0.0) * math.expm1(result[0]), (row.a or 0.0) * math.expm1(result[1])
     ratio = math.exp(result[0]), math.exp(result[1])
     return replace(row, p_value=p, ratio_ci95=ratio, difference_ci95=difference)
@@ -221,11 +226,11 @@ def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
 def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, vary: Variation) -> ComparedFigure:
     figure, share = f"{metric.key}.{statistic}", float(statistic.removeprefix("p")) / 100
     samples = samples_of(a, metric), samples_of(b, metric)
-    values = noise.quantile(samples[0], share), noise.quantile(samples[1], share)
+    values = run_variance.quantile(samples[0], share), run_variance.quantile(samples[1], share)
     few = min(len(sample.values) for sample in samples)
     if few < (needed := stats.samples_needed(share)):
         return _untold(figure, *values, why=f"too few samples: {statistic} needs {needed:,}, there are {few:,}")
-    worth = min(noise.worth(each, share, value) for each, value in zip(samples, values, strict=True))
+    worth = min(run_variance.effective_size(each, share, value) for each, value in zip(samples, values, strict=True))
     if worth < needed:  # a stall is in the gaps of all requests: thousands of gaps may be a few events
         why = f"the samples are worth {worth:,.0f} independent ones: {statistic} needs {needed:,}"
         return _untold(figure, *values, why=why)
@@ -233,13 +238,13 @@ def _quantile(metric: Metric, statistic: str, a: ComparedRun, b: ComparedRun, va
         return _untold(figure, *values, why="one of them is 0, which no ratio can be taken of")
     random = np.random.default_rng(SEED)
     sampling = math.sqrt(
-        noise.quantile_error(samples[0], share, random) ** 2
-        + noise.quantile_error(samples[1], share, random) ** 2
-        + noise.stamp_error(metric, a, b, values) ** 2
+        run_variance.quantile_error(samples[0], share, random) ** 2
+        + run_variance.quantile_error(samples[1], share, random) ** 2
+        + run_variance.stamp_error(metric, a, b, values) ** 2
     )
     if not math.isfinite(sampling):
         return _untold(figure, *values, why="some of its samples are 0")
-    server, steady = (noise.latency_error(metric, a, b, piece, values) for piece in vary[:2])
+    server, steady = (run_variance.latency_error(metric, a, b, piece, values) for piece in vary[:2])
     errors = {"sampling": sampling, "server": server, "bound": vary.bound(steady)}
     return _by_noise(figure, values, min(a.requests, b.requests), **errors)
 
@@ -249,8 +254,8 @@ def _rate(metric: Metric, a: ComparedRun, b: ComparedRun, vary: Variation) -> Co
     values = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
     if min(values) <= 0:
         return _untold(metric.key, *values, why=SHORT)
-    server, steady = (noise.server_error(piece, 1.0) for piece in vary[:2])
-    sampling = noise.stamp_error(metric, a, b, (a.span_s, b.span_s))
+    server, steady = (run_variance.server_error(piece, 1.0) for piece in vary[:2])
+    sampling = run_variance.stamp_error(metric, a, b, (a.span_s, b.span_s))
     errors = {"sampling": sampling, "server": server, "bound": vary.bound(steady)}
     return _by_noise(metric.key, values, min(a.requests, b.requests), **errors)
 
@@ -259,24 +264,27 @@ def _pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, vary: Va
     samples = samples_of(a, metric), samples_of(b, metric)
     few = min(len(sample.values) for sample in samples)
     if few < (needed := stats.samples_needed(0.5)):
-        share = noise.superiority(*samples, 0.0)[0] if few else math.nan
+        share = run_variance.probability_of_superiority(*samples, 0.0)[0] if few else math.nan
         return _untold(figure, 0.5, share, why=f"too few samples: {needed} are needed, there are {few}")
-    medians = noise.quantile(samples[0], 0.5), noise.quantile(samples[1], 0.5)
-    server = noise.latency_error(metric, a, b, vary.piece, medians)
+    medians = run_variance.quantile(samples[0], 0.5), run_variance.quantile(samples[1], 0.5)
+    server = run_variance.latency_error(metric, a, b, vary.piece, medians)
     if not math.isfinite(server):  # too short to show it: as much as makes the bound an interval of 95 %
-        steady = noise.latency_error(metric, a, b, vary.without_shift, medians)
-        server = vary.bound(steady) / student_quantile(0.975, noise.FREEDOM)
-    together = max(math.hypot(server, noise.stamp_error(metric, a, b, medians)), noise.RUNS_DIFFER)
-    share, error, p = noise.superiority(*samples, together)
-    low, high = (max(-0.5, min(0.5, end)) for end in ends(share - 0.5, error, noise.FREEDOM))
+        steady = run_variance.latency_error(metric, a, b, vary.without_shift, medians)
+        server = vary.bound(steady) / student_quantile(0.975, run_variance.DEGREES_OF_FREEDOM)
+    together = max(math.hypot(server, run_variance.stamp_error(metric, a, b, medians)), run_variance.MIN_RUN_VARIATION)
+    share, error, p = run_variance.probability_of_superiority(*samples, together)
+    low, high = (
+        max(-0.5, min(0.5, end)) for end in confidence_interval(share - 0.5, error, run_variance.DEGREES_OF_FREEDOM)
+    )
     return replace(
         _blank(figure), a=0.5, b=share, difference=share - 0.5, difference_ci95=(low, high), p_value=p,
-        test="Mann-Whitney", error=error, freedom=noise.FREEDOM, error_least=error * noise.RUNS_DIFFER / together,
+        test="Mann-Whitney", error=error, freedom=run_variance.DEGREES_OF_FREEDOM,
+        error_floor=error * run_variance.MIN_RUN_VARIATION / together,
         count=min(a.requests, b.requests),
     )  # fmt: skip
 
 
-def shares_of_runs(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
+def compare_run_shares(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
     """Shares of requests that were complete, of (complete, all): Fisher's exact test, and Newcombe's interval."""
     if not a[1] or not b[1]:
         return _untold("complete", *(good / total if total else math.nan for good, total in (a, b)), why=NOTHING)
@@ -291,14 +299,14 @@ def shares_of_runs(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
     )  # fmt: skip
 
 
-def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
+def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
     """Compare shares of requests, given as (complete, all) of each run, with the larger of two errors. Between runs as
     for any figure; and as if all requests of a group were of one run, by Fisher's exact test and the exact interval of
     each share. Runs that are complete to the last request do not vary, and yet more of them might."""
     if not all(total for _, total in (*a, *b)):
         return _untold("complete", math.nan, math.nan, why=NOTHING)
     (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
-    result = of_values("complete", [good / total for good, total in a], [good / total for good, total in b])
+    result = compare_values("complete", [good / total for good, total in a], [good / total for good, total in b])
     low, high = stats.shares_interval((good_a, all_a), (good_b, all_b), result.difference or 0.0, stats.share_interval)
     between = result.difference_ci95 or (low, high)
     low, high = min(low, between[0]), max(high, between[1])
@@ -310,7 +318,7 @@ def shares_of_groups(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]])
     )  # fmt: skip
 
 
-def of_values(
+def compare_values(
     figure: str, a: Sequence[float | None], b: Sequence[float | None], run_variation: float = math.inf
 ) -> ComparedFigure:
     """Compare two groups of values of one figure. Of a figure above 0 the logarithms are compared, so that the interval
@@ -321,7 +329,7 @@ def of_values(
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     plain, few = stats.difference_of_means(known_a, known_b), min(len(known_a), len(known_b))
     result = replace(
-        _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=ends(*plain),
+        _blank(figure), a=mean_a, b=mean_b, difference=mean_b - mean_a, difference_ci95=confidence_interval(*plain),
         p_value=p_value(*plain), test=BETWEEN[few > 1], error=plain[1], freedom=plain[2], count=few,
         more_of="runs",
     )  # fmt: skip
@@ -334,7 +342,9 @@ def of_values(
     return _with_interval(result, p_value(*tested))
 
 
-def judged(rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()) -> list[ComparedFigure]:
+def judge_figures(
+    rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()
+) -> list[ComparedFigure]:
     """Every row with its verdict. `margin` is by how much a figure may differ before it matters. *No difference larger
     than X* when the 95 % interval lies within the margin; else *better* or *worse* when the adjusted p-value is below
     5 %; else *inconclusive*. Figures of gates were asked for before the runs were seen, so the others do not count for
@@ -366,7 +376,7 @@ def p_value(effect: float, error: float, freedom: float) -> float:
     return 2 * student_cdf(-abs(effect / error), freedom)
 
 
-def ends(effect: float, error: float, freedom: float, confidence: float = 0.95) -> tuple[float, float]:
+def confidence_interval(effect: float, error: float, freedom: float, confidence: float = 0.95) -> tuple[float, float]:
     """The interval of an effect."""
     margin = student_quantile((1 + confidence) / 2, freedom) * error
     return effect - margin, effect + margin
@@ -404,7 +414,7 @@ def _number_for(row: ComparedFigure, aim: float, share: float) -> int | None:
                 return runs - row.count
         return None
     allowed = aim / student_quantile(share, row.freedom)
-    if allowed < row.error_least:
+    if allowed < row.error_floor:
         return None
     more = max(1, math.ceil(row.count * (row.error / allowed) ** 2) - row.count)
     return None if more > MORE_MOST else int(float(f"{more:.1e}"))

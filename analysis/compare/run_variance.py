@@ -38,7 +38,7 @@ PIECES = 16
 """A run is cut into so many: enough to see how they vary, few enough that each outlasts what lingers in a queue."""
 LEVELS = (1, 2, 4)
 """Pieces are also joined in twos and fours: what lingers from one to the next shows in how those vary."""
-FREEDOM = PIECES // 2 - 1
+DEGREES_OF_FREEDOM = PIECES // 2 - 1
 """Degrees of freedom that are claimed for it: those of pieces joined in twos."""
 STEPS_LEAST = 8 * PIECES
 """A run of fewer steps is too short to be cut: chance that lingers for some steps would be in all pieces alike."""
@@ -54,7 +54,7 @@ REPLICATES = 2000
 PROGRESS_POINTS = 512
 FACTORS, FACTORS_WIDE = 161, 10.0
 """Over how many factors a p-value is averaged, and how many standard errors they reach."""
-RUNS_DIFFER = 0.02
+MIN_RUN_VARIATION = 0.02
 """By how much the times of two runs differ (standard deviation of the logarithm of their ratio) even where chance
 within them is less. An allowance and no measurement: without it open loops whose runs vary by 2 % were called different
 in one pair of eight. It is a floor and not added: Student's t with FREEDOM leaves a burst room enough for it."""
@@ -74,7 +74,7 @@ class ComparedRun:
 
     @property
     def name(self) -> str:
-        return name_of(self.run)
+        return run_name(self.run)
 
     @property
     def one_burst(self) -> bool:
@@ -92,7 +92,7 @@ class ComparedRun:
         return int(self.frame.sampled.sum())
 
 
-def name_of(run: Run) -> str:
+def run_name(run: Run) -> str:
     """Its folder; of a repeat with that of all."""
     folder = run.path.resolve().parent
     return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("repeat-") else folder.name
@@ -120,7 +120,7 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
     instants = (frame.sent_ns if run.one_burst else frame.due_ns)[retained]
     values = rows[retained][np.argsort(instants, kind="stable")]
     by_plan = run.one_burst and metric.unit == "s"
-    return Samples(values, parts(len(values), len(values) // STRATUM if by_plan else PIECES), by_plan)
+    return Samples(values, split_offsets(len(values), len(values) // STRATUM if by_plan else PIECES), by_plan)
 
 
 def _gaps(frame: Frame) -> Samples:
@@ -139,10 +139,10 @@ def _gaps(frame: Frame) -> Samples:
         gaps += [(np.diff(instants, prepend=0.0) / 1e9)[retained], np.zeros(int(more.sum()))]
         ends += [instants[retained], np.repeat(instants, more)]
     values = np.concatenate(gaps)[np.argsort(np.concatenate(ends), kind="stable")]
-    return Samples(values, parts(len(values), PIECES), strata=False)
+    return Samples(values, split_offsets(len(values), PIECES), strata=False)
 
 
-def parts(count: int, number: int) -> Integers:
+def split_offsets(count: int, number: int) -> Integers:
     """Offsets of `number` contiguous parts of `count` samples, as equal as can be."""
     return np.linspace(0, count, max(1, min(number, count)) + 1).astype(np.int64)
 
@@ -164,7 +164,7 @@ def mean_variance(values: Floats, samples: Samples) -> float:
     return float((within * counts / np.maximum(counts - 1, 1)).sum()) / len(values) ** 2
 
 
-def worth(samples: Samples, share: float, at: float) -> float:
+def effective_size(samples: Samples, share: float, at: float) -> float:
     """How many independent samples would place the `share`-quantile, which lies at `at`, as exactly."""
     variance = mean_variance((samples.values <= at).astype(np.float64), samples)
     maximum = len(samples.values) * (WORTH_MOST if samples.strata else 1)
@@ -177,7 +177,7 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
     Nagaraja, "Order Statistics", section 2.1), so that no sample needs to be drawn. Dependent samples count for as many
     as they are worth."""
     ordered = np.sort(samples.values)
-    size = worth(samples, share, percentile(ordered, share))
+    size = effective_size(samples, share, percentile(ordered, share))
     shares = random.beta(share * (size - 1) + 1, (1 - share) * (size - 1) + 1, REPLICATES)
     drawn = np.interp(shares * (len(ordered) - 1), np.arange(len(ordered)), ordered)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -268,7 +268,7 @@ def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[fl
     return math.hypot(*errors)
 
 
-def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, float]:
+def probability_of_superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, float]:
     """P(B > A) + P(B = A) / 2, its standard error, and the two-sided p-value of a half.
 
     The statistic of Mann and Whitney (1947) as a share of pairs, with the error of Brunner and Munzel ("The
@@ -282,7 +282,7 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     own = math.sqrt(mean_variance(placed_a, a) + mean_variance(placed_b, b))
     beyond, reached = 0.0, 0.0
     for step in np.linspace(-FACTORS_WIDE, FACTORS_WIDE, FACTORS).tolist():
-        below = student_cdf(step, FREEDOM)
+        below = student_cdf(step, DEGREES_OF_FREEDOM)
         chance, reached = below - reached, below
         moved = float(_placements(b.values * math.exp(step * together), ordered).mean()) if together else share
         away = (0.5 - moved) * (1 if share >= 0.5 else -1)
@@ -291,7 +291,7 @@ def superiority(a: Samples, b: Samples, together: float) -> tuple[float, float, 
     p, effect = min(1.0, 2 * beyond), share - 0.5
     if effect == 0 or p in (0.0, 1.0):
         return share, own, p
-    return share, max(own, abs(effect) / student_quantile(1 - p / 2, FREEDOM)), p
+    return share, max(own, abs(effect) / student_quantile(1 - p / 2, DEGREES_OF_FREEDOM)), p
 
 
 def _placements(values: Floats, ordered: Floats) -> Floats:

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
-from loadgen.analysis.compare import LENGTHS_ALIKE
-from loadgen.analysis.compare.figures import RUN_VARIATION, of_values
+from loadgen.analysis.compare import MAX_LENGTH_DIFFERENCE
+from loadgen.analysis.compare.figures import RUN_VARIATION, compare_values
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
@@ -261,7 +261,7 @@ class CellRunData(NamedTuple):
     """Output tokens of each complete answer."""
 
 
-def cell_run(
+def build_cell_run(
     cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
 ) -> CellRunData:
     """What is kept of a run; `start` and `place` as matrix.jsonl has them, 0 the first run after that start."""
@@ -273,7 +273,7 @@ def cell_run(
     return CellRunData(cell, result, summary, samples, lengths[~np.isnan(lengths)])
 
 
-def matrix(
+def summarise_matrix(
     begun: Mapping[str, Any],
     measured: Sequence[CellRunData],
     *,
@@ -358,7 +358,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
         requests={name: sum(getattr(summary.requests, name) for summary in summaries) for name in STATES},
         errors=dict(errors.most_common()),
         verdicts=dict(Counter(summary.client.verdict for summary in summaries)),
-        memory=cell_memory([summary.memory for summary in summaries if summary.memory]),
+        memory=merge_cell_memory([summary.memory for summary in summaries if summary.memory]),
         limit=next((summary.limit for summary in summaries if summary.limit and summary.client.ok), None),
         runs=[run.run for run in runs],
     )
@@ -375,7 +375,7 @@ def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
     return CellLengths(requested, reported, differ, len(ordered), mean, *shares)
 
 
-def cell_memory(found: Sequence[Memory]) -> CellMemory:
+def merge_cell_memory(found: Sequence[Memory]) -> CellMemory:
     """Memory over the repeats. Processes are told apart by their place in the list, because a server that was started
     twice had two process ids."""
     if not found:
@@ -426,9 +426,9 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
         if alike not in ([False, True, True, True], [True, False, True, True]) or a.clock != b.clock:
             continue
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
-        equal = len(means) == 2 and abs(means[0] - means[1]) <= LENGTHS_ALIKE * max(means)
+        equal = len(means) == 2 and abs(means[0] - means[1]) <= MAX_LENGTH_DIFFERENCE * max(means)
         for name in COMPARED:
-            result = of_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
+            result = compare_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
             ratio, ends = result.ratio, result.ratio_ci95 if result.count > 1 else None
             yield CellDifference(
                 name,

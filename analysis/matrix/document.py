@@ -39,10 +39,20 @@ from loadgen.analysis.matrix import (
 )
 from loadgen.analysis.matrix.sweeps import sweep_findings, sweep_rows
 from loadgen.analysis.metrics import METRICS, by_key
-from loadgen.analysis.report import Block, ChartRef, Document, Finding, Kind, Paragraph, Section, TableCell, findings
+from loadgen.analysis.report import (
+    Block,
+    ChartRef,
+    ColumnKind,
+    Document,
+    Finding,
+    Paragraph,
+    Section,
+    TableCell,
+    findings,
+)
 from loadgen.analysis.report.chart_data import distribution
 from loadgen.analysis.report.charts import DASHES, PALETTE
-from loadgen.analysis.report.tables import Cells, numbers, table
+from loadgen.analysis.report.tables import Cells, number_columns, table
 from loadgen.analysis.summary import Summary
 
 POINTS_OF_A_RUN = 120
@@ -71,12 +81,12 @@ COLD = "The first run after a start is cold: the server has served nothing but t
 PUBLISHED = "Not measured here: other hardware, other versions, and not always known settings."
 
 
-def in_a_line(summary: Summary) -> str:
+def one_line_summary(summary: Summary) -> str:
     """What one run gave, in a few words."""
     ttft, e2e = duration(summary.latency.ttft.p50), duration(summary.latency.e2e.p50)
     text = f"{significant(summary.throughput.output_tokens_per_s, 4)} tokens/s, TTFT {ttft}, E2E {e2e}"
     if not summary.requests.all_complete:
-        text += f", {findings.endings(summary).rstrip('.')}"
+        text += f", {findings.outcome_sentence(summary).rstrip('.')}"
     return text if summary.client.ok else f"{text}, possible client bottleneck"
 
 
@@ -97,7 +107,7 @@ class MatrixReport:
         self.mark = (f"SIMULATED{at}" if found.cells else swept) if found.simulated else ""
         self.between = {(difference.a, difference.b, difference.figure): difference for difference in found.differences}
 
-    def brief(self) -> Document:
+    def brief_document(self) -> Document:
         """For the terminal: one table, what leads, what failed, and whether it is valid."""
         ranking = [Paragraph(f"{lead.label}: {lead.note} {figures}") for lead, figures in self._ranking()]
         figures = [self._figures(COMPARED)] if self.found.cells else []
@@ -114,7 +124,7 @@ class MatrixReport:
         ]
         return [*failures, *self._findings()]
 
-    def full(self, measured: Sequence[CellRunData]) -> Document:
+    def page_document(self, measured: Sequence[CellRunData]) -> Document:
         """For the page; `measured` are the finished runs."""
         figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
@@ -169,7 +179,7 @@ class MatrixReport:
         title = (
             f"{result.name}: {servers} on {platforms}, {', '.join(rest)}, {pluralise(result.repeats, 'repeat')} each"
         )
-        looks = [doc.RunLook(title, self.colours[name], self.mark) for name, title in self.servers.items()]
+        looks = [doc.RunStyle(title, self.colours[name], self.mark) for name, title in self.servers.items()]
         scripts = ["matrix.js"] if data and result.cells else []
         return Document("loadgen matrix", title, sections, "", self.mark, looks, scripts, data or {}, result.version)
 
@@ -264,10 +274,10 @@ class MatrixReport:
             Finding("client", "error" if limited else "ok", client, "runs"),
         ]
 
-    def _table(self, title: str, heads: dict[str, Kind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
+    def _table(self, title: str, heads: dict[str, ColumnKind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
         """A row per cell, or several: it is told by the names of which there are more than one."""
         wanted = [name for name in ("model", "workload") if len(getattr(self.found, f"{name}s")) > 1]
-        who: dict[str, Kind] = {"platform": "text", **dict.fromkeys(wanted, "text"), "server": "head"}
+        who: dict[str, ColumnKind] = {"platform": "text", **dict.fromkeys(wanted, "text"), "server": "head"}
         index = {name: position for position, name in enumerate(self.servers)}
         made = []
         for cell, cells in rows:
@@ -285,7 +295,9 @@ class MatrixReport:
                 f"{len(cell.runs)}/{cell.planned}", None, "" if valid else "invalid", "" if valid else "error"
             )
             rows.append((cell, (runs, *figures, _number(cell.lengths.mean, 1))))
-        return self._table("Means over the repeats", numbers("runs", *map(figure_title, names), "tokens each"), rows)
+        return self._table(
+            "Means over the repeats", number_columns("runs", *map(figure_title, names), "tokens each"), rows
+        )
 
     def _sweeps(self) -> list[Block]:
         heads, rows = sweep_rows(self.found.sweeps)
@@ -298,8 +310,11 @@ class MatrixReport:
             ratios = (significant(ratio, 2) for ratio in (each.ttft_ratio, each.tpot_ratio))
             of = percent(each.throughput_share), *ratios, percent(each.mbu), percent(each.mfu)
             rows.append((cell, (f"{each.gpus} x {each.gpu}", significant(each.output_tokens_per_s), *of, each.bound)))
-        heads: dict[str, Kind] = {"hardware": "text", **numbers("at most, tokens/s", "reached", "TTFT / limit")}
-        heads |= {**numbers("TPOT / limit", "MBU", "MFU"), "bound by": "text"}
+        heads: dict[str, ColumnKind] = {
+            "hardware": "text",
+            **number_columns("at most, tokens/s", "reached", "TTFT / limit"),
+        }
+        heads |= {**number_columns("TPOT / limit", "MBU", "MFU"), "bound by": "text"}
         return [self._table("What the hardware allows, first valid run of each", heads, rows)] if rows else []
 
     def _marked(self, cell: CellSummary, name: str) -> TableCell:
@@ -339,8 +354,8 @@ class MatrixReport:
             row.append(TableCell(cell_text, difference.ratio, "" if difference.ratio is None else ends, level))
         if not rows:
             return [Paragraph(RATIOS), Paragraph("There is no pair of measured cells.")]
-        heads: dict[str, Kind] = {"ratio of": "head", "on, or of": "text", "work": "text"}
-        heads |= numbers(*map(figure_title, COMPARED))
+        heads: dict[str, ColumnKind] = {"ratio of": "head", "on, or of": "text", "work": "text"}
+        heads |= number_columns(*map(figure_title, COMPARED))
         return [Paragraph(RATIOS), table("Ratios between cells", heads, rows.values(), several=True)]
 
     def _memory(self) -> list[Block]:
@@ -355,7 +370,10 @@ class MatrixReport:
                 rows.append((cell, ("server", *[UNKNOWN] * 4, *peaks)))
         if not rows:
             return [Paragraph("No run has a reading of memory.")]
-        heads: dict[str, Kind] = {"of": "text", **numbers("before", "peak", "after", "total", "KV cache, peak")}
+        heads: dict[str, ColumnKind] = {
+            "of": "text",
+            **number_columns("before", "peak", "after", "total", "KV cache, peak"),
+        }
         notes = dict.fromkeys(note for cell in self.found.cells for note in cell.memory.notes)
         return [Paragraph(MEMORY), self._table("Memory of each cell", heads, rows), *map(Paragraph, notes)]
 
@@ -377,8 +395,8 @@ class MatrixReport:
             requested, of = dict.fromkeys(str(run.output_tokens_asked) for run in cell.runs), cell.lengths
             ends = map(_number, (of.min, of.p50, of.p90, of.max))
             rows.append((cell, (" or ".join(requested), _number(of.mean, 1), *ends, f"{of.differ:,}")))
-        heads: dict[str, Kind] = {"requested, each": "text"}
-        heads |= numbers("mean", "min", "median", "p90", "max", "not as requested")
+        heads: dict[str, ColumnKind] = {"requested, each": "text"}
+        heads |= number_columns("mean", "min", "median", "p90", "max", "not as requested")
         return [Paragraph(text), self._table("Tokens of complete answers, as counted by the server", heads, rows)]
 
     def _failures(self) -> list[Block]:
@@ -390,7 +408,7 @@ class MatrixReport:
                 log = doc.Code(failure.log, "The end of the server's log", scroll=True)
                 blocks.append(doc.Disclosure(f"The end of the server's log, {name}", [log]))
         blocks += [Paragraph(f"Not measured: {each['cell']}: {each['reason']}.") for each in self.found.skipped]
-        heads: dict[str, Kind] = {"cell": "text", **numbers(*STATES), "why": "text"}
+        heads: dict[str, ColumnKind] = {"cell": "text", **number_columns(*STATES), "why": "text"}
         rows = []
         for cell in self.found.cells:
             why = ", ".join(f"{number:,} {kind}" for kind, number in cell.errors.items())
@@ -425,14 +443,14 @@ class MatrixReport:
             rows.append(
                 (*names, duration(server_start.seconds, 2), str(server_start.facts.get("launch", "")), ", ".join(build))
             )
-        heads: dict[str, Kind] = {"start": "number", "server": "head", "platform": "text", "model": "text"}
+        heads: dict[str, ColumnKind] = {"start": "number", "server": "head", "platform": "text", "model": "text"}
         heads |= {"up after": "number", "launch": "text", "build": "text"}
         starts = doc.Disclosure("Each start of a server", [table("Starts, in order", heads, rows, several=True)])
         plan = doc.Disclosure("The plan", [doc.Code(json.dumps(result.plan, indent=2), "The plan", scroll=True)])
         return [*map(Paragraph, lines), *([starts] if rows else []), plan]
 
     def _runs(self) -> doc.Table:
-        heads: dict[str, Kind] = {"repeat": "number", "began, UTC": "text", "start": "number", "started": "text"}
+        heads: dict[str, ColumnKind] = {"repeat": "number", "began, UTC": "text", "start": "number", "started": "text"}
         heads |= {"seed": "number", "tokens/s": "number", "client": "text", "folder": "text"}
         rows = []
         for cell, run in [(owner, run) for owner in self.cells for run in owner.runs]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from loadgen.analysis.format import UNKNOWN, pluralise, significant, times_speed
 from loadgen.analysis.matrix import CellName, CellSweep
-from loadgen.analysis.report import Finding, Kind, TableCell
-from loadgen.analysis.report.tables import Cells, numbers
+from loadgen.analysis.report import ColumnKind, Finding, TableCell
+from loadgen.analysis.report.tables import Cells, number_columns
 from loadgen.analysis.sweep import best, rate_of
 from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, per_s
 
@@ -32,7 +32,7 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
     ]
 
 
-def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, Kind], list[tuple[CellName, Cells]]]:
+def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:
     """How much each carries, which leads to the frontier of all; and what it gives at the largest load that kept the
     objectives, which leads to the report of that run."""
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
@@ -48,5 +48,5 @@ def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, Kind], list[tuple
         values = [None if step is None else getattr(step, name) for name in (rate_of(known), *COMPARED)]
         cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
         rows.append((sweep.cell, (sweep.state, capacity, *cells)))
-    heads: dict[str, Kind] = {"state": "text", **numbers("capacity", per_s(*known), "tokens/s per user")}
-    return heads | numbers("cost per M tokens", "J per token"), rows
+    heads: dict[str, ColumnKind] = {"state": "text", **number_columns("capacity", per_s(*known), "tokens/s per user")}
+    return heads | number_columns("cost per M tokens", "J per token"), rows

@@ -20,7 +20,7 @@ from msgspec import Struct
 Level = Literal["ok", "note", "warning", "error"]
 Shape = Literal["", "wide", "tall"]
 Zoom = Literal["x", "both", "none"]
-Kind = Literal["head", "number", "text", "unit"]
+ColumnKind = Literal["head", "number", "text", "unit"]
 """Of a table's column: `head` names its row."""
 
 
@@ -34,7 +34,7 @@ class Finding(Struct, frozen=True):
     """The section that has the figures of it."""
 
 
-class RunLook(Struct, frozen=True):
+class RunStyle(Struct, frozen=True):
     """How a run is named and coloured wherever it appears."""
 
     name: str
@@ -57,7 +57,7 @@ class Findings(Struct, frozen=True, tag=True):
 
 class TableColumn(Struct, frozen=True):
     title: str
-    kind: Kind = "number"
+    kind: ColumnKind = "number"
     key: str = ""
 
 
@@ -194,7 +194,7 @@ class Document(Struct, frozen=True):
     subtitle: str = ""
     mark: str = ""
     """SIMULATED if any of the runs was: a chart or table with one such curve must say so."""
-    runs: Sequence[RunLook] = ()
+    runs: Sequence[RunStyle] = ()
     scripts: Sequence[str] = ()
     """Beside the page's own, those that draw its charts: files in analysis/report/."""
     data: Mapping[str, Any] = {}

@@ -63,7 +63,7 @@ def nice_step(least: float) -> float:
 def distribution(samples: Floats | Ranked, requests: int) -> dict[str, Any]:
     """The empirical distribution function: x in seconds, y the share of samples at or below x; `margin`, the half-width
     of its 95 % band. Samples of one request resemble each other, so that counts requests."""
-    ranks = drawn_ranks(len(samples))
+    ranks = plotted_ranks(len(samples))
     drawn = np.array(samples.at(ranks)) if isinstance(samples, Ranked) else np.sort(samples)[ranks]
     return {
         "x": np.round(drawn, 7).tolist(),
@@ -74,14 +74,14 @@ def distribution(samples: Floats | Ranked, requests: int) -> dict[str, Any]:
     }
 
 
-def band(curve: Mapping[str, Any]) -> dict[str, Any]:
+def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
     """Of a distribution, the ends of its band."""
     share = np.array(curve["y"])
     low, high = np.maximum(0, share - curve["margin"]), np.minimum(1, share + curve["margin"])
     return {"low": np.round(low, 4).tolist(), "high": np.round(high, 4).tolist()}
 
 
-def marks(described: Distribution) -> dict[str, Any]:
+def percentile_marks(described: Distribution) -> dict[str, Any]:
     """Where p50 and p99 lie on a distribution; of too few samples with a mark."""
     shown = [name for name in ("p50", "p99") if described.of(name) is not None]
     return {
@@ -91,13 +91,13 @@ def marks(described: Distribution) -> dict[str, Any]:
     }
 
 
-def goodput(summary: Summary) -> dict[str, Any] | None:
+def goodput_curve(summary: Summary) -> dict[str, Any] | None:
     """Attainment over the scale of the bounds."""
     result = summary.goodput
     return None if result is None else {"x": result.curve.x, "y": result.curve.y}
 
 
-def turns(summary: Summary) -> dict[str, Any] | None:
+def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:
     """TTFT's median in ms over the turns with enough samples for one, and how far its interval reaches."""
     if not summary.turns:
         return None
@@ -111,7 +111,7 @@ def turns(summary: Summary) -> dict[str, Any] | None:
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
-def drawn_ranks(count: int) -> Integers:
+def plotted_ranks(count: int) -> Integers:
     """All ranks of up to POINTS_MAX samples; else evenly spaced ones, and the EXTREMES at both ends."""
     if count <= POINTS_MAX:
         return np.arange(count)
@@ -119,7 +119,7 @@ def drawn_ranks(count: int) -> Integers:
     return np.unique(np.concatenate((np.arange(EXTREMES), even, np.arange(count - EXTREMES, count))))
 
 
-def course(frame: Frame) -> dict[str, Any]:
+def throughput_series(frame: Frame) -> dict[str, Any]:
     """Output tokens per second and the most streams at once in each of at most COURSE_BINS_MAX equal pieces of the run,
     with its warm-up at negative instants."""
     sent = ~np.isnan(frame.sent_ns)
@@ -148,7 +148,7 @@ def course(frame: Frame) -> dict[str, Any]:
     }
 
 
-def latencies(frame: Frame) -> dict[str, Any] | None:
+def latency_series(frame: Frame) -> dict[str, Any] | None:
     """p50 and p99 of TTFT (of the first tokens that came in each of at most LATENCY_BINS_MAX pieces of the run) and of
     TPOT (of the answers that ended in it), and the requests per second that failed, or were rejected, in it."""
     if not (grid := _grid(frame)):
@@ -178,7 +178,7 @@ def latencies(frame: Frame) -> dict[str, Any] | None:
     return result
 
 
-def heat(frame: Frame) -> dict[str, Any] | None:
+def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
     """How many first tokens came at each time with each TTFT, in rows of equal ratio; None for a run too short."""
     grid, values = _grid(frame), (frame.first_ns - frame.sent_ns) / 1e9
     retained = frame.sampled & (values > 0)
@@ -213,10 +213,10 @@ def _grid(frame: Frame) -> tuple[float, float, int] | None:
     return begins, bin_ns, int(np.ceil((ends.max() - begins) / bin_ns))
 
 
-def sends(frame: Frame) -> dict[str, Any]:
+def send_times(frame: Frame) -> dict[str, Any]:
     """When each measured request left, in seconds after the first one, and how many had left by then."""
     sent = np.sort(frame.sent_ns[frame.sent])
-    ranks = drawn_ranks(len(sent))
+    ranks = plotted_ranks(len(sent))
     after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
     return {"x": np.round(after_s, 9).tolist(), "y": (ranks + 1).tolist(), "n": len(sent), "drawn": len(ranks)}
 
@@ -268,7 +268,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
     }
 
 
-def lifetime(frame: Frame) -> dict[str, Any]:
+def gaps_by_token(frame: Frame) -> dict[str, Any]:
     """Percentiles and the largest of complete requests' gaps by token, and the LONGEST of all, with their place."""
     sampled = frame.sampled
     maximum = int(frame.arrived_tokens[sampled].max(initial=0))
@@ -317,14 +317,14 @@ def lifetime(frame: Frame) -> dict[str, Any]:
     return drawn | {"longest": placed} | columns
 
 
-def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
+def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
     """One per curve: title, unit, whose it is, x in seconds, y in that unit; None is a gap. Curves of one `panel` share
     an axis: those of one unit, but the many prompt tokens apart from output tokens."""
     result = []
     for each in series:
         factor, unit = UNITS.get(each.unit, (1.0, each.unit))
         panel = f"{each.title[0].lower()}{each.title[1:]}/s" if unit == "tokens/s" else unit
-        places = thinned(each.y)
+        places = plotted_indices(each.y)
         x = [round(each.x_s[index], 4) for index in places]
         y = [None if (value := each.y[index]) is None else float(f"{value * factor:.6g}") for index in places]
         result.append(
@@ -333,7 +333,7 @@ def panels(series: Sequence[Series]) -> list[dict[str, Any]]:
     return result
 
 
-def thinned(values: Sequence[float | None]) -> list[int]:
+def plotted_indices(values: Sequence[float | None]) -> list[int]:
     """The places to draw: all, or of each of PIECES pieces its first, its smallest, its largest and its gap."""
     if len(values) <= 3 * PIECES:
         return list(range(len(values)))

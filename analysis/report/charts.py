@@ -1,8 +1,9 @@
 """Every chart: what it is called, what it draws, and what it shows in words.
 
 To add one: an entry in CHARTS, whose `traces` and `layout` are Plotly's own, with references where a run's data,
-colours or units belong. The page's charts.js draws them, and `figure` resolves the same for notebooks. A chart that
-needs more (panels that follow a width, marks that appear close up) names a script, which draws with `Report.chart`.
+colours or units belong. The page's charts.js draws them, and `plotly_figure` resolves the same for notebooks. A chart
+that needs more (panels that follow a width, marks that appear close up) names a script, which draws with
+`Report.chart`.
 
     "$x"                  a column of the run's data ("$by_position.p50": of its parts)
     "@run" "@quiet" "@run:2e"   a colour of the palette, the run's own, faded
@@ -26,8 +27,7 @@ from loadgen.analysis.format import duration, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import samples_of
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.report import RunLook, Shape, Zoom
-from loadgen.analysis.report import chart_data as curves
+from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data
 from loadgen.analysis.stats import PERCENTILES, samples_needed
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
@@ -82,7 +82,7 @@ class Chart(msgspec.Struct, frozen=True):
     zoom: Zoom = "x"
 
 
-class ChartRun(RunLook, frozen=True, kw_only=True):
+class ChartRun(RunStyle, frozen=True, kw_only=True):
     """One run as the charts draw it."""
 
     dash: str
@@ -91,12 +91,12 @@ class ChartRun(RunLook, frozen=True, kw_only=True):
     """By chart."""
 
 
-def chart_data(given: ChartInput) -> dict[str, Data]:
+def build_chart_data(given: ChartInput) -> dict[str, Data]:
     """What each chart draws of a run."""
     return {chart.id: data for chart in CHARTS.values() if (data := chart.data(given)) is not None}
 
 
-def shown_charts(runs: Sequence[ChartRun]) -> list[Chart]:
+def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """The charts of which one of these runs has something, in the order of the page; of several runs not those that
     draw one alone."""
     several = len(runs) > 1
@@ -108,7 +108,7 @@ def shown_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     ]
 
 
-def spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
+def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
     """A chart as the page's charts.js draws it: traces and layout with their references, and the scale of each axis."""
     data = [run.data[chart.id] for run in runs if chart.id in run.data]
     scales = {}
@@ -120,11 +120,11 @@ def spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
     return {"id": chart.id, "script": chart.script, **drawn}
 
 
-def figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
+def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
     """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper. Raises KeyError
     for a name that is not in CHARTS."""
     chart = CHARTS[name]
-    drawn = spec(chart, runs)
+    drawn = chart_spec(chart, runs)
     several = len(runs) > 1
     traces = []
     for run in (run for run in runs if name in run.data):
@@ -179,8 +179,8 @@ def _cdf(name: str) -> Chart:
     metric = METRICS[name]
 
     def data(given: ChartInput) -> Data:
-        curve = curves.distribution(samples_of(metric, given.frame), int(given.frame.sampled.sum()))
-        return curve | curves.band(curve) | curves.marks(given.summary.latency[name])
+        curve = chart_data.distribution(samples_of(metric, given.frame), int(given.frame.sampled.sum()))
+        return curve | chart_data.confidence_band(curve) | chart_data.percentile_marks(given.summary.latency[name])
 
     def caption(curve: Data, summary: Summary) -> str:
         if not curve["n"]:
@@ -234,7 +234,7 @@ def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Su
     points["customdata"] = "$request,position,prompt"
 
     def data(given: ChartInput) -> Data | None:
-        first = curves.first_tokens(given.frame)
+        first = chart_data.first_tokens(given.frame)
         told = first["prompts"] and first["prompts"][0] != first["prompts"][1]
         return first if told or of == "position" else None
 
@@ -332,7 +332,7 @@ def _longest_gaps(colour: str, **more: Any) -> dict[str, Any]:
 
 def _gap_layout(data: Sequence[Data]) -> Data:
     """A few gaps are far longer than the rest: the axis becomes logarithmic."""
-    gaps = [gap for each in data for name in (*curves.SHOWN, "max") for gap in each[name] if gap]
+    gaps = [gap for each in data for name in (*chart_data.SHOWN, "max") for gap in each[name] if gap]
     log = bool(gaps) and max(gaps) > 20 * min(gaps)
     look = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
     y = {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look}
@@ -361,7 +361,7 @@ CHARTS: dict[str, Chart] = {
             "goodput",
             "goodput",
             "Attainment over the scale of the bounds",
-            lambda given: curves.goodput(given.summary),
+            lambda given: chart_data.goodput_curve(given.summary),
             traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
             layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
             table={"scale": "x", "attainment": "y"},
@@ -371,7 +371,7 @@ CHARTS: dict[str, Chart] = {
             "turns",
             "turns",
             "Time to first token over the turns",
-            lambda given: curves.turns(given.summary),
+            lambda given: chart_data.ttft_by_turn(given.summary),
             traces=(_line("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}", mode="lines+markers", error_y=INTERVAL),),
             layout=lambda data: {
                 "xaxis": _axis(
@@ -389,7 +389,7 @@ CHARTS: dict[str, Chart] = {
             "gaps",
             "gaps",
             "Time before each token",
-            lambda given: curves.lifetime(given.frame),
+            lambda given: chart_data.gaps_by_token(given.frame),
             _gaps,
             traces=(
                 _gap_line("p50", "median", {"width": 2.2}, alone=True, name="median"),
@@ -402,7 +402,7 @@ CHARTS: dict[str, Chart] = {
                 _longest_gaps("@run", alone=False, showlegend=False),
             ),
             layout=_gap_layout,
-            table={name: name for name in ("token", "n", *curves.SHOWN, "max")},
+            table={name: name for name in ("token", "n", *chart_data.SHOWN, "max")},
             typical={"y": lambda found: next((gap for gap in found["p50"] + found["max"] if gap), None)},
             note="Spikes at one token are stalls of every output; lone diamonds are stalls of single ones. A chunk of "
             "several tokens counts once, before its first. Percentiles are within 1 %, the largest exact.",
@@ -412,7 +412,10 @@ CHARTS: dict[str, Chart] = {
             "course",
             "course",
             "Tokens and streams",
-            lambda given: {"course": curves.course(given.frame), "series": curves.panels(given.series)},
+            lambda given: {
+                "course": chart_data.throughput_series(given.frame),
+                "series": chart_data.telemetry_panels(given.series),
+            },
             _course,
             traces=(
                 _line("$course.start_s", "$course.tokens_per_s", "%{y:,.0f} tokens/s from %{x:.4~g} s", line=STEPS),
@@ -420,14 +423,14 @@ CHARTS: dict[str, Chart] = {
             layout={"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")},
             note="Streams: the most in each interval. Below, readings of server, GPUs and host; a break in a line is a "
             "reading that failed.",
-            script="course.js",
+            script="throughput.js",
             shape="tall",
         ),
         Chart(
             "latencies",
             "course",
             "Latency, failures and rejections",
-            lambda given: curves.latencies(given.frame),
+            lambda given: chart_data.latency_series(given.frame),
             _latencies,
             traces=(
                 *(*_over_time("ttft", "s", "y"), *_over_time("tpot", "ms", "y2")),
@@ -468,7 +471,7 @@ CHARTS: dict[str, Chart] = {
             "heat",
             "course",
             "Heat map of TTFT",
-            lambda given: curves.heat(given.frame),
+            lambda given: chart_data.ttft_heat_map(given.frame),
             traces=(HEAT,),
             layout=_heat_layout,
             table={"at_s": "x", "from_ttft_s": "low", "to_ttft_s": "high", "requests": "n"},
@@ -479,7 +482,7 @@ CHARTS: dict[str, Chart] = {
             "timeline",
             "timeline",
             "From sent to last token",
-            lambda given: curves.timeline(given.frame),
+            lambda given: chart_data.timeline(given.frame),
             _timeline,
             traces=(
                 _instants("sent", "sent_s", "@idle"),
@@ -496,7 +499,7 @@ CHARTS: dict[str, Chart] = {
             "sends",
             "sending",
             "When requests were sent",
-            lambda given: curves.sends(given.frame),
+            lambda given: chart_data.send_times(given.frame),
             traces=(_line("$x", "$y", "%{y:,} sent within %{x:.4~g} @xunit", line=STEPS),),
             layout={"xaxis": _axis("after the first request, @xunit"), "yaxis": _axis("requests sent")},
             table={"sent_after_s": "x", "requests": "y"},

@@ -43,30 +43,37 @@ def findings(summary: Summary) -> list[Finding]:
     doubtful = tokens.prompt_mismatches or tokens.output_mismatches or tokens.prompt_unreported or _chunks(summary)
     exact: Level = "warning" if doubtful or not requests.complete else "note" if summary.run.may_end else "ok"
     result = [
-        Finding("client", client_level(client), client_said(summary), "client"),
+        Finding("client", client_level(client), client_sentence(summary), "client"),
         *_error_bars(client, summary),
-        Finding("complete", _endings_level(requests), endings(summary), "failures"),
-        Finding("lengths", exact, lengths(summary), "lengths"),
-        *streamed(summary),
+        Finding("complete", _endings_level(requests), outcome_sentence(summary), "failures"),
+        Finding("lengths", exact, lengths_sentence(summary), "lengths"),
+        *streaming_findings(summary),
     ]
     if beyond := summary.run.over_limit:
         result.append(Finding("over_limit", "note", f"Sent on purpose (--over-limit): {beyond}.", "failures"))
-    if known := addresses(summary.server):
+    if known := addresses_sentence(summary.server):
         result.append(Finding("addresses", "note", known, "failures"))
-    if sent := delivery(summary):
-        result.append(Finding("delivery", "ok" if delivered(summary) else "warning", sent, "sending"))
+    if sent := delivery_sentence(summary):
+        result.append(Finding("delivery", "ok" if delivered_as_requested(summary) else "warning", sent, "sending"))
     if summary.machines:
         each = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
         result.append(
             Finding("machines", "ok", f"{pluralise(len(summary.machines), 'machine')}, clocks known to: {each}.")
         )
-    result += [*(Finding("goodput", "note", text, "goodput") for text in goodput(summary)), *_counters(summary)]
+    result += [
+        *(Finding("goodput", "note", text, "goodput") for text in goodput_sentences(summary)),
+        *_counters(summary),
+    ]
     result += _window(summary)
-    if contradiction := littles_law(summary):
+    if contradiction := littles_law_sentence(summary):
         result.append(Finding("littles_law", "warning", contradiction, "course"))
-    result += [Finding("memory", "note", text, "machines") for text in memory(summary)]
+    result += [Finding("memory", "note", text, "machines") for text in memory_sentences(summary)]
     if summary.limit:
-        result.append(Finding("limit", "warning" if summary.limit.exceeds_limit else "note", limit(summary.limit)))
+        result.append(
+            Finding(
+                "limit", "warning" if summary.limit.exceeds_limit else "note", hardware_limit_sentence(summary.limit)
+            )
+        )
     return [*result, *_warnings(summary)]
 
 
@@ -84,7 +91,7 @@ def verdict(summary: Summary, found: Sequence[Finding]) -> Finding:
     return Finding("valid", "ok", "Valid: every check passed.")
 
 
-def stopped(summary: Summary) -> int:
+def stopped_count(summary: Summary) -> int:
     """Those of the failed that ended because the run, or their user on the interactive page, was stopped."""
     return summary.requests.errors.get("cancelled", 0)
 
@@ -98,24 +105,24 @@ def _endings_level(requests: RequestCounts) -> Level:
     return "warning" if requests.complete + requests.rejected == requests.planned else "error"
 
 
-def endings(summary: Summary) -> str:
+def outcome_sentence(summary: Summary) -> str:
     """Return a sentence on how the requests ended."""
     requests = summary.requests
     if not requests.planned:
         return "Nothing was sent."
     never = requests.errors.get("session_ended", 0)
     ended = f"never sent, as {'its' if never == 1 else 'their'} session had ended"
-    counts = {"failed": requests.failed - stopped(summary), "rejected": requests.rejected}
+    counts = {"failed": requests.failed - stopped_count(summary), "rejected": requests.rejected}
     counts |= {"truncated": requests.truncated}
     counts |= {"dropped": requests.dropped - never, ended: never, "without a record": requests.unrecorded}
-    counts |= {"stopped with the run": stopped(summary)}
+    counts |= {"stopped with the run": stopped_count(summary)}
     parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not parts:
         return f"All {requests.planned:,} requests complete."
     return f"{requests.complete:,} of {requests.planned:,} requests complete; {', '.join(parts)}."
 
 
-def addresses(server: ServerInfo) -> str:
+def addresses_sentence(server: ServerInfo) -> str:
     """Return a sentence on the addresses of the server's name, where it has several; else nothing."""
     if len(server.addresses) < 2 and not server.addresses_unused:
         return ""
@@ -124,7 +131,7 @@ def addresses(server: ServerInfo) -> str:
     return "; ".join([f"Connections went {turns} {', '.join(server.addresses)}", *unused]) + "."
 
 
-def lengths(summary: Summary) -> str:
+def lengths_sentence(summary: Summary) -> str:
     """Return a sentence on whether prompts and outputs had the requested lengths, by the server's own count."""
     tokens, complete = summary.tokens, summary.requests.complete
     if complete == 0:
@@ -175,7 +182,7 @@ def _mean_tokens(difference: LengthDifference, between: str) -> str:
     return f"{mean} {between} {requested}{unit}{average}"
 
 
-def streamed(summary: Summary) -> list[Finding]:
+def streaming_findings(summary: Summary) -> list[Finding]:
     """Return findings about tokens that were not streamed, or whose chunk is not known."""
     tokens, complete = summary.tokens, summary.requests.complete
     by, result = tokens.streamed_by, list[Finding]()
@@ -212,7 +219,7 @@ def _chunks(summary: Summary) -> int:
     return summary.tokens.counted_by.get("chunks", 0)
 
 
-def client_said(summary: Summary) -> str:
+def client_sentence(summary: Summary) -> str:
     """Say whether the load generator was the bottleneck, and how exact its timestamps are."""
     client = summary.client
     word = "Valid: the load generator was not a bottleneck" if client.ok else f"Invalid: {_blame(client)}"
@@ -241,7 +248,7 @@ def client_said(summary: Summary) -> str:
 
 
 def client_level(client: ClientHealth) -> Level:
-    """Return the level of `client_said`: a warning where the run has other timestamps than it was meant to have."""
+    """Return the level of `client_sentence`: a warning where the run has other timestamps than it was meant to have."""
     return "error" if not client.ok else "warning" if client.ring_given_up or client.socket_rejected else "ok"
 
 
@@ -271,7 +278,7 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
     return [Finding("error", "warning" if wide else "ok", f"{text}.", "client")]
 
 
-def most_failed(summary: Summary) -> list[Finding]:
+def top_failure(summary: Summary) -> list[Finding]:
     """Return the most frequent reason for which requests were not complete."""
     result = [(example, kind) for kind, examples in summary.requests.examples.items() for example in examples]
     result = [pair for pair in result if pair[1] != "cancelled"]
@@ -283,7 +290,7 @@ def most_failed(summary: Summary) -> list[Finding]:
     return [Finding("failure", "warning" if kind == "rejected" else "error", text, "failures")]
 
 
-def delivery(summary: Summary) -> str:
+def delivery_sentence(summary: Summary) -> str:
     """Requested against actual load; nothing when nothing was asked."""
     sent = summary.delivery
     if not sent.asked:
@@ -305,13 +312,13 @@ def delivery(summary: Summary) -> str:
     return f"{', '.join(parts)}."
 
 
-def delivered(summary: Summary) -> bool:
+def delivered_as_requested(summary: Summary) -> bool:
     """Whether everything was sent, at instants that the arrivals requested may well have had."""
     checks = (summary.delivery.ks.due, summary.delivery.ks.sent)
     return not summary.delivery.not_sent and all(check is None or check.p_value >= UNLIKELY for check in checks)
 
 
-def goodput(summary: Summary) -> list[str]:
+def goodput_sentences(summary: Summary) -> list[str]:
     """How many requests met the bounds, and which bounds 90 % would have met; nothing where none were stated."""
     result = summary.goodput
     if not result or not result.requests:
@@ -323,14 +330,14 @@ def goodput(summary: Summary) -> list[str]:
     text += f" ({percent(result.attainment)}, 95 %: {low} to {high} %)."
     if not (met := result.met_by["90%"]):
         return [text, "No bounds would have been met by 90 %: too many were not complete."]
-    if not (bounds := bounds_met(met, " < ")):
+    if not (bounds := bound_texts(met, " < ")):
         names = " and ".join(met.bounds_s)
         return [text, f"90 % would have met any bounds, however tight: their {names} is 0 or undefined."]
     scale = f" (bounds x{significant(met.scale)})" if met.scale else ""
     return [text, f"90 % would have met {' and '.join(bounds)}{scale}."]
 
 
-def bounds_met(met: BoundsMet, sign: str) -> list[str]:
+def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """The bounds that a share of the requests would have met, such as `ttft < 300 ms`. Empty where these requests have
     no latency above 0, so that every bound holds and none can be named."""
     return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
@@ -352,7 +359,7 @@ def _window(summary: Summary) -> list[Finding]:
         result = [Finding("window", "warning", text, "course")]
     if left_out := window.outside:
         doubtful = left_out.slower or left_out.incomplete
-        text = outside(window.requests + left_out.requests, left_out)
+        text = outside_window_sentence(window.requests + left_out.requests, left_out)
         result.append(Finding("outside", "warning" if doubtful else "ok", text, "course"))
     return result
 
@@ -362,7 +369,7 @@ def window_is_empty(summary: Summary) -> bool:
     return bool(summary.requests.complete) and not summary.window.whole and not summary.latencies["e2e_s"].n
 
 
-def outside(total: int, left_out: OutsideWindow) -> str:
+def outside_window_sentence(total: int, left_out: OutsideWindow) -> str:
     """Describe the requests outside the window: how many, how they ended, and the slowest."""
     parts = [f"{left_out.requests:,} of {pluralise(total, 'request')} outside the window"]
     if left_out.incomplete:
@@ -380,7 +387,7 @@ def _longer(inside_s: float | None) -> str:
     return "" if inside_s is None else f", longer than any inside ({duration(inside_s)})"
 
 
-def littles_law(summary: Summary) -> str:
+def littles_law_sentence(summary: Summary) -> str:
     """Say that throughput and latency contradict the measured number in flight; nothing where they agree."""
     law, mean_s = summary.littles_law, summary.latencies["e2e_s"].mean
     if law is None or (law.holds and law.covers):
@@ -395,7 +402,7 @@ def littles_law(summary: Summary) -> str:
     return f"Throughput and latencies contradict each other: {product}, {measured} ({tolerance})."
 
 
-def limit(found: HardwareLimit) -> str:
+def hardware_limit_sentence(found: HardwareLimit) -> str:
     """Return sentences on what the hardware allows for the load, and on how much of that was reached."""
     rate, cards = significant(found.output_tokens_per_s, 4), f"{found.gpus} x {found.gpu}"
     text = f"Hardware limit{times_speed(found.speed)} ({cards}, {found.model}, {found.format}): "
@@ -415,7 +422,7 @@ def limit(found: HardwareLimit) -> str:
     return text
 
 
-def memory(summary: Summary) -> list[str]:
+def memory_sentences(summary: Summary) -> list[str]:
     """What is known of memory: the KV cache, the GPUs, the server's processes. Often nothing."""
     result = summary.memory
     if not result:
@@ -497,13 +504,13 @@ def _warnings(summary: Summary) -> list[Finding]:
     return [Finding(name, "warning", text, anchor) for name, holds, text, anchor in said if holds]
 
 
-def measured(entry: ObjectiveVerdict) -> str:
+def measured_text(entry: ObjectiveVerdict) -> str:
     """What was measured of an objective, and what that leaves out."""
     out = f"; {pluralise(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
     return f"{entry.said}{out}"
 
 
-def objectives_met(summary: Summary) -> Finding | None:
+def objectives_finding(summary: Summary) -> Finding | None:
     """How many objectives passed, at the level of the worst; None where none was stated."""
     said = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
     counts = Counter[str](objective.verdict for objective in summary.objectives)

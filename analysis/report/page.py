@@ -50,7 +50,7 @@ HEADERS = {
 }
 
 
-class Compiled(BytecodeCache):
+class TemplateCache(BytecodeCache):
     """Templates as Python compiled them, where it keeps what it compiles; that takes longer than a page. Neither where
     it must not write there, nor where it cannot."""
 
@@ -74,7 +74,7 @@ def render(document: Document) -> str:
     loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
         loader=loader,
-        bytecode_cache=Compiled(),
+        bytecode_cache=TemplateCache(),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -102,7 +102,7 @@ def render(document: Document) -> str:
     )
 
 
-def server_of(page: bytes) -> ThreadingHTTPServer:
+def page_server(page: bytes) -> ThreadingHTTPServer:
     """A server of this page and nothing else, on an ephemeral port of loopback; the caller runs and closes it."""
 
     from http import HTTPStatus

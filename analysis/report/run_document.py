@@ -25,7 +25,15 @@ from loadgen.analysis.format import (
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import Block, Document, Paragraph, Section, findings, tables
-from loadgen.analysis.report.charts import DASHES, PALETTE, ChartInput, ChartRun, chart_data, shown_charts, spec
+from loadgen.analysis.report.charts import (
+    DASHES,
+    PALETTE,
+    ChartInput,
+    ChartRun,
+    build_chart_data,
+    chart_spec,
+    visible_charts,
+)
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import series
@@ -81,12 +89,12 @@ class ReportedRun(msgspec.Struct, frozen=True):
     """What each chart draws (charts.chart_data)."""
 
 
-def reported(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
+def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
     """Of a run with its columns and its figures, what a report needs."""
-    return ReportedRun(run, summary, chart_data(ChartInput(frame, summary, series(run))))
+    return ReportedRun(run, summary, build_chart_data(ChartInput(frame, summary, series(run))))
 
 
-def brief(summary: Summary) -> Document:
+def brief_document(summary: Summary) -> Document:
     """One run for the terminal."""
     cards = tables.cards(summary)
     blocks: list[Block] = [
@@ -103,7 +111,7 @@ def brief(summary: Summary) -> Document:
     return Document("loadgen report", title, sections, workload_sentence(summary), simulated(summary))
 
 
-def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
+def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
     """One run or several for the page, with the sections of the caller right after its first screen."""
     summaries, drawn = [run.summary for run in runs], chart_runs(runs)
     speeds = sorted({speed_of(summary) for summary in summaries})
@@ -111,7 +119,11 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     answer += [tables.overview(summaries)] if len(runs) > 1 else []
     answer += map(_scorecard, range(len(runs)), summaries)
     limits = [(each.limit, index if len(runs) > 1 else None) for index, each in enumerate(summaries) if each.limit]
-    answer += [Paragraph(findings.limit(result), "note", index) for result, index in limits if not result.exceeds_limit]
+    answer += [
+        Paragraph(findings.hardware_limit_sentence(result), "note", index)
+        for result, index in limits
+        if not result.exceeds_limit
+    ]
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     words = {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),
@@ -132,11 +144,11 @@ def full(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document
     sections += [_again(runs), DEFINITIONS]
     title, version = workload_sentence(summaries[0]), summaries[0].run.version
     mark = page_mark(summaries)
-    scripts = list(dict.fromkeys(chart.script for chart in shown_charts(drawn) if chart.script))
+    scripts = list(dict.fromkeys(chart.script for chart in visible_charts(drawn) if chart.script))
     return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
 
 
-def names(summaries: Sequence[Summary]) -> list[str]:
+def run_names(summaries: Sequence[Summary]) -> list[str]:
     """A short name per run, different for each: server and version, with its repeat or place where these are equal."""
     chosen = [server_label(summary) for summary in summaries]
     repeats = [f"{name} (repeat {summary.run.repeat})" for name, summary in zip(chosen, summaries, strict=True)]
@@ -152,7 +164,7 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     servers = [summary.server.name for summary in summaries]
     order = list(dict.fromkeys(servers))
     result = []
-    for index, (name, summary) in enumerate(zip(names(summaries), summaries, strict=True)):
+    for index, (name, summary) in enumerate(zip(run_names(summaries), summaries, strict=True)):
         colour = list(PALETTE)[order.index(servers[index]) % len(PALETTE)]
         dash = DASHES[servers[:index].count(servers[index]) % len(DASHES)]
         result.append(ChartRun(name, colour, simulated(summary), dash=dash, summary=summary, data=runs[index].data))
@@ -162,8 +174,8 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
 def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
     facts = " · ".join(filter(None, (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
     cards, result = list(tables.cards(summary).values()), findings.findings(summary)
-    verdict, met = findings.verdict(summary, result), findings.objectives_met(summary)
-    shown = [*findings.most_failed(summary), *(each for each in result if each.level != "note")]
+    verdict, met = findings.verdict(summary, result), findings.objectives_finding(summary)
+    shown = [*findings.top_failure(summary), *(each for each in result if each.level != "note")]
     shown.sort(key=lambda each: ("error", "warning", "ok").index(each.level))
     return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
 
@@ -171,7 +183,7 @@ def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
 def _charts(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     """By section."""
     placed: dict[str, list[Block]] = {}
-    for chart in shown_charts(drawn):
+    for chart in visible_charts(drawn):
         held = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
         lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in held if text]
         shown = doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom, chart.note)
@@ -206,7 +218,7 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for counter, number in run.summary.tokens.counted_by.items()
     ]
     client: list[Block] = [
-        Paragraph(findings.client_said(each), findings.client_level(each.client), index)
+        Paragraph(findings.client_sentence(each), findings.client_level(each.client), index)
         for index, each in enumerate(summaries)
     ]
     return {
@@ -228,7 +240,7 @@ def _folded(title: str, *blocks: Block) -> Block:
 
 def _machines(summaries: Sequence[Summary]) -> list[Block]:
     blocks: list[Block] = [
-        Paragraph(text, run=index) for index, each in enumerate(summaries) for text in findings.memory(each)
+        Paragraph(text, run=index) for index, each in enumerate(summaries) for text in findings.memory_sentences(each)
     ]
     if held := [each for each in (tables.memory(summaries), tables.counters(summaries)) if each.rows]:
         blocks.append(_folded("Memory and counts", *held))
@@ -286,7 +298,7 @@ def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
             data["timeline"] = {**data["timeline"], "tokens": None}
         ends = None if window.whole else [window.from_s, window.to_s]
         runs.append({"name": run.name, "colour": run.colour, "dash": run.dash, "window": ends, "data": data})
-    return {"runs": runs, "charts": [spec(chart, drawn) for chart in shown_charts(drawn)]}
+    return {"runs": runs, "charts": [chart_spec(chart, drawn) for chart in visible_charts(drawn)]}
 
 
 TIMES = (

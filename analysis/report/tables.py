@@ -21,7 +21,7 @@ from loadgen.analysis.format import (
 )
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution
-from loadgen.analysis.report import Card, Kind, Level, Table, TableCell, TableColumn, TableRow, findings
+from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from loadgen.analysis.summary import Summary
 
@@ -45,12 +45,12 @@ Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
 
-def numbers(*titles: str) -> dict[str, Kind]:
+def number_columns(*titles: str) -> dict[str, ColumnKind]:
     """The heads of columns of numbers."""
     return dict.fromkeys(titles, "number")
 
 
-def table(title: str, heads: Mapping[str, Kind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
+def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
     """A table from texts and cells. The column `run` is left out where there is one run."""
     retained = [index for index, head in enumerate(heads) if several or head != "run"]
     columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
@@ -128,7 +128,7 @@ def latency(
             heads = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
             heads += [_run(index)] if several else []
             heads += [TableCell(unit), *([] if brief else [TableCell(f"{part[name].n:,}", part[name].n)])]
-            cells = [statistic(part[name], figure, factor) for figure in shown]
+            cells = [statistic_cell(part[name], figure, factor) for figure in shown]
             rows.append(TableRow([*heads, *cells], name, several and index == 0))
     columns = [TableColumn("" if brief else "latency", "head"), *([TableColumn("run", "text")] if several else [])]
     columns += [TableColumn("" if brief else "unit", "unit"), *([] if brief else [TableColumn("n")])]
@@ -163,7 +163,7 @@ def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]
     return median_low(values) if values else None
 
 
-def statistic(
+def statistic_cell(
     described: Distribution | AdjustedDistribution, figure: str, factor: float, *, bare: bool = False
 ) -> TableCell:
     """One statistic with its interval, or without; a percentile of too few samples has a mark."""
@@ -187,10 +187,12 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
             prompts = turn.prompt_tokens_mean
             heads = (str(turn.turn), f"{turn.n:,}", UNKNOWN if prompts is None else f"{prompts:,.0f}")
             both = [(each, figure) for each in (turn.ttft_s, turn.e2e_s) for figure in ("p50", "p90")]
-            rows.append([_run(index), *heads, *(statistic(each, figure, 1e3, bare=True) for each, figure in both)])
+            rows.append([_run(index), *heads, *(statistic_cell(each, figure, 1e3, bare=True) for each, figure in both)])
     more = len(summaries[0].turns) - TURNS_BRIEF
     notes = [f"{pluralise(more, 'later turn')} in summary.json and on the page."] if brief and more > 0 else []
-    columns = numbers("turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
+    columns = number_columns(
+        "turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms"
+    )
     several = len(summaries) > 1
     return table("Latency by turn", {"run": "text", **columns}, rows, several=several, id="turns", notes=notes)
 
@@ -212,8 +214,8 @@ def failures(summary: Summary, run: int | None = None) -> Table:
         cells = [TableCell(f"{number:,}", number), TableCell(kind, code=True, level=level), TableCell(part)]
         firsts = [example.request for example in requests.examples[kind]] if run is None else []
         rows.append(TableRow([*cells, TableCell("", lines=lines, requests=firsts)], kind))
-    heads: dict[str, Kind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
-    stopped = findings.stopped(summary)
+    heads: dict[str, ColumnKind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
+    stopped = findings.stopped_count(summary)
     title = f"{requests.failed - stopped:,} failed, {requests.rejected:,} rejected, "
     title += f"{requests.truncated:,} truncated, {requests.dropped:,} dropped"
     title += f", {stopped:,} stopped with the run" if stopped else ""
@@ -226,10 +228,10 @@ def objectives(summaries: Summaries) -> Table:
     rows = []
     for index, each in stated:
         verdict = TableCell(each.verdict, level=LEVELS[each.verdict])
-        rows.append((_run(index), verdict, TableCell(each.objective, code=True), findings.measured(each)))
+        rows.append((_run(index), verdict, TableCell(each.objective, code=True), findings.measured_text(each)))
     untold = sum(each.verdict == "inconclusive" for _, each in stated)
     notes = [f"{pluralise(untold, 'objective')} inconclusive: neither passed nor failed."] if untold else []
-    heads: Mapping[str, Kind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
+    heads: Mapping[str, ColumnKind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
 
 
@@ -240,7 +242,7 @@ def prediction(summaries: Summaries) -> Table:
         factor, unit = unit_of(each.figure, each.value)
         ends = " to ".join(significant(end * factor) for end in (each.low, each.high))
         rows.append((_run(index), figure_title(each.figure), significant(each.value * factor), unit, ends))
-    heads: Mapping[str, Kind] = {
+    heads: Mapping[str, ColumnKind] = {
         "run": "text",
         "figure": "head",
         "predicted": "number",
@@ -255,16 +257,16 @@ def goodput(summaries: Summaries) -> Table:
     rows: list[Cells] = []
     for index, result in ((index, each.goodput) for index, each in enumerate(summaries) if each.goodput):
         met = result.met_by["90%"]
-        bounds = (", ".join(findings.bounds_met(met, " ")) or "any bounds") if met else UNKNOWN
+        bounds = (", ".join(findings.bound_texts(met, " ")) or "any bounds") if met else UNKNOWN
         interval = " to ".join(significant(end * 100) for end in result.attainment_ci95)
         figures = (f"{result.good:,}", f"{result.requests:,}", percent(result.attainment), f"{interval} %")
         rows.append([_run(index), *figures, significant(result.per_s), bounds])
-    columns = numbers("good", "of", "attainment", "95 %", "goodput, requests/s")
-    heads: Mapping[str, Kind] = {"run": "head", **columns, "90 % would have met": "text"}
+    columns = number_columns("good", "of", "attainment", "95 %", "goodput, requests/s")
+    heads: Mapping[str, ColumnKind] = {"run": "head", **columns, "90 % would have met": "text"}
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
 
-def overview(summaries: Summaries, heads: Mapping[str, Kind] | None = None, named: Sequence[Cells] = ()) -> Table:
+def overview(summaries: Summaries, heads: Mapping[str, ColumnKind] | None = None, named: Sequence[Cells] = ()) -> Table:
     """One row per run: latencies are in one unit down a column, to be compared. `named` are the cells that tell the
     runs apart, under `heads`."""
     rows: list[Cells] = []
@@ -274,11 +276,11 @@ def overview(summaries: Summaries, heads: Mapping[str, Kind] | None = None, name
         cells = [*(named[index] if named else [_run(index)])]
         cells += [TableCell(significant(rate, 4), rate) for rate in rates]
         for name, figure, unit in OVERVIEW:
-            cells.append(statistic(each.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
+            cells.append(statistic_cell(each.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
         ended = TableCell(f"{each.requests.complete:,} of {each.requests.planned:,}", each.requests.complete)
         rows.append([*cells, ended, TableCell(verdict.id, level=verdict.level)])
     latencies = (f"{METRICS[name].short} {figure}, {unit}" for name, figure, unit in OVERVIEW)
-    columns = numbers("output, tokens/s", "requests, /s", *latencies, "complete")
+    columns = number_columns("output, tokens/s", "requests, /s", *latencies, "complete")
     heads = {**(heads or {"run": "head"}), **columns, "validity": "text"}
     return table("All runs", heads, rows, several=True, id="overview")
 
@@ -291,7 +293,7 @@ def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
         for gap in result[: 3 if several else 8]:
             size_s = TableCell(duration(gap["gap_s"]), gap["gap_s"])
             rows.append((_run(index), size_s, str(gap["request"]), f"{gap['token']:,}", f"{gap['from_s']:,.3f}"))
-    heads: Mapping[str, Kind] = {"run": "text", **numbers("gap", "request", "before token", "from, s")}
+    heads: Mapping[str, ColumnKind] = {"run": "text", **number_columns("gap", "request", "before token", "from, s")}
     return table("Longest gaps", heads, rows, several=several)
 
 
@@ -323,8 +325,8 @@ def lengths(summaries: Summaries) -> Table:
         for side in ("Prompt", "Output"):
             figures = (getattr(tokens, f"{side.lower()}_{what}") for what in ("asked", "reported", "mismatches"))
             rows.append((_run(index), f"{side}s", *(f"{figure:,}" for figure in figures)))
-    columns = numbers("requested", "reported", "requests that differ")
-    heads: Mapping[str, Kind] = {"run": "text", "side": "head", **columns}
+    columns = number_columns("requested", "reported", "requests that differ")
+    heads: Mapping[str, ColumnKind] = {"run": "text", "side": "head", **columns}
     return table("Tokens, as counted by the server", heads, rows, several=len(summaries) > 1, id="lengths")
 
 
@@ -335,7 +337,7 @@ def client(summaries: Summaries, names: Sequence[str]) -> Table:
     for name, title in CLIENT_FIGURES.items():
         values = [limit_text(name, getattr(summary.client, name)) for summary in summaries]
         rows.append((title, *values, *limits.get(name, ("", ""))))
-    heads: Mapping[str, Kind] = {**_by_run(names), "limit": "number", "beyond it": "text"}
+    heads: Mapping[str, ColumnKind] = {**_by_run(names), "limit": "number", "beyond it": "text"}
     return table("The client, and its limits", heads, rows, several=True)
 
 
@@ -349,8 +351,8 @@ def memory(summaries: Summaries) -> Table:
             levels = (each.idle_bytes, each.loaded_bytes, each.peak_bytes, getattr(each, "total_bytes", None))
             cells = [TableCell(size(level), level) for level in levels]
             rows.append([_run(index), TableCell(of, note=getattr(each, "name", "")), *cells])
-    columns = numbers("before the first request", "after the last", "peak", "total")
-    heads: Mapping[str, Kind] = {"run": "text", "of": "head", **columns}
+    columns = number_columns("before the first request", "after the last", "peak", "total")
+    heads: Mapping[str, ColumnKind] = {"run": "text", "of": "head", **columns}
     return table("Memory in use", heads, rows, several=len(summaries) > 1, id="memory")
 
 
@@ -365,8 +367,8 @@ def counters(summaries: Summaries) -> Table:
             titles = {"cached_prompt_tokens": "Prompt tokens from the cache"}
             title = titles.get(word, word.replace("_", " ").capitalize())
             rows.append((_run(index), title, f"{entry.server:,}", ours, agree, entry.why))
-    columns = numbers("server", "client")
-    heads: Mapping[str, Kind] = {"run": "text", "counted": "head", **columns, "equal": "text", "why not": "text"}
+    columns = number_columns("server", "client")
+    heads: Mapping[str, ColumnKind] = {"run": "text", "counted": "head", **columns, "equal": "text", "why not": "text"}
     return table("Server and client counts", heads, rows, several=len(summaries) > 1, id="counters")
 
 
@@ -400,9 +402,9 @@ def _run(place: int) -> TableCell:
     return TableCell("", run=place)
 
 
-def _by_run(names: Sequence[str]) -> dict[str, Kind]:
+def _by_run(names: Sequence[str]) -> dict[str, ColumnKind]:
     """The heads of a table with one column per run."""
-    return {"figure": "head", **numbers(*(names if len(names) > 1 else ["value"]))}
+    return {"figure": "head", **number_columns(*(names if len(names) > 1 else ["value"]))}
 
 
 CLIENT_FIGURES = {

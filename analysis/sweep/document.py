@@ -14,16 +14,16 @@ from loadgen.analysis.report import (
     Card,
     Cards,
     ChartRef,
+    ColumnKind,
     Document,
     Finding,
-    Kind,
     Paragraph,
-    RunLook,
+    RunStyle,
     Section,
     TableCell,
 )
 from loadgen.analysis.report.charts import DASHES, PALETTE
-from loadgen.analysis.report.tables import Cells, numbers, table
+from loadgen.analysis.report.tables import Cells, number_columns, table
 from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
@@ -106,7 +106,10 @@ def _sure(found: SweepResult) -> bool:
 
 def brief(found: SweepResult) -> Document:
     """For the terminal."""
-    heads: dict[str, Kind] = {"step": "head", **numbers("load", per_s(found), "per user", "TTFT p99", "TPOT p99")}
+    heads: dict[str, ColumnKind] = {
+        "step": "head",
+        **number_columns("load", per_s(found), "per user", "TTFT p99", "TPOT p99"),
+    }
     rows: list[Cells] = [
         (
             f"{step.step}",
@@ -119,13 +122,13 @@ def brief(found: SweepResult) -> Document:
     steps = table("Steps, by load", heads | {"objectives": "text"}, rows, several=True)
     blocks = [doc.Findings(findings(found)), *_cards(found, lambda _found, _folder: ""), steps]
     section = Section("answer", "", blocks)
-    return Document("loadgen sweep", found.name, [section], found.model or "", found.mark, [RunLook(found.name)])
+    return Document("loadgen sweep", found.name, [section], found.model or "", found.mark, [RunStyle(found.name)])
 
 
 def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     """The page of one sweep, or of several by their names."""
     result, several = list(sweeps.values()), len(sweeps) > 1
-    looks = [RunLook(name, colour, each.mark) for (name, each), colour in zip(sweeps.items(), cycle(PALETTE))]
+    looks = [RunStyle(name, colour, each.mark) for (name, each), colour in zip(sweeps.items(), cycle(PALETTE))]
     answers: list[Block] = []
     for index, each in enumerate(result):
         answers += [Paragraph("", run=index)] if several else []
@@ -188,20 +191,20 @@ def per_s(*sweeps: SweepResult) -> str:
 
 
 def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
-    heads: dict[str, Kind] = {
+    heads: dict[str, ColumnKind] = {
         "step": "head",
-        **numbers("load"),
+        **number_columns("load"),
         "objectives": "text",
-        **numbers("P(over)", "complete", "rejected"),
-        **numbers("requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
+        **number_columns("P(over)", "complete", "rejected"),
+        **number_columns("requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
     }
-    heads |= numbers("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+    heads |= number_columns("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
     extra = [
         (title, name)
         for title, name in (("cost per M", "cost_per_million_tokens"), ("J/token", "joules_per_token"))
         if any(getattr(step, name) is not None for step in found.steps)
     ]
-    heads |= numbers(*(title for title, _ in extra))
+    heads |= number_columns(*(title for title, _ in extra))
     rows = list[Cells]()
     for step in found.steps:
         leads = link(found, step.folder)
@@ -230,8 +233,11 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
 def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     """What each gives at the largest load that it carries."""
     rate = rate_of(sweeps.values())
-    heads: dict[str, Kind] = {"server": "head", **numbers("capacity", per_s(*sweeps.values()), "tokens/s per user")}
-    heads |= numbers("cost per M tokens", "J per token")
+    heads: dict[str, ColumnKind] = {
+        "server": "head",
+        **number_columns("capacity", per_s(*sweeps.values()), "tokens/s per user"),
+    }
+    heads |= number_columns("cost per M tokens", "J per token")
     rows = []
     for index, each in enumerate(sweeps.values()):
         step = best(each)

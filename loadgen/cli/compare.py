@@ -72,13 +72,13 @@ def compare(
     hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
     result, *groups = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
     if html is not None:
-        from loadgen.analysis.compare import page
+        from loadgen.analysis.compare import page_document
         from loadgen.analysis.report.page import render
-        from loadgen.analysis.report.run_document import reported
+        from loadgen.analysis.report.run_document import prepare_run
 
-        a, b = ([reported(each.run, each.frame, each.summary) for each in group] for group in groups)
+        a, b = ([prepare_run(each.run, each.frame, each.summary) for each in group] for group in groups)
         links = [report_link(each.run.path.parent, html) for each in (*a, *b)]
-        write_text(html, render(page(result, a, b, links)))
+        write_text(html, render(page_document(result, a, b, links)))
     _print(result, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
     raise Exit(verdicts_code({gate.verdict for gate in result.gates}, inconclusive))
 

@@ -97,12 +97,12 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     report = MatrixReport(result)
     text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
     write_text(folder / "matrix.json", text, SAFE)
-    write_text(folder / "matrix.html", page.render(report.full(measured)), SAFE)
+    write_text(folder / "matrix.html", page.render(report.page_document(measured)), SAFE)
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
     pages = [*sorted({sweep.page for sweep in result.sweeps if (folder / sweep.page).exists()}), "matrix.html"]
     where = "\n".join(plain(str(folder / page)) for page in pages)
-    output.document(text, lambda: f"\n{terminal.render(report.brief(), width=width, colour=colour)}\n{where}")
+    output.document(text, lambda: f"\n{terminal.render(report.brief_document(), width=width, colour=colour)}\n{where}")
     if output.quiet:
         for finding in report.findings():
             if (
@@ -133,13 +133,13 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     from loadgen.studies.matrix.run import heading, in_words, left_s, run
 
     def after_run(folder: Path) -> str:
-        from loadgen.analysis.matrix.document import in_a_line  # numpy, which is not loaded before the first run
+        from loadgen.analysis.matrix.document import one_line_summary  # numpy, which is not loaded before the first run
         from loadgen.analysis.sweep.document import answer
 
         return (
             answer(read_sweep(folder)).rstrip(".")
             if is_sweep(folder)
-            else in_a_line(_summarised(folder, anew=True).summary)
+            else one_line_summary(_summarised(folder, anew=True).summary)
         )
 
     def sweep(swept: SweepOptions, plan: Plan, folder: Path, serve: Measure, price: dict[str, Any]) -> bool:
@@ -198,14 +198,14 @@ def _sweep_name(found: MatrixSummary, cell: CellSweep) -> str:
 
 def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
     """A run, whose summary and page are written beside it; where they are there already, only `anew`."""
-    from loadgen.analysis.compare import read
-    from loadgen.analysis.report.run_document import reported
+    from loadgen.analysis.compare import read_run
+    from loadgen.analysis.report.run_document import prepare_run
 
-    result = read(folder)
+    result = read_run(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
         write_summary(folder, result.summary, SAFE)
     if anew or not (folder / "report.html").exists():
-        write_page([reported(result.run, result.frame, result.summary)], folder / "report.html", [])
+        write_page([prepare_run(result.run, result.frame, result.summary)], folder / "report.html", [])
     return result
 
 
@@ -213,7 +213,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
     from pydantic import ValidationError
 
-    from loadgen.analysis.matrix import CellName, cell_run, matrix
+    from loadgen.analysis.matrix import CellName, build_cell_run, summarise_matrix
     from loadgen.servers.backends import KINDS
     from loadgen.studies.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
 
@@ -238,7 +238,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
         start, index = (began.get(repeat, {}).get(name) for name in ("start", "place"))
         result = _summarised(folder / repeat.folder, anew=False)
         where = CellName(*repeat.cell), repeat.number, str(repeat.folder), start, index
-        measured.append(cell_run(*where, result.frame, result.summary))
+        measured.append(build_cell_run(*where, result.frame, result.summary))
     latest = {
         repeat: line
         for repeat, line in newest(lines, "begin", "failure").items()
@@ -246,7 +246,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     }
     servers = {server.name for server in plan.servers}
     swept.sort(key=lambda repeat: order.index(repeat.cell))
-    summary = matrix(
+    summary = summarise_matrix(
         begun,
         measured,
         order=[CellName(*cell) for cell in order if swept_by(plan, cell.workload) is None],

@@ -181,11 +181,11 @@ class Output:
             print(json.dumps(result[0] if len(result) == 1 else result, indent=2))
         elif not self.quiet:
             from loadgen.analysis import repeats
-            from loadgen.analysis.report.run_document import brief
+            from loadgen.analysis.report.run_document import brief_document
 
             for group in groups:
                 own = [part.summary for part in group.parts]
-                document = repeats.document(group.between, own) if group.between else brief(own[0])
+                document = repeats.document(group.between, own) if group.between else brief_document(own[0])
                 print()
                 show(document)
                 print()
@@ -219,7 +219,7 @@ class Output:
 
     def _complain(self, summaries: list[Summary]) -> None:
         """What failed, for people who asked for no text: what leads to an exit code, and with --json what does not."""
-        from loadgen.analysis.report.findings import findings, measured
+        from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures
 
         for summary in summaries:
@@ -232,7 +232,7 @@ class Output:
                 print_error(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
             for stated in summary.objectives:
                 if shown(stated.verdict, self.inconclusive, quiet=self.quiet):
-                    print_error(f"{of}{stated.verdict}: {stated.objective}: {measured(stated)}")
+                    print_error(f"{of}{stated.verdict}: {stated.objective}: {measured_text(stated)}")
 
 
 @contextmanager

@@ -77,9 +77,9 @@ def report(
     else:
         summaries = _index(runs[0], below, page, output) if below else output.results(runs, page)
     if serve:
-        from loadgen.analysis.report.page import HOST, server_of
+        from loadgen.analysis.report.page import HOST, page_server
 
-        with server_of(page.read_bytes()) as server, suppress(KeyboardInterrupt):
+        with page_server(page.read_bytes()) as server, suppress(KeyboardInterrupt):
             print(f"http://{HOST}:{server.server_port}/ shows it until Ctrl-C.", file=sys.stderr, flush=True)
             server.serve_forever()
     if output.objectives or junit:

@@ -444,7 +444,7 @@ def _judge(
     judged: Sequence[Objective], say: Callable[[str], None], over: str, folder: Path, load: float, overloaded: bool
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
-    from loadgen.analysis.matrix.document import in_a_line
+    from loadgen.analysis.matrix.document import one_line_summary
     from loadgen.analysis.steady_window import load as loaded
     from loadgen.analysis.sweep import watts
     from loadgen.analysis.sweep.capacity_search import chance_over
@@ -460,7 +460,7 @@ def _judge(
     chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
     back = _back(over, summary, load, chance, overloaded=overloaded)
     said = "overload, ended early" if overloaded else f"P(over capacity) {shown_chance(chance)}"
-    say(f"  {load:g} {UNITS[over]}: {in_a_line(summary)}; {said}")
+    say(f"  {load:g} {UNITS[over]}: {one_line_summary(summary)}; {said}")
     dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload
     client = "ok" if dropped else summary.client.verdict
     return {"over": chance, "carried": back, "client": client, "power_w": watts(run)}

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import full
+from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.summary import Summary
 from tests.chromium import chromium
@@ -77,7 +77,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Written:
         part_of(run_of(folder / f"{place}", burst(60, 8, seed=place), server=server, simulated=place == 2))
         for place, server in enumerate(servers)
     ]
-    (folder / "report.html").write_text(render(full(parts)), encoding="utf-8")
+    (folder / "report.html").write_text(render(page_document(parts)), encoding="utf-8")
     return Written(folder / "report.html", parts[0].summary)
 
 
@@ -147,5 +147,5 @@ def _written(folder: Path, records: list[Any], *, model: str = "", **changes: An
     if model:
         run.header.server["model"] = model
     part = part_of(run)
-    (folder / "report.html").write_text(render(full([part])), encoding="utf-8")
+    (folder / "report.html").write_text(render(page_document([part])), encoding="utf-8")
     return Written(folder / "report.html", part.summary)

@@ -10,12 +10,11 @@ import pytest
 from msgspec.structs import replace as with_changes
 from playwright.sync_api import Browser
 
-from loadgen.analysis.compare import ComparedRun, Comparison, compare, figures_table, read
-from loadgen.analysis.compare import page as document
+from loadgen.analysis.compare import ComparedRun, Comparison, compare, figures_table, page_document, read_run
 from loadgen.analysis.compare.figures import parse_gates
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import reported
+from loadgen.analysis.report.run_document import prepare_run
 from loadgen.analysis.slo import goodput
 from tests.browser.conftest import NASTY
 from tests.runs import burst, footer, header, healthy, write
@@ -26,7 +25,7 @@ def run(folder: Path, pace: float, model: str = "tiny") -> ComparedRun:
     records = burst(700, 20, pace=pace)
     first = header(700)
     first.server["model"] = model
-    found = read(write(folder, [first, *records, *healthy(), footer(records)]))
+    found = read_run(write(folder, [first, *records, *healthy(), footer(records)]))
     good = goodput(found.frame, parse_bounds(["ttft < 1s", "tpot < 30ms"]))
     return replace(found, summary=with_changes(found.summary, goodput=good))
 
@@ -38,9 +37,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     a = [run(folder / "a" / f"repeat-{place}", 1.0 + place / 100) for place in (1, 2)]
     b = [run(folder / "b" / f"repeat-{place}", 1.5 + place / 100, NASTY) for place in (1, 2)]
     found = compare(a, b, gates=parse_gates(["e2e.p50 worse by 5%"]))
-    parts = [[reported(each.run, each.frame, each.summary) for each in group] for group in (a, b)]
+    parts = [[prepare_run(each.run, each.frame, each.summary) for each in group] for group in (a, b)]
     links = ["a/report.html"] * 4
-    (folder / "page.html").write_text(render(document(found, *parts, links)), "utf-8")
+    (folder / "page.html").write_text(render(page_document(found, *parts, links)), "utf-8")
     return folder / "page.html", found
 
 

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from loadgen.analysis.format import significant
-from loadgen.analysis.matrix import CellSweep, matrix
+from loadgen.analysis.matrix import CellSweep, summarise_matrix
 from loadgen.analysis.matrix.document import MatrixReport
 from loadgen.analysis.report.page import render
 from loadgen.analysis.sweep import SweepResult
@@ -179,7 +179,7 @@ def test_a_matrix_of_sweeps_alone(tmp_path: Path, browser: Browser) -> None:
         **{"workloads": [{"name": "load"}], "repeats": 1, "starts": 1, "seed": 0},
         "hosts_found": {"here": {"platform": "CPU"}},
     }
-    found = matrix(
+    found = summarise_matrix(
         {"at": "", "version": "", "plan": plan},
         [],
         order=[],
@@ -190,7 +190,7 @@ def test_a_matrix_of_sweeps_alone(tmp_path: Path, browser: Browser) -> None:
         titles={},
     )
     file = tmp_path / "matrix.html"
-    file.write_text(render(MatrixReport(found).full([])), encoding="utf-8")
+    file.write_text(render(MatrixReport(found).page_document([])), encoding="utf-8")
     page, complaints = browser.new_page(), list[str]()
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(file.as_uri())

@@ -73,7 +73,7 @@ def test_the_headline_says_what_the_summary_says(opened: Opened) -> None:
     """The first screen has the throughput, the endings and the client's verdict, without scrolling."""
     rate = significant(opened.summary.throughput.output_tokens_per_s, 4)
     assert opened.page.locator(".card.main .value").inner_text() == rate
-    for sentence in (findings.endings(opened.summary), findings.client_said(opened.summary)):
+    for sentence in (findings.outcome_sentence(opened.summary), findings.client_sentence(opened.summary)):
         line = opened.page.get_by_text(sentence).first
         box: Any = line.bounding_box()
         assert box["y"] + box["height"] < 900

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import full
+from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.run.runfile import read
 from tests.runs import part_of
 
@@ -20,7 +20,7 @@ RENEW = (
 
 def test_the_page_of_the_golden_run_stays() -> None:
     """Nineteen requests with every ending: what a reader sees and what the charts draw, without scripts and styles."""
-    if bare(render(full([part_of(read(GOLDEN))]))) != (GOLDEN / "page.html").read_text("utf-8"):
+    if bare(render(page_document([part_of(read(GOLDEN))]))) != (GOLDEN / "page.html").read_text("utf-8"):
         pytest.fail(f"The page of tests/golden/burst is another one now. {RENEW}")
 
 
@@ -34,4 +34,4 @@ def bare(page: str) -> str:
 
 
 if __name__ == "__main__":
-    (GOLDEN / "page.html").write_text(bare(render(full([part_of(read(GOLDEN))]))), "utf-8")
+    (GOLDEN / "page.html").write_text(bare(render(page_document([part_of(read(GOLDEN))]))), "utf-8")

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
-from loadgen.analysis.report.page import server_of
+from loadgen.analysis.report.page import page_server
 from loadgen.analysis.run import runfile
 from loadgen.cli.run import run_load
 from loadgen.servers.simulated.config import SimulatedConfig
@@ -68,7 +68,7 @@ def the_page_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_report(_folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
     """It is bound to loopback; tests/integration/test_report_serve.py asks it for other things."""
-    with server_of(b"") as server:
+    with page_server(b"") as server:
         assert server.server_address[0] == "127.0.0.1"
 
 

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from loadgen.analysis import stats
 from loadgen.analysis.frame import frame_of
-from loadgen.analysis.report.chart_data import course, distribution, drawn_ranks
+from loadgen.analysis.report.chart_data import distribution, plotted_ranks, throughput_series
 from loadgen.analysis.run.record import Record
 from tests.runs import complete, failed, truncated
 
@@ -95,7 +95,7 @@ def test_the_frame_says_what_the_records_say(found: list[Record]) -> None:
 def test_no_token_is_lost_on_the_way_to_the_chart(found: list[Record]) -> None:
     """Tokens per second times seconds, over all pieces of the window, are the tokens that arrived in it."""
     frame = frame_of([record for record in found if record.chunk_ns])
-    drawn = course(frame)
+    drawn = throughput_series(frame)
     starts = drawn["start_s"]
     if starts:
         window_s = (frame.end_ns.max() - frame.sent_ns.min()) / 1e9
@@ -107,7 +107,7 @@ def test_no_token_is_lost_on_the_way_to_the_chart(found: list[Record]) -> None:
 @given(st.integers(0, 5000))
 def test_thinned_curves_keep_their_ends(count: int) -> None:
     """However many samples: at most 700 are drawn, in order, and the fifty at each end are all there."""
-    ranks = drawn_ranks(count).tolist()
+    ranks = plotted_ranks(count).tolist()
     assert len(ranks) <= 700
     assert ranks == sorted(set(ranks))
     assert set(range(min(50, count))) <= set(ranks)

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from loadgen.analysis.report import ChartRef, charts, markdown, page
 from loadgen.analysis.report.charts import CHARTS, Chart, ChartInput
-from loadgen.analysis.report.run_document import ReportedRun, chart_runs, full
+from loadgen.analysis.report.run_document import ReportedRun, chart_runs, page_document
 from tests.chromium import chromium
 from tests.runs import burst, part_of, run_of
 
@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReportedRun:
 
 def test_it_is_in_the_document_and_in_the_figures(run: ReportedRun) -> None:
     """In a section of its own before the last ones, or in the one it names; as traces and layout for notebooks."""
-    document = full([run])
+    document = page_document([run])
     placed = {
         section.id: [block.id for block in section.blocks if isinstance(block, ChartRef)]
         for section in document.sections
@@ -50,7 +50,7 @@ def test_it_is_in_the_document_and_in_the_figures(run: ReportedRun) -> None:
     assert placed["chunks-per-request"] == ["chunks"]
     assert placed["latency"][-1] == "scripted"
     assert "### Chunks per request" in markdown(document)
-    figure = charts.figure("chunks", chart_runs([run]))
+    figure = charts.plotly_figure("chunks", chart_runs([run]))
     assert figure["data"] == [
         {
             "type": "scatter",
@@ -66,7 +66,7 @@ def test_it_is_in_the_document_and_in_the_figures(run: ReportedRun) -> None:
 @pytest.mark.browser
 def test_the_page_draws_it(run: ReportedRun, tmp_path: Path) -> None:
     """From its traces or by its script, with its caption and its data, and without a complaint of the browser's."""
-    (tmp_path / "report.html").write_text(page.render(full([run])), "utf-8")
+    (tmp_path / "report.html").write_text(page.render(page_document([run])), "utf-8")
     with chromium() as browser:
         window = browser.new_page()
         complaints: list[str] = []
@@ -85,4 +85,4 @@ def test_the_page_draws_it(run: ReportedRun, tmp_path: Path) -> None:
 def test_a_run_without_its_data_does_not_show_it(run: ReportedRun) -> None:
     """A chart whose data is None for every run is left out."""
     assert CHARTS["turns"].data(ChartInput(None, run.summary)) is None  # type: ignore[arg-type]
-    assert "turns" not in [section.id for section in full([run]).sections]
+    assert "turns" not in [section.id for section in page_document([run]).sections]

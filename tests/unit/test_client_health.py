@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from loadgen.analysis.client_health import LIMITS
 from loadgen.analysis.objectives import ObjectiveVerdict
-from loadgen.analysis.report.findings import client_said, findings, verdict
+from loadgen.analysis.report.findings import client_sentence, findings, verdict
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.stats import late_percentile_s
@@ -210,23 +210,23 @@ def test_a_ring_that_was_given_up_is_a_warning_about_the_instrument(tmp_path: Pa
     assert (client.ring_rejected, client.ring_given_up, client.error_bar_s) == (12, 1, 20e-6)
     found = findings(summary)
     assert verdict(summary, found).sentence == "Valid, with 1 warning below."
-    assert [each.sentence for each in found if each.level == "warning"] == [client_said(summary)]
+    assert [each.sentence for each in found if each.level == "warning"] == [client_sentence(summary)]
     words = "packet timestamps and socket timestamps disagreed in 12 of 20 requests: socket timestamps used."
-    assert client_said(summary).endswith(words)
+    assert client_sentence(summary).endswith(words)
 
 
 def test_a_few_wrong_packet_timestamps_are_a_note(tmp_path: Path) -> None:
     """Only the requests in question have the socket's timestamps."""
     summary = instrument(tmp_path, 1, 0)
     assert verdict(summary, findings(summary)).sentence == "Valid: every check passed."
-    assert client_said(summary).endswith("disagreed in 1 of 20 requests: socket timestamps used for those.")
+    assert client_sentence(summary).endswith("disagreed in 1 of 20 requests: socket timestamps used for those.")
 
 
 def test_wrong_kernel_timestamps_are_a_warning(tmp_path: Path) -> None:
     """User-space timestamps are not exact, and the run says how many requests have them."""
     summary = instrument(tmp_path, 0, 0, socket_rejected=2)
     assert verdict(summary, findings(summary)).sentence == "Valid, with 1 warning below."
-    assert client_said(summary).endswith(
+    assert client_sentence(summary).endswith(
         "kernel timestamps contradicted 2 of 20 requests: user-space timestamps used for those."
     )
 

@@ -14,10 +14,9 @@ from scipy import stats as reference
 
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.analysis import stats
-from loadgen.analysis.compare import FIGURES, compare, document, figures, remark, unequal_work
-from loadgen.analysis.compare import run_variance as noise
+from loadgen.analysis.compare import FIGURES, compare, document, figures, remark, run_variance, unequal_work
 from loadgen.analysis.compare.figures import ComparedFigure, judge_gates, parse_gates
-from loadgen.analysis.compare.run_variance import Samples, parts
+from loadgen.analysis.compare.run_variance import Samples, split_offsets
 from loadgen.analysis.objectives import ObjectiveError
 from loadgen.analysis.report import markdown
 from loadgen.analysis.report.terminal import render
@@ -65,7 +64,7 @@ def test_welch_agrees_with_scipy(seed: int) -> None:
     expected = reference.ttest_ind(b, a, equal_var=False)
     found = stats.difference_of_means(a, b)
     assert figures.p_value(*found) == pytest.approx(expected.pvalue, rel=1e-6)
-    assert figures.ends(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
+    assert figures.confidence_interval(*found) == pytest.approx(tuple(expected.confidence_interval()), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_welch_agrees_with_scipy(seed: int) -> None:
 )
 def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> None:
     """On logarithms, as scipy has it."""
-    found = figures.of_values("e2e.p50", a, b)
+    found = figures.compare_values("e2e.p50", a, b)
     logs = [[math.log(value) for value in values] for values in (b, a)]
     expected = reference.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
     assert found.ratio == pytest.approx(math.exp(sum(logs[0]) / len(b) - sum(logs[1]) / len(a)))
@@ -84,12 +83,12 @@ def test_the_interval_of_a_ratio_is_welchs(a: list[float], b: list[float]) -> No
 @pytest.mark.parametrize(("a", "b"), [([1.0, None], [2.0, 2.1]), ([0.0, 1.0], [1, 1]), ([1e-75, 1e75], [1, 1])])
 def test_of_what_has_no_ratio_no_interval_is_claimed(a: list[float | None], b: list[float | None]) -> None:
     """A figure that a run lacks is not left out quietly, and runs may differ beyond all measure."""
-    assert figures.of_values("e2e.p50", a, b).ratio_ci95 is None
+    assert figures.compare_values("e2e.p50", a, b).ratio_ci95 is None
 
 
 def test_repeats_that_agree_exactly_differ_from_others_that_do() -> None:
     """No scatter, no margin."""
-    found = figures.of_values("e2e.p50", [1.0, 1.0], [2.0, 2.0])
+    found = figures.compare_values("e2e.p50", [1.0, 1.0], [2.0, 2.0])
     assert (found.ratio, found.ratio_ci95) == (pytest.approx(2.0), pytest.approx((2.0, 2.0)))
 
 
@@ -105,8 +104,8 @@ def test_pairs_agree_with_mann_whitney() -> None:
     """Without anything that moves all of B, the share of pairs is U / nm, and the test Brunner and Munzel's."""
     random = np.random.default_rng(3)
     a, b = random.gamma(3, 1, 700).round(2), random.gamma(3, 1.1, 900).round(2)  # with ties
-    both = [Samples(each, parts(len(each), len(each)), strata=False) for each in (a, b)]
-    share, error, p = noise.superiority(both[0], both[1], 0.0)
+    both = [Samples(each, split_offsets(len(each), len(each)), strata=False) for each in (a, b)]
+    share, error, p = run_variance.probability_of_superiority(both[0], both[1], 0.0)
     assert share == pytest.approx(reference.mannwhitneyu(b, a).statistic / (len(a) * len(b)))
     expected = reference.brunnermunzel(a, b, distribution="normal")
     assert p == pytest.approx(expected.pvalue, rel=0.02)
@@ -116,11 +115,11 @@ def test_pairs_agree_with_mann_whitney() -> None:
 def test_the_bootstrap_of_a_quantile_agrees_with_drawing() -> None:
     """What the Beta distribution of an order statistic says is what drawing with replacement does."""
     values = np.random.default_rng(4).gamma(2, 1, 800)
-    samples = Samples(values, parts(800, 800), strata=False)
+    samples = Samples(values, split_offsets(800, 800), strata=False)
     expected = reference.bootstrap(
         (values,), lambda each, axis: np.log(np.quantile(each, 0.9, axis=axis)), n_resamples=2000, method="basic", rng=5
     )
-    found = noise.quantile_error(samples, 0.9, np.random.default_rng(6))
+    found = run_variance.quantile_error(samples, 0.9, np.random.default_rng(6))
     assert found == pytest.approx(expected.standard_error, rel=0.1)
 
 
@@ -128,9 +127,15 @@ def test_dependent_samples_are_worth_less_and_strata_more() -> None:
     """Samples that come in runs of equal ones count once per run; a rise by plan within a burst is no chance."""
     random = np.random.default_rng(7)
     runs = np.repeat(random.normal(0, 1, 64), 25)
-    assert noise.worth(Samples(runs, parts(1600, 16), strata=False), 0.5, float(np.median(runs))) < 200
+    assert (
+        run_variance.effective_size(Samples(runs, split_offsets(1600, 16), strata=False), 0.5, float(np.median(runs)))
+        < 200
+    )
     ramp = np.arange(1600) + random.normal(0, 5, 1600)
-    assert noise.worth(Samples(ramp, parts(1600, 100), strata=True), 0.5, float(np.median(ramp))) > 16_000
+    assert (
+        run_variance.effective_size(Samples(ramp, split_offsets(1600, 100), strata=True), 0.5, float(np.median(ramp)))
+        > 16_000
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,7 @@ def test_dependent_samples_are_worth_less_and_strata_more() -> None:
 )
 def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
     """Within the margin there is no difference that matters, however sure it is; otherwise the test decides."""
-    (found,) = figures.judged([row(**changes)])
+    (found,) = figures.judge_figures([row(**changes)])
     assert found.verdict == verdict
     assert (found.needs_more is not None) == (verdict == "inconclusive" and found.p_value is not None)
 
@@ -155,7 +160,7 @@ def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
 def test_the_number_that_would_tell_does() -> None:
     """With so many more runs the interval is as narrow as was aimed for, and with one fewer it is not."""
     undecided = row(more_of="runs", count=3, error=0.1, freedom=4.0, p_value=0.4)
-    (found,) = figures.judged([undecided])
+    (found,) = figures.judge_figures([undecided])
     assert found.needs_more
     for more, tells in ((found.needs_more, True), (found.needs_more - 1, False)):
         runs = 3 + more
@@ -243,11 +248,11 @@ def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
 
 def test_all_complete_is_not_known_to_the_last_request() -> None:
     """Groups of which every request was complete: as wide as the exact interval of so many requests, and never 0."""
-    found = figures.shares_of_groups([(200, 200)] * 5, [(200, 200)] * 5)
+    found = figures.compare_group_shares([(200, 200)] * 5, [(200, 200)] * 5)
     low, high = found.difference_ci95 or (0.0, 0.0)
     miss = 1 - reference.binomtest(1000, 1000).proportion_ci().low
     assert (low, high) == pytest.approx((-miss, miss))
-    (said,) = figures.judged([found])
+    (said,) = figures.judge_figures([found])
     assert (said.verdict, said.no_larger_than) == ("no difference", pytest.approx(miss))
 
 
@@ -263,10 +268,10 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
     a: list[tuple[int, int]], b: list[tuple[int, int]], verdict: str
 ) -> None:
     """Both tests must see it: between runs (Welch), and over all requests (Fisher)."""
-    found = figures.shares_of_groups(a, b)
+    found = figures.compare_group_shares(a, b)
     table = [[sum(good for good, _ in each), sum(total - good for good, total in each)] for each in (a, b)]
     assert (found.p_value or 0) >= reference.fisher_exact(table).pvalue * (1 - 1e-6)
-    (said,) = figures.judged([found])
+    (said,) = figures.judge_figures([found])
     assert said.verdict == verdict
 
 
@@ -276,7 +281,7 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
 )
 def test_conditions_are_held_against_the_interval(bound: str, verdict: str) -> None:
     """10 % worse, give or take 2: surely more than 5, surely less than 20, and around 10 nobody knows."""
-    (found,) = judge_gates(parse_gates([f"ttft.p99 {bound}"]), figures.judged([row()]))
+    (found,) = judge_gates(parse_gates([f"ttft.p99 {bound}"]), figures.judge_figures([row()]))
     assert found.verdict == verdict
 
 
@@ -333,18 +338,18 @@ def test_single_runs_are_never_surer_than_runs_are_alike() -> None:
     found = compare([one_run(scene, 1, 400, output=32)], [one_run(scene, 2, 400, output=32)])
     tested = {each.figure: each for each in found.rows if each.p_value is not None}
     assert {"output_tokens_per_s", "e2e.p50"} <= tested.keys()
-    assert all(each.error >= noise.RUNS_DIFFER for each in tested.values() if each.ratio is not None)
+    assert all(each.error >= run_variance.MIN_RUN_VARIATION for each in tested.values() if each.ratio is not None)
     assert any("at least 2 %" in note for note in found.notes)
 
 
 def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
     """An effect that lies within what runs differ by is told by no number of requests, and the words say what may."""
     wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
-    (found,) = figures.judged([row(**wide, error_least=0.02)])
+    (found,) = figures.judge_figures([row(**wide, error_floor=0.02)])
     assert (found.verdict, found.needs_more) == ("inconclusive", None)
     assert remark(found).endswith("repeats may")
-    (alone,) = figures.judged([row(**wide)])
-    (among, *_) = figures.judged([row(**wide)] * 3)
+    (alone,) = figures.judge_figures([row(**wide)])
+    (among, *_) = figures.judge_figures([row(**wide)] * 3)
     assert alone.needs_more
     assert among.needs_more
     assert alone.needs_more < among.needs_more  # Holm's method asks more of each of three

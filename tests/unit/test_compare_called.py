@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.analysis.compare import Comparison, compare, document, headline, read
+from loadgen.analysis.compare import Comparison, compare, document, headline, read_run
 from loadgen.analysis.compare.figures import parse_gates
 from loadgen.analysis.report.terminal import render
 from tests.compared import limited, run, scripted
@@ -109,7 +109,7 @@ def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:
     """Of several; a single one did a part of the work, which is unequal."""
     whole = run(tmp_path / "whole")
     records = burst(30, 8)
-    part = read(write(tmp_path / "part", [header(60), *records, *healthy(), footer(records, interrupted=True)]))
+    part = read_run(write(tmp_path / "part", [header(60), *records, *healthy(), footer(records, interrupted=True)]))
     found = compare([whole, part], [whole])
     assert (found.runs_a, found.unequal) == (1, [])
     assert found.left_out == ["Run 2 of A is left out: it is only a part, as it was interrupted."]

@@ -11,18 +11,18 @@ import pytest
 
 import loadgen.analysis.frame
 from loadgen.analysis.frame import frame_of
-from loadgen.analysis.report import chart_data as curves
+from loadgen.analysis.report import chart_data
 from loadgen.analysis.report.chart_data import (
     BUCKET,
     PIECES,
-    course,
     distribution,
     first_tokens,
-    lifetime,
+    gaps_by_token,
     nice_step,
-    panels,
-    sends,
-    thinned,
+    plotted_indices,
+    send_times,
+    telemetry_panels,
+    throughput_series,
     timeline,
 )
 from loadgen.analysis.report.charts import CHARTS
@@ -40,7 +40,7 @@ RECORDS = [
 
 def test_the_course_counts_tokens_and_streams_in_each_piece() -> None:
     """1.6 s in 160 pieces of 10 ms: tokens over the piece's length, and the most streams open at once."""
-    drawn = course(frame_of(RECORDS))
+    drawn = throughput_series(frame_of(RECORDS))
     assert drawn["bin_s"] == 0.01
     assert len(drawn["start_s"]) == 160
     assert {i: rate for i, rate in enumerate(drawn["tokens_per_s"]) if rate} == {10: 100, 15: 100, 20: 300, 90: 100}
@@ -54,7 +54,7 @@ def test_a_short_dip_does_not_hide_the_most_streams() -> None:
         complete(1, [1 * MS], end_ns=105 * MS),
         complete(2, [107 * MS], sent_ns=106 * MS, end_ns=160_000 * MS),
     ]
-    assert max(course(frame_of(records))["in_flight"]) == 1
+    assert max(throughput_series(frame_of(records))["in_flight"]) == 1
 
 
 def drawn_of(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_nothing_sent_draws_nothing(tmp_path: Path, records: list[Record]) -> No
 
 def test_the_burst_counts_from_its_first_request() -> None:
     """When each request left after the first one, in order; one never sent is not drawn."""
-    drawn = sends(frame_of([*RECORDS, complete(4, [9 * MS], sent_ns=20 * MS)]))
+    drawn = send_times(frame_of([*RECORDS, complete(4, [9 * MS], sent_ns=20 * MS)]))
     assert drawn["x"] == [0.0, 0.02, 0.05]
     assert drawn["y"] == [1, 2, 3]
 
@@ -109,7 +109,7 @@ def test_pieces_have_round_lengths(least: float, step: float) -> None:
 
 def test_a_gap_belongs_to_the_token_that_ends_it() -> None:
     """A chunk of several tokens counts once, before its first; the longest gaps have their place."""
-    drawn = lifetime(
+    drawn = gaps_by_token(
         frame_of(
             [
                 complete(5, [10 * MS, 20 * MS, 320 * MS], tokens=[1, 2, 1]),
@@ -131,15 +131,15 @@ def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: py
     no difference in how many blocks the chunks are walked through."""
     records = burst(700, 5)
     gaps = np.diff([record.chunk_ns for record in records], axis=1) / 1e9
-    drawn = lifetime(frame_of(records))
+    drawn = gaps_by_token(frame_of(records))
     monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", 64)
-    assert lifetime(frame_of(records)) == drawn
+    assert gaps_by_token(frame_of(records)) == drawn
     assert drawn["token"] == [2, 3, 4, 5]
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         exact = np.quantile(gaps, share, axis=0, method="inverted_cdf")
         assert np.array(drawn[name]) == pytest.approx(exact, rel=BUCKET - 1)
     assert drawn["max"] == pytest.approx(gaps.max(axis=0), abs=1e-7)
-    few = lifetime(frame_of(burst(40, 5)))
+    few = gaps_by_token(frame_of(burst(40, 5)))
     assert None not in few["p50"]
     assert few["p90"] == few["p99"] == [None] * 4
 
@@ -150,14 +150,14 @@ def test_of_equal_gaps_the_last_are_named(monkeypatch: pytest.MonkeyPatch, entri
     monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", entries)
     stalled = [complete(number, [10 * MS, 11 * MS, 41 * MS, 42 * MS], end_ns=42 * MS) for number in range(50)]
     longer = complete(50, [10 * MS, 50 * MS], end_ns=50 * MS)
-    found = lifetime(frame_of([*stalled[:5], longer, *stalled[5:]]))["longest"]
+    found = gaps_by_token(frame_of([*stalled[:5], longer, *stalled[5:]]))["longest"]
     assert [(each["request"], each["token"]) for each in found] == [(50, 2), *((n, 3) for n in range(49, 30, -1))]
     assert {(each["from_s"], each["gap_s"]) for each in found[1:]} == {(0.011, 0.03)}
 
 
 def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
     """1,000 tokens make groups of 10; the first token of a group names it, token 0 does not exist."""
-    drawn = lifetime(frame_of(burst(12, 1000)))
+    drawn = gaps_by_token(frame_of(burst(12, 1000)))
     assert drawn["width"] == 10
     assert drawn["token"][:3] == [1, 10, 20]
     assert sum(drawn["n"]) == 12 * 999
@@ -166,7 +166,7 @@ def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
 @pytest.mark.parametrize("records", [[], [dropped(1)], [failed(1)], [complete(1, [])], [complete(1, [5 * MS])]])
 def test_without_a_gap_there_is_nothing(records: list[Record]) -> None:
     """No request, none complete, no chunk, one chunk: empty, and nothing raises."""
-    drawn = lifetime(frame_of(records))
+    drawn = gaps_by_token(frame_of(records))
     assert drawn["token"] == drawn["p50"] == drawn["longest"] == []
 
 
@@ -236,7 +236,7 @@ def test_the_timeline_has_every_instant_of_a_small_run() -> None:
 
 def test_of_many_requests_some_are_drawn_by_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evenly spaced in the order sent, the slowest, and those that failed; the sentence says so."""
-    monkeypatch.setattr(curves, "ROWS_MAX", 300)
+    monkeypatch.setattr(chart_data, "ROWS_MAX", 300)
     records: list[Record] = [*loop(1000), *(failed(2000 + i, sent_ns=i * 9_000_000) for i in range(150))]
     records[500] = complete(500, [90_000 * MS], sent_ns=5_000 * MS)
     drawn = timeline(frame_of(records))
@@ -250,7 +250,7 @@ def test_of_many_requests_some_are_drawn_by_a_rule(monkeypatch: pytest.MonkeyPat
 
 def test_tokens_that_do_not_fit_are_left_out_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a third of the chunks every third request has its own, whole."""
-    monkeypatch.setattr(curves, "CHUNKS_MAX", 40)
+    monkeypatch.setattr(chart_data, "CHUNKS_MAX", 40)
     drawn = timeline(frame_of(burst(12, 10)))
     assert [len(steps) for steps in drawn["tokens"]] == [10, 0, 0] * 4
 
@@ -271,9 +271,9 @@ def test_captions_of_runs_with_nothing_to_show(tmp_path: Path) -> None:
 
 def test_telemetry_is_drawn_in_units_that_read_well() -> None:
     """Bytes become GiB, shares percent; gaps stay gaps."""
-    (drawn,) = panels([Series("gpu_memory_used", "GPU memory", "bytes", "GPU 0", [0, 1], [2.0**31, None])])
+    (drawn,) = telemetry_panels([Series("gpu_memory_used", "GPU memory", "bytes", "GPU 0", [0, 1], [2.0**31, None])])
     assert (drawn["unit"], drawn["y"]) == ("GiB", [2, None])
-    (share,) = panels([Series("kv_used", "KV cache in use", "share", "server", [0.0], [0.25])])
+    (share,) = telemetry_panels([Series("kv_used", "KV cache in use", "share", "server", [0.0], [0.25])])
     assert (share["unit"], share["y"]) == ("%", [25])
 
 
@@ -281,7 +281,7 @@ def test_long_telemetry_keeps_its_extremes_and_gaps() -> None:
     """Of 100,000 readings about a thousand are drawn, the one peak, the one dip and the one gap among them."""
     values: list[float | None] = [50.0] * 100_000
     values[12_345], values[54_321], values[77_777] = 99.0, 1.0, None
-    kept = thinned(values)
+    kept = plotted_indices(values)
     assert {0, 12_345, 54_321, 77_777, 99_999} <= set(kept)
     assert len(kept) <= 4 * PIECES + 1
 
@@ -294,7 +294,7 @@ def test_latencies_over_time_hold_every_request_once() -> None:
     ]
     records.append(failed(95, "timeout", "", sent_ns=40 * 10**9, end_ns=45 * 10**9))
     records += [rejected(96 + each, sent_ns=50 * 10**9, end_ns=50 * 10**9 + MS) for each in range(3)]
-    drawn = curves.latencies(frame_of(records))
+    drawn = chart_data.latency_series(frame_of(records))
     assert drawn
     assert sum(drawn["ttft_n"]) == sum(drawn["tpot_n"]) == 90
     assert {*drawn["ttft_p50"]} == {0.2}
@@ -305,9 +305,9 @@ def test_latencies_over_time_hold_every_request_once() -> None:
 def test_a_long_run_has_a_heat_map() -> None:
     """Every first token is in one cell, within the TTFT that the cell says; a short run has none."""
     records = [complete(each, [each * 10**9 + (100 + each) * MS], sent_ns=each * 10**9) for each in range(90)]
-    drawn = curves.heat(frame_of(records))
+    drawn = chart_data.ttft_heat_map(frame_of(records))
     assert drawn
     assert sum(drawn["n"]) == 90
     assert drawn["low"][0] == pytest.approx(0.1)
     assert max(drawn["high"]) == pytest.approx(0.189, rel=0.01)
-    assert curves.heat(frame_of(records[:50])) is None
+    assert chart_data.ttft_heat_map(frame_of(records[:50])) is None

@@ -167,7 +167,7 @@ def test_a_summary_of_an_older_version_still_says_that_lengths_differ(tmp_path: 
     """Its file has the number of responses of another length, and not how far they were off."""
     summary = summary_of(tmp_path, [of_length(1, 128, 50)])
     summary.tokens.output_early = None
-    assert findings.lengths(summary).endswith("; 1 of 1 output length not as requested.")
+    assert findings.lengths_sentence(summary).endswith("; 1 of 1 output length not as requested.")
 
 
 def test_prompt_lengths_are_those_of_complete_requests(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def poisson(folder: Path, *, rate: float = 200, named: float = 200, late_ms: flo
 def test_a_load_that_went_out_as_named_is_said_to_have(tmp_path: Path) -> None:
     """Number, rate and variation beside those named, the check of the gaps, and lateness, in one sentence."""
     summary = poisson(tmp_path)
-    assert findings.delivered(summary)
-    sentence = findings.delivery(summary)
+    assert findings.delivered_as_requested(summary)
+    sentence = findings.delivery_sentence(summary)
     assert re.fullmatch(
         r"4,000 of 4,000 requests sent, \d{3}\.\d /s \(target 200\.0\), inter-arrival CV \d\.\d\d+ \(target 1\.00\), "
         r"distribution as requested \(Kolmogorov-Smirnov p = 0\.\d+\), p99 dispatch delay 50\.0 µs\.",
@@ -286,34 +286,34 @@ def test_a_load_that_went_out_as_named_is_said_to_have(tmp_path: Path) -> None:
 def test_a_load_of_another_rate_is_found_out(tmp_path: Path) -> None:
     """Half the rate that was named: not delivered, and the sentence says that the gaps are not of the name."""
     summary = poisson(tmp_path, rate=100, named=200)
-    assert not findings.delivered(summary)
-    assert "distribution not as requested" in findings.delivery(summary)
+    assert not findings.delivered_as_requested(summary)
+    assert "distribution not as requested" in findings.delivery_sentence(summary)
 
 
 def test_a_load_sent_too_late_is_not_said_to_fit(tmp_path: Path) -> None:
     """Late by more than a tenth of the mean gap: any gaps would pass, so the sentence claims nothing."""
     summary = poisson(tmp_path, late_ms=0.6)
     assert summary.delivery.ks.sent is None
-    assert "sent too late to check the distribution, p99 dispatch delay 600 µs" in findings.delivery(summary)
+    assert "sent too late to check the distribution, p99 dispatch delay 600 µs" in findings.delivery_sentence(summary)
 
 
 def test_a_burst_that_was_sent_says_how_late(tmp_path: Path) -> None:
     """All due at once have no rate to name: number and lateness are all there is to say."""
     summary = summary_of(tmp_path, burst(12, 4))
-    assert findings.delivered(summary)
-    assert findings.delivery(summary) == "12 of 12 requests sent, p99 dispatch delay 98.0 µs."
+    assert findings.delivered_as_requested(summary)
+    assert findings.delivery_sentence(summary) == "12 of 12 requests sent, p99 dispatch delay 98.0 µs."
 
 
 def test_dropped_requests_are_not_delivered(tmp_path: Path) -> None:
     """What was never sent is missing from the count, and the load was not the one named."""
     summary = summary_of(tmp_path, [*burst(3, 4), dropped(7)])
-    assert not findings.delivered(summary)
-    assert findings.delivery(summary).startswith("3 of 4 requests sent,")
+    assert not findings.delivered_as_requested(summary)
+    assert findings.delivery_sentence(summary).startswith("3 of 4 requests sent,")
 
 
 def test_a_run_of_nothing_says_nothing_of_delivery(tmp_path: Path) -> None:
     """Nothing was asked, so nothing was or was not delivered."""
-    assert findings.delivery(summary_of(tmp_path, [])) == ""
+    assert findings.delivery_sentence(summary_of(tmp_path, [])) == ""
 
 
 def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:
@@ -358,9 +358,9 @@ def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> Non
         return ObjectiveVerdict(objective="failed < 1", verdict=verdict, **figures, **rest)
 
     summary = summary_of(tmp_path, burst(12, 4))
-    assert findings.objectives_met(summary) is None
+    assert findings.objectives_finding(summary) is None
     summary.objectives = [entry("pass"), entry("inconclusive"), entry("pass")]
-    found = findings.objectives_met(summary)
+    found = findings.objectives_finding(summary)
     assert found
     assert (found.level, found.sentence) == ("warning", "2 passed, 1 inconclusive.")
 
@@ -375,7 +375,7 @@ def test_what_was_stopped_with_the_run_is_no_failure(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, records)
     assert said(summary, "complete") == "12 of 16 requests complete; 1 failed, 3 stopped with the run."
     assert tables.failures(summary).title == "1 failed, 0 rejected, 0 truncated, 0 dropped, 3 stopped with the run"
-    assert [each.sentence for each in findings.most_failed(summary)] == ["Most frequent: 1 x http_status: “busy”."]
+    assert [each.sentence for each in findings.top_failure(summary)] == ["Most frequent: 1 x http_status: “busy”."]
 
 
 def test_rejected_requests_are_told_apart_from_failed_ones(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_rejected_requests_are_told_apart_from_failed_ones(tmp_path: Path) -> No
     alone = summary_of(tmp_path / "alone", [*burst(12, 4), *refused])
     assert said(alone, "complete") == "12 of 15 requests complete; 3 rejected."
     assert [each.level for each in findings.findings(alone) if each.id == "complete"] == ["warning"]
-    assert [each.level for each in findings.most_failed(alone)] == ["warning"]
+    assert [each.level for each in findings.top_failure(alone)] == ["warning"]
 
 
 def test_reasons_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_reasons_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
     shown = [(each.count, each.detail, each.request) for each in summary.requests.examples["cut"]]
     assert shown[:2] == [(8, "closed after N of N tokens", 20), (2, "a", 40)]
     assert len(shown) == 3
-    (top,) = findings.most_failed(summary)
+    (top,) = findings.top_failure(summary)
     assert top.sentence == "Most frequent: 8 x cut: “closed after N of N tokens”."
     lines = tables.failures(summary).rows[0].cells[-1].lines
     assert lines[-1] == "and 2 others"

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare import compare
 from loadgen.analysis.hardware_limit import HardwareLimit
-from loadgen.analysis.report.findings import limit
+from loadgen.analysis.report.findings import hardware_limit_sentence
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import full
+from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run, Telemetry, read
 from loadgen.cli.matrix import write_report
@@ -147,7 +147,7 @@ def test_a_limit_that_was_beaten_is_doubted(tmp_path: Path) -> None:
     slow = limit_of(tmp_path, plan={"gpu_model": "L4"}, server={"model": "Llama-3.1-8B"})
     assert found is None or not found.exceeds_limit
     assert slow.exceeds_limit
-    assert limit(slow).endswith("Name them with --gpu-model.")
+    assert hardware_limit_sentence(slow).endswith("Name them with --gpu-model.")
 
 
 def test_page_and_terminal_say_it(tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_page_and_terminal_say_it(tmp_path: Path) -> None:
     run = run_of(tmp_path, plan={"gpu_model": "H100"})
     said = "Hardware limit (1 x H100 SXM, Llama-2-7B, bf16): "
     assert said in " ".join(text_of(summarise(run)).split())
-    assert said in render(full([part_of(run)]))
+    assert said in render(page_document([part_of(run)]))
 
 
 def test_a_sentence_holds_ratio_share_and_overhead(tmp_path: Path) -> None:
     """In a reader's words."""
     found: HardwareLimit = limit_of(tmp_path, plan={"gpu_model": "H100"})
-    said = limit(found)
+    said = hardware_limit_sentence(found)
     assert "TPOT is 4.4 times the memory limit of 4.5" in said
     assert "MBU 23 %, MFU 4.5 %; at 7.4 decoding" in said
     assert "of a step is overhead" in said

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.analysis.matrix import CellMemory, MatrixSummary, _differences, cell_memory
+from loadgen.analysis.matrix import CellMemory, MatrixSummary, _differences, merge_cell_memory
 from loadgen.analysis.matrix.document import MatrixReport
 from loadgen.analysis.report.terminal import render
 from loadgen.analysis.summary import Memory
@@ -27,7 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def terminal(folder: Path) -> str:
     found = msgspec.json.decode((folder / "matrix.json").read_bytes(), type=MatrixSummary)
-    return render(MatrixReport(found).brief(), width=120)
+    return render(MatrixReport(found).brief_document(), width=120)
 
 
 def test_only_cells_that_differ_in_one_thing_are_paired(found: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ def test_cells_of_different_speeds_are_not_compared(found: dict[str, Any]) -> No
     pairs = {frozenset((each.a.server, each.b.server)) for each in told if each.by == "server"}
     assert pairs == {frozenset(("lightllm", "tgi"))}
     mixed = msgspec.structs.replace(summary, cells=cells, differences=told)
-    text = " ".join(render(MatrixReport(mixed).brief(), width=120).split())
+    text = " ".join(render(MatrixReport(mixed).brief_document(), width=120).split())
     assert "No ranking: the cells ran at 1 and 5 times speed." in text
     assert "Cells ran at 1 and 5 times speed: those of different speeds are not compared." in text
 
@@ -121,7 +121,7 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
             "not_measured": {"host": "it is elsewhere"},
         }
 
-    found = cell_memory(msgspec.convert([of(11, 700), of(12, 900)], list[Memory]))
+    found = merge_cell_memory(msgspec.convert([of(11, 700), of(12, 900)], list[Memory]))
     assert [each.of for each in found.levels] == ["GPU 0 A800", "process vllm on host"]
     assert msgspec.to_builtins(found.levels[0]) == {
         "of": "GPU 0 A800",
@@ -135,7 +135,7 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
         **{"peak_fullest_share": 1.125, "tokens": 64},
     }
     assert found.notes == ["It takes 90 %.", "Not read, host: it is elsewhere."]
-    assert cell_memory([]) == CellMemory()
+    assert merge_cell_memory([]) == CellMemory()
 
 
 def test_a_matrix_of_which_nothing_was_measured_has_a_report(tmp_path: Path) -> None:

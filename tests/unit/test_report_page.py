@@ -16,7 +16,7 @@ import pytest
 from loadgen.analysis import report
 from loadgen.analysis.report import page as pages
 from loadgen.analysis.report.page import SCRIPTS, render
-from loadgen.analysis.report.run_document import ReportedRun, full
+from loadgen.analysis.report.run_document import ReportedRun, page_document
 from tests.runs import burst, failed, header, loop, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;\"'"
@@ -35,7 +35,7 @@ def hostile(tmp_path: Path) -> str:
     run = run_of(tmp_path / "run", records)
     run.header.server |= changed
     run.header.command.append(NASTY)
-    return render(full([part_of(run)]))
+    return render(page_document([part_of(run)]))
 
 
 def test_a_servers_words_stay_words(hostile: str) -> None:
@@ -78,13 +78,15 @@ def test_the_page_needs_no_other_file(hostile: str) -> None:
 def test_a_report_of_a_full_burst_is_small(tmp_path: Path) -> None:
     """1,000 requests of 128 tokens make a file of less than 1.5 MB."""
     run = run_of(tmp_path / "run", burst(1000, 128))
-    assert len(render(full([part_of(run)])).encode()) < 1_500_000
+    assert len(render(page_document([part_of(run)])).encode()) < 1_500_000
 
 
 def test_a_simulated_run_is_marked_once_always_in_view(tmp_path: Path) -> None:
     """SIMULATED, and at which speed, stands in the file's title, beside the navigation, which stays in view, and at the
     head of each printed page; nowhere else."""
-    page = re.sub(r"<script>.*?</script>", "", render(full([part(tmp_path / "run", simulated=True)])), flags=re.S)
+    page = re.sub(
+        r"<script>.*?</script>", "", render(page_document([part(tmp_path / "run", simulated=True)])), flags=re.S
+    )
     assert page.count("SIMULATED") == 3
     assert page.count('@top-right{content:"SIMULATED at 5 times speed"}') == 1
     assert re.search(r"<title>SIMULATED at 5 times speed", page)
@@ -93,13 +95,13 @@ def test_a_simulated_run_is_marked_once_always_in_view(tmp_path: Path) -> None:
 
 def test_a_real_run_is_not_marked(tmp_path: Path) -> None:
     """Nothing in the page of a real server's run calls it simulated."""
-    page = render(full([part(tmp_path / "run")]))
+    page = render(page_document([part(tmp_path / "run")]))
     assert "SIMULATED" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
 
 
 def test_one_simulated_run_marks_the_page_that_it_shares(tmp_path: Path) -> None:
     """In a report of a real and a simulated run the page is marked, and of the two cards only one."""
-    page = render(full([part(tmp_path / "real", server="vllm"), part(tmp_path / "simulated", simulated=True)]))
+    page = render(page_document([part(tmp_path / "real", server="vllm"), part(tmp_path / "simulated", simulated=True)]))
     cards = re.findall(r'<article class="run [\w-]+">\s*<h2>(.*?)</h2>', page, re.S)
     assert ["SIMULATED" in card for card in cards] == [False, True]
     assert re.search(r'<nav [^>]*>\s*<span class="badge">SIMULATED', page)
@@ -107,7 +109,7 @@ def test_one_simulated_run_marks_the_page_that_it_shares(tmp_path: Path) -> None
 
 def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
     """Two runs of the same server have different names and line styles, and the same colour."""
-    page = render(full([part(tmp_path / "a"), part(tmp_path / "b"), part(tmp_path / "c", server="vllm")]))
+    page = render(page_document([part(tmp_path / "a"), part(tmp_path / "b"), part(tmp_path / "c", server="vllm")]))
     data = re.search(r'id="data">(.*?)</script>', page, re.S)
     assert data
     runs = json.loads(data[1])["runs"]
@@ -117,7 +119,7 @@ def test_runs_of_one_server_are_told_apart(tmp_path: Path) -> None:
 
 def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
     """Each chart is an image with a title and a text of its own, and its data stands in a table beside it."""
-    page = render(full([part(tmp_path / "run")]))
+    page = render(page_document([part(tmp_path / "run")]))
     charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img"[^>]* aria-labelledby="(\S+) (\S+)"', page)
     assert [name for name, _, _ in charts] == [
         *("e2e_s", "ttft_s", "tpot_s", "itl_s"),
@@ -131,7 +133,9 @@ def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
 
 def test_every_link_leads_to_a_part_of_the_page(tmp_path: Path) -> None:
     """Each section can be linked to, each link in the page has its target, and no two elements share a name."""
-    page = re.sub(r"<script>.*?</script>", "", render(full([part(tmp_path / "a"), part(tmp_path / "b")])), flags=re.S)
+    page = re.sub(
+        r"<script>.*?</script>", "", render(page_document([part(tmp_path / "a"), part(tmp_path / "b")])), flags=re.S
+    )
     targets = re.findall(r' id="([^"]+)"', page)
     assert len(targets) == len(set(targets))
     links = re.findall(r'href="#([^"]+)"', page)
@@ -143,7 +147,7 @@ def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
     """The page says what was delivered, what was measured and what was warm-up, and has no burst in its words."""
     plan = header(1200).plan | {"arrivals": "constant:100", "label": "run"}
     page = render(
-        full([part_of(run_of(tmp_path / "run", loop(1200, warmup=3), plan=plan, command=["loadgen", "run"]))])
+        page_document([part_of(run_of(tmp_path / "run", loop(1200, warmup=3), plan=plan, command=["loadgen", "run"]))])
     )
     text = re.sub(r"<script.*?</script>|<style>.*?</style>|<dl class=.definitions.*?</dl>", "", page, flags=re.S)
     assert "burst" not in text.lower()
@@ -165,7 +169,7 @@ def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
 def test_a_run_without_a_sample_makes_a_page(tmp_path: Path) -> None:
     """Nothing was sent: the page says so and holds no figure."""
     run = run_of(tmp_path / "run", [], telemetry=[])
-    page = render(full([part_of(run)]))
+    page = render(page_document([part_of(run)]))
     assert "Nothing was sent." in page
     assert "NaN" not in re.sub(r'<script( type="application/gzip"[^>]*)?>.*?</script>', "", page, flags=re.S)
 
@@ -189,23 +193,23 @@ def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return whole(*given, **named)
 
     monkeypatch.setattr(pages.Environment, "compile", counted)
-    monkeypatch.setattr(pages.Compiled, "_file", lambda _, bucket: tmp_path / "kept" / bucket.key)
+    monkeypatch.setattr(pages.TemplateCache, "_file", lambda _, bucket: tmp_path / "kept" / bucket.key)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     parts = [part(tmp_path / "run")]
-    first = render(full(parts))
-    render(full(parts))
+    first = render(page_document(parts))
+    render(page_document(parts))
     assert len(compiled) == 4  # nowhere to keep them
     (tmp_path / "kept").mkdir()
     for expected in (6, 6):
-        assert (render(full(parts)), len(compiled)) == (first, expected)
+        assert (render(page_document(parts)), len(compiled)) == (first, expected)
     next((tmp_path / "kept").iterdir()).write_bytes(b"no code")
-    assert (render(full(parts)), len(compiled)) == (first, 7)
+    assert (render(page_document(parts)), len(compiled)) == (first, 7)
 
 
 def test_facts_of_a_damaged_header_are_shown_as_they_are(tmp_path: Path) -> None:
     """What should be a number of bytes and is none is no size, and ends nothing."""
     run = run_of(tmp_path / "run", burst(4, 2))
     run.header.host.update(memory_bytes="unreadable", cache_bytes=10**400, swap_bytes=2**30)
-    shown = " ".join(render(full([part_of(run)])).split())
+    shown = " ".join(render(page_document([part_of(run)])).split())
     assert "unreadable" in shown
     assert "1.00 GiB" in shown

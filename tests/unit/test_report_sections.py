@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.analysis.report import Disclosure, Document, Paragraph, Section, Table, tables
-from loadgen.analysis.report.run_document import full, names
+from loadgen.analysis.report.run_document import page_document, run_names
 from loadgen.analysis.run.runfile import Telemetry
 from tests.runs import burst, healthy, part_of, run_of, summarise, typed
 
@@ -45,8 +45,8 @@ def test_repeats_are_called_repeats(tmp_path: Path) -> None:
     first, second = (typed(summarise(run_of(tmp_path / name, burst(12, 4)))) for name in "ab")
     for place, each in ((2, first), (1, second)):
         each.run.repeat, each.run.repeats = place, 3
-    assert names([first, second]) == ["tgi 3.3.5 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
-    assert names([first, second] * 2)[3] == "tgi 3.3.5 (run 4)"
+    assert run_names([first, second]) == ["tgi 3.3.5 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
+    assert run_names([first, second] * 2)[3] == "tgi 3.3.5 (run 4)"
 
 
 def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:
         server(1, "run", gap="timeout"),
         server(4, "after", requests_finished=20, output_tokens=81),
     ]
-    document = full([part_of(run_of(tmp_path / "run", burst(20, 4), telemetry=telemetry))])
+    document = page_document([part_of(run_of(tmp_path / "run", burst(20, 4), telemetry=telemetry))])
     folded, missing = section(document, "machines").blocks[-2:]
     assert isinstance(folded, Disclosure)
     memory, counters = folded.blocks

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.analysis.report.findings import memory as memory_said
+from loadgen.analysis.report.findings import memory_sentences
 from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.steady_window import frame_of_run
@@ -153,7 +153,7 @@ def test_the_fullest_of_several_engines_is_told_too(tmp_path: Path) -> None:
     assert curve(run, "kv_used_max") == {1: 0.5, 2: 0.9, 3: 0.8, 4: 0.0}
     assert (
         "KV cache of 32,000 tokens in 2 engines: peak 50 % on average and 90 % in the fullest"
-        in memory_said(typed(summarise(run)))[0]
+        in memory_sentences(typed(summarise(run)))[0]
     )
 
 
@@ -354,7 +354,7 @@ def test_memory_in_words(tmp_path: Path) -> None:
     ]
     facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
     summary = summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts))
-    assert memory_said(typed(summary)) == [
+    assert memory_sentences(typed(summary)) == [
         "KV cache of 120,000 tokens: peak 31 %, by the server's own gauge.",
         "GPU 0 (A800): 70.0 GiB before the first request, peak 70.0 GiB of 80.0 GiB.",
         *(f"GPU {index}: 70.0 GiB before the first request, peak 70.0 GiB." for index in (1, 2, 3)),

@@ -9,7 +9,7 @@ import pytest
 from loadgen.analysis.format import UNKNOWN, duration, significant
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.report import markdown
-from loadgen.analysis.report.run_document import brief
+from loadgen.analysis.report.run_document import brief_document
 from loadgen.analysis.slo import judge
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import Summary
@@ -103,7 +103,7 @@ def test_every_objective_has_its_line(tmp_path: Path, simulated_server: bool) ->
 
 def test_markdown_has_the_same_tables_and_no_markup_of_a_servers(simulated: Summary) -> None:
     """What a server said is on one line, escaped, in its cell; every finding is a point of a list."""
-    text = markdown(brief(simulated))
+    text = markdown(brief_document(simulated))
     row = next(line for line in text.splitlines() if "in\\_band\\_error" in line)
     assert row.count(" | ") == 3
     assert "\\[bold\\]room\\[/bold\\] left" in row

@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.analysis.report import tables
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import full
+from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.report.tables import TURNS_BRIEF
 from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
@@ -66,7 +66,7 @@ def test_a_run_without_sessions_has_no_turns(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", [complete(each, [500 * MS]) for each in range(20)])
     summary = summarise(run)
     assert "turns" not in summary
-    assert 'id="turns"' not in render(full([part_of(run)]))
+    assert 'id="turns"' not in render(page_document([part_of(run)]))
     assert "by turn" not in text_of(summary)
 
 
@@ -94,7 +94,7 @@ def test_the_page_has_a_row_per_turn_and_run(tmp_path: Path) -> None:
     assert (many.data["turns"]["turn"], few.data["turns"]["turn"]) == ([1, 2, 3], [])
     assert many.data["turns"]["p50"] == pytest.approx([109.5, 209.5, 309.5])
     assert many.data["turns"]["low"][0] < 109.5 < many.data["turns"]["high"][0]
-    assert 'id="chart-turns"' in render(full(parts))
+    assert 'id="chart-turns"' in render(page_document(parts))
 
 
 def test_turns_never_sent_are_not_the_clients_doing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from loadgen.analysis.frame import frame_of
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report import tables
-from loadgen.analysis.report.findings import goodput as goodput_sentences
+from loadgen.analysis.report.findings import goodput_sentences
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import goodput
 from loadgen.analysis.summary import Summary

@@ -43,7 +43,7 @@ from loadgen.analysis.client_health import (
 from loadgen.analysis.run import runfile
 from loadgen.cli.calibrate import TTFT_S, run_calibration_point
 from loadgen.cli.options import seconds
-from loadgen.machine import Point
+from loadgen.machine import CalibrationPoint
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.concurrency:
         closed_loop(asked)
         return
-    point = Point(asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps)
+    point = CalibrationPoint(asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps)
     with tempfile.TemporaryDirectory() as folder, others(busy=asked.busy):
         if asked.stop:
             Thread(target=stop_workers, args=(Path(folder) / "run", asked.stop), daemon=True).start()

@@ -29,7 +29,7 @@ from loadgen.analysis.objectives import LATENCIES, Objective, parse
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.sweep import evidence
 from loadgen.analysis.sweep.capacity_search import Search
-from loadgen.cli.sweep import FACTOR, in_memory
+from loadgen.cli.sweep import SEARCH_RANGE_FACTOR, simulate_sweep
 from loadgen.plan import Plan
 from loadgen.studies import simulate
 from loadgen.studies.sweep import Sweep
@@ -147,8 +147,8 @@ def long_run(case: Case, seed: int) -> float:
 def swept(case: Case, seed: int) -> Found:
     """One sweep, as the command makes it."""
     sweep = Sweep(case.plan(100 * seed), "rate", Path())
-    search = Search(START / 64, START * FACTOR, confidence=CONFIDENCE)
-    steps = in_memory(sweep, case.judged, case.modelled, search, START, RUNS_MOST)
+    search = Search(START / 64, START * SEARCH_RANGE_FACTOR, confidence=CONFIDENCE)
+    steps = simulate_sweep(sweep, case.judged, case.modelled, search, START, RUNS_MOST)
     found = search.capacity(evidence(line for line, _ in steps))
     return Found(found.low, found.capacity or 0.0, found.high or math.inf, len(steps))
 

@@ -165,9 +165,9 @@ def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[
     `objectives` and `goodput` are as for `run`; by default the run is judged by those that it was made with. Raises
     RunFileError when it is no run or cannot be read, PlanError for an
     expression that is none."""
-    from loadgen.results import expressions, load_and_summarise
+    from loadgen.results import load_and_summarise, parse_expressions
 
-    return Result(Path(path), load_and_summarise(Path(path), *expressions(objectives, goodput)))
+    return Result(Path(path), load_and_summarise(Path(path), *parse_expressions(objectives, goodput)))
 
 
 def compare(
@@ -213,21 +213,21 @@ class _Measurement:
         goodput: Sequence[str],
     ) -> None:
         from loadgen.engine.resolve_server import with_detected_server
-        from loadgen.folders import chosen
-        from loadgen.plan_fields import command_of
-        from loadgen.results import expressions
+        from loadgen.folders import run_folder
+        from loadgen.plan_fields import command_line
+        from loadgen.results import parse_expressions
 
         plan = with_detected_server(plan)
         if plan.repeats > 1:
             raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
         plan = plan.replaced(objectives=tuple(objectives or plan.objectives), goodput=tuple(goodput or plan.goodput))
-        self._judged = expressions(plan.objectives, plan.goodput)
+        self._judged = parse_expressions(plan.objectives, plan.goodput)
         self._progress, self._say = progress, say
         self._reserved = contextlib.ExitStack()
         """Holds the default name of the run's folder."""
         named_folder = Path(out) if out is not None else None
-        self._folder = self._reserved.enter_context(chosen(named_folder, plan.server, plan.label))
-        self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._folder = self._reserved.enter_context(run_folder(named_folder, plan.server, plan.label))
+        self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._began = False
         self._pipe, theirs = Pipe()
@@ -240,7 +240,7 @@ class _Measurement:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
         theirs.close()
-        self._pipe.send((vars(plan), self._folder, command_of(plan)))
+        self._pipe.send((vars(plan), self._folder, command_line(plan)))
         # A thread of its own: an interrupt of the caller never falls into the middle of a message.
         self._listener = threading.Thread(target=self._listen, name="loadgen", daemon=True)
         self._listener.start()
@@ -250,7 +250,7 @@ class _Measurement:
         going_on = True
         while going_on:
             try:
-                going_on = self._tell()
+                going_on = self._deliver_next()
             except KeyboardInterrupt:
                 self.interrupt()
         if self._error is not None and not (self._began and isinstance(self._error, KeyboardInterrupt)):
@@ -281,13 +281,13 @@ class _Measurement:
         try:
             with contextlib.suppress(EOFError, OSError):
                 while True:
-                    self._said.put(self._pipe.recv())
+                    self._messages.put(self._pipe.recv())
         finally:
-            self._said.put(("",))
+            self._messages.put(("",))
 
-    def _tell(self) -> bool:
+    def _deliver_next(self) -> bool:
         """Wait for something to be said, and hand it on; False when the process has ended and said all."""
-        kind, *said = self._said.get()
+        kind, *said = self._messages.get()
         if kind == "progress":
             self._began = True
             if self._progress:

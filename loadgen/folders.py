@@ -108,7 +108,7 @@ class FolderClaim:
 
 
 @contextmanager
-def chosen(out: Path | None, server: str, label: str) -> Iterator[Path]:
+def run_folder(out: Path | None, server: str, label: str) -> Iterator[Path]:
     """Yield the folder of a run: the one that was named, or else a new one with a default name."""
     if out is not None:
         yield out

@@ -25,9 +25,9 @@ from loadgen.servers.errors import NOT_READABLE
 FORMAT = 1
 TAIL_BYTES = 65_536
 """A footer is shorter, its notes included."""
-DIFFERENCES_MOST = 20
+MAX_DIFFERENCES = 20
 
-Line = dict[str, Any]
+JournalLine = dict[str, Any]
 LINE = msgspec.defstruct("JournalLine", [("type", str), ("at", str)])
 
 
@@ -36,7 +36,7 @@ class JournalKind:
     """What is written: by `loadgen <name>`, to `<name>.jsonl`."""
 
     name: str
-    held: Mapping[str, Sequence[tuple[str, Any]]]
+    line_fields: Mapping[str, Sequence[tuple[str, Any]]]
     """By the type of a line, what it holds beside its type and its instant."""
 
     @property
@@ -47,7 +47,7 @@ class JournalKind:
 class Journal:
     """Appends lines; each is on disk before the next thing happens."""
 
-    def __init__(self, name: str, file: FileIO, lines: Sequence[Line]) -> None:
+    def __init__(self, name: str, file: FileIO, lines: Sequence[JournalLine]) -> None:
         self._name, self._file = name, file
         self.lines = list(lines)
         """All lines, those of earlier sittings included."""
@@ -66,7 +66,7 @@ class Journal:
 
 
 @contextmanager
-def opened(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
+def open_journal(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
     """Open the journal in `folder` and claim the folder for this command. Raises OutputError for a folder that is in
     use or cannot be written, and PlanError if `plan` is not the one the journal was begun with."""
     path = folder / kind.file
@@ -83,7 +83,7 @@ def opened(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: 
 
 def _begin(kind: JournalKind, folder: Path, plan: Mapping[str, Any], file: FileIO) -> Journal:
     """Write the first line of a new journal, or check that a resumed one has the same plan."""
-    book = Journal(kind.file, file, read(kind, folder))
+    book = Journal(kind.file, file, read_journal(kind, folder))
     if book.lines:
         _check_same(kind, book.lines, plan, folder)
         if not (folder / kind.file).read_bytes().endswith(b"\n"):  # a line that was cut off stays on its own
@@ -102,20 +102,20 @@ def _check_not_begun(kind: JournalKind, path: Path, *, resume: bool) -> None:
         )
 
 
-def read(kind: JournalKind, folder: Path) -> list[Line]:
+def read_journal(kind: JournalKind, folder: Path) -> list[JournalLine]:
     """What a journal holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
-    file, lines = folder / kind.file, list[Line]()
-    held = {"plan": [("version", str), ("plan", Line), ("format", int)], **kind.held}
+    file, lines = folder / kind.file, list[JournalLine]()
+    held = {"plan": [("version", str), ("plan", JournalLine), ("format", int)], **kind.line_fields}
     structs = {name: msgspec.defstruct(f"Journal{name}", fields, bases=(LINE,)) for name, fields in held.items()}
     for text in file.read_bytes().splitlines() if file.is_file() else ():
         with suppress(*NOT_READABLE):
-            line = msgspec.json.decode(text, type=Line)
+            line = msgspec.json.decode(text, type=JournalLine)
             msgspec.convert(line, structs.get(str(line.get("type")), LINE))
             lines.append(line)
     return lines
 
 
-def footer_of(run: Path) -> Footer | None:
+def read_footer(run: Path) -> Footer | None:
     """How the run in a folder ended; None where it has not."""
     file = run / "run.jsonl"
     try:
@@ -134,7 +134,7 @@ def move_aside(folder: Path) -> Path | None:
     return folder.rename(next(index for index in places if not index.exists()))
 
 
-def _check_same(kind: JournalKind, lines: Sequence[Line], plan: Mapping[str, Any], folder: Path) -> None:
+def _check_same(kind: JournalKind, lines: Sequence[JournalLine], plan: Mapping[str, Any], folder: Path) -> None:
     begun = next((line for line in lines if line["type"] == "plan"), None)
     if begun is None:
         raise OutputError(f"{folder / kind.file} does not say what was planned.", "Begin anew with another --out.")
@@ -142,11 +142,9 @@ def _check_same(kind: JournalKind, lines: Sequence[Line], plan: Mapping[str, Any
         raise OutputError(f"{folder / kind.file} was written by a newer loadgen.", "Upgrade to go on with it.")
     changes = list(differences(begun["plan"], json.loads(json.dumps(plan, default=str))))
     if changes:
-        more = [f"... and {len(changes) - DIFFERENCES_MOST} more"] if len(changes) > DIFFERENCES_MOST else []
+        more = [f"... and {len(changes) - MAX_DIFFERENCES} more"] if len(changes) > MAX_DIFFERENCES else []
         raise PlanError(
-            "\n".join(
-                [f"the plan is not the one this {kind.name} was begun with:", *changes[:DIFFERENCES_MOST], *more]
-            ),
+            "\n".join([f"the plan is not the one this {kind.name} was begun with:", *changes[:MAX_DIFFERENCES], *more]),
             f"Undo the change to go on in {folder}, or begin anew with another --out.",
         )
 

@@ -16,11 +16,11 @@ from loadgen.errors import OpenFilesError, PortsError
 from loadgen.servers.errors import NOT_READABLE
 from loadgen.servers.wire.local_limits import port_range
 
-FILES_BESIDE_SOCKETS = 64
+FILES_RESERVED = 64
 """Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
 FILES_PER_WORKER = 4
 """Open files that the coordinator needs for each worker, and that each worker inherits."""
-SAME_MACHINE = ("hostname", "kernel", "cpu", "python")
+IDENTITY_FACTS = ("hostname", "kernel", "cpu", "python")
 """Facts of the host that make it another machine, as far as stamps go."""
 
 
@@ -51,7 +51,7 @@ def is_loopback(name: str) -> bool:
 def allow_open_files(sockets: int) -> None:
     """Raise the limit of open files (RLIMIT_NOFILE) as far as `sockets` need. Raises OpenFilesError when the hard limit
     is too low and may not be raised."""
-    needed = sockets + FILES_BESIDE_SOCKETS
+    needed = sockets + FILES_RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
         return
@@ -78,7 +78,7 @@ def check_ports(at_once: int, addresses: int) -> None:
         )
 
 
-class Point(msgspec.Struct, frozen=True):
+class CalibrationPoint(msgspec.Struct, frozen=True):
     """One burst: n streams of so many tokens, one event each, so far apart."""
 
     server: str
@@ -96,7 +96,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     """RFC 3339, UTC."""
     version: str
     """Of loadgen."""
-    load: Point
+    load: CalibrationPoint
     """What the errors are of."""
     errors: dict[str, dict[str, Any]]
     """An loadgen.analysis.client_health.StampComparison by kind of stamps, `ring`, `socket` or `user`."""
@@ -151,4 +151,4 @@ def _file() -> Path:
 
 
 def _key(machine: Mapping[str, object]) -> str:
-    return ", ".join(str(machine.get(name, "")) for name in SAME_MACHINE)
+    return ", ".join(str(machine.get(name, "")) for name in IDENTITY_FACTS)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CATALOG = Path(workload.__file__).with_name("catalog")
 """Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
 NOTHING_SENT = "Nothing was sent. --help lists the options."
-TAKES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 """What is said where something else was given."""
 
 Group = Literal["Load", "Server", "Prompts", "Output", "Advanced"]
@@ -73,7 +73,7 @@ def one_of(known: Callable[[], Iterable[str]]) -> Check:
     return check
 
 
-def must(hold: Callable[[Any], bool], otherwise: str) -> Check:
+def require(hold: Callable[[Any], bool], otherwise: str) -> Check:
     """What has to hold of a value, and what is said otherwise."""
 
     def check(value: Any) -> Any:
@@ -84,12 +84,12 @@ def must(hold: Callable[[Any], bool], otherwise: str) -> Check:
     return check
 
 
-def within(least: int, most: int) -> Check:
+def in_range(least: int, most: int) -> Check:
     """A number from one to another."""
-    return must(lambda number: least <= number <= most, f"must be from {least} to {most:,}")
+    return require(lambda number: least <= number <= most, f"must be from {least} to {most:,}")
 
 
-def sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
+def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Of pictures, in their canonical form."""
     return tuple("x".join(map(str, pictures.size(text))) for text in texts)
 
@@ -103,7 +103,7 @@ def known_gpu(text: str) -> str:
     return text
 
 
-def existing(tokenizer: Path) -> Path:
+def existing_tokenizer(tokenizer: Path) -> Path:
     """A tokenizer whose file is there."""
     tokenizer_file(tokenizer)
     return tokenizer
@@ -122,11 +122,11 @@ def canonical(parse: Callable[[str], object]) -> Check:
     return check
 
 
-def _several(given: Any) -> Any:
+def _as_tuple(given: Any) -> Any:
     return (given,) if isinstance(given, int | str) else given or ()
 
 
-def _object(given: Any) -> Any:
+def _as_object(given: Any) -> Any:
     try:
         if isinstance(given, str):
             given = json.loads(read_settings(Path(given[1:])) if given.startswith("@") else given)
@@ -139,8 +139,8 @@ def _object(given: Any) -> Any:
     return given
 
 
-SEVERAL, OBJECT = Preprocess(_several), Preprocess(_object)
-POSITIVE = must(lambda number: number > 0, "must be more than 0")
+TUPLE, JSON_OBJECT = Preprocess(_as_tuple), Preprocess(_as_object)
+POSITIVE = require(lambda number: number > 0, "must be more than 0")
 
 
 class PlanField(NamedTuple):
@@ -149,7 +149,7 @@ class PlanField(NamedTuple):
     type: Any
     """Without what stands beside it."""
     option: RunOption | None
-    before: list[Preprocess]
+    preprocess: list[Preprocess]
     checks: list[Check]
     default: Any
 
@@ -159,7 +159,7 @@ class PlanField(NamedTuple):
 
     def read(self, given: Any) -> Any:
         """Raises ValueError."""
-        for each in self.before:
+        for each in self.preprocess:
             given = each.read(given)
         kinds = get_args(self.type) if get_origin(self.type) in {Union, UnionType} else (self.type,)
         for kind in kinds:
@@ -168,7 +168,7 @@ class PlanField(NamedTuple):
         try:
             result = msgspec.convert(given, self.type, strict=False, dec_hook=lambda kind, given: kind(given))
         except (msgspec.ValidationError, TypeError):
-            takes = [TAKES.get((get_args(kind) or [kind])[0], "") for kind in kinds if kind is not type(None)]
+            takes = [TYPE_NAMES.get((get_args(kind) or [kind])[0], "") for kind in kinds if kind is not type(None)]
             raise ValueError(f"must be {' or '.join(takes)}") from None
         for text in result if isinstance(result, tuple) else (result,):
             if isinstance(text, str):
@@ -190,19 +190,19 @@ def fields_of(plan: type[Plan]) -> dict[str, PlanField]:
 
 
 def _field(field: Field[Any], hint: Any, bare: Any) -> PlanField:
-    beside = [*_beside(hint)]
+    beside = [*_metadata(hint)]
     option = next((each for each in beside if isinstance(each, RunOption)), None)
     before = [each for each in beside if isinstance(each, Preprocess)]
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return PlanField(bare, option, before, [each for each in beside if callable(each)], default)
 
 
-def _beside(hint: Any) -> Iterator[Any]:
+def _metadata(hint: Any) -> Iterator[Any]:
     """What stands beside a type in Annotated, beside a part of it first."""
     if get_origin(hint) in {Union, UnionType, Annotated}:
         kinds = get_args(hint) if get_origin(hint) is not Annotated else (hint.__origin__,)
         for kind in kinds:
-            yield from _beside(kind)
+            yield from _metadata(kind)
         yield from getattr(hint, "__metadata__", ())
 
 
@@ -218,9 +218,9 @@ def validate_fields(plan: type[Plan], given: Mapping[str, Any]) -> dict[str, Any
             elif not wrong:  # a default may follow from a setting with a mistake
                 result[name] = field.default_after(result)
         except WorkloadError as error:
-            wrong.append(_mistake(name, given[name], f"{error}; {error.hint}" if error.hint else str(error)))
+            wrong.append(_error_line(name, given[name], f"{error}; {error.hint}" if error.hint else str(error)))
         except ValueError as error:
-            wrong.append(_mistake(name, given[name], str(error)))
+            wrong.append(_error_line(name, given[name], str(error)))
     if wrong:
         raise PlanError("\n".join(wrong), NOTHING_SENT)
     return result
@@ -250,8 +250,8 @@ def option_name(field: str) -> str:
     return "--" + field.removesuffix("_s").replace("_", "-")
 
 
-def _mistake(name: str, given: Any, said: str) -> str:
-    value = tuple(map(redacted, _several(given))) if name == "header" else given
+def _error_line(name: str, given: Any, said: str) -> str:
+    value = tuple(map(redacted, _as_tuple(given))) if name == "header" else given
     value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
     return f"{option_name(name)} {value}: {said}"
 
@@ -280,7 +280,7 @@ def from_catalog(name: str) -> dict[str, Any]:
     return {"workload": "synthetic", "label": name} | settings
 
 
-def command_of(plan: Plan) -> list[str]:
+def command_line(plan: Plan) -> list[str]:
     """The command line that runs this plan: what differs from the defaults."""
     words = ["loadgen", "run"]
     for name, field in fields_of(type(plan)).items():
@@ -301,23 +301,23 @@ def command_of(plan: Plan) -> list[str]:
     return list(without_secrets(words))
 
 
-def lengths_said(plan: Plan) -> tuple[str, str]:
+def describe_lengths(plan: Plan) -> tuple[str, str]:
     """Prompt and output lengths in words, also where a trace or a file brings its own."""
     if arrivals.parse(plan.arrivals).facts.recorded and plan.workload == "synthetic":
         return "recorded", "recorded"
     named = lengths.outputs(str(plan.output_tokens)).lengths
     gaps = f" ({lengths.UNNAMED} where it names none)" if plan.workload.startswith("jsonl:") else ""
     told = f"the file's{gaps}" if named is None else f"{named}"
-    return "the file's" if plan.of_file else f"{plan.input_tokens}", "at most " * plan.may_end + told
+    return "the file's" if plan.uses_file else f"{plan.input_tokens}", "at most " * plan.may_stop_early + told
 
 
 def describe_plan(plan: Plan, dialect: Dialect) -> str:
     """The plan in one line."""
-    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.of_sessions else 'requests'}, "
+    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.uses_sessions else 'requests'}, "
     how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = arrivals.parse(plan.arrivals).facts
     when = facts.text if facts.burst else plan.arrivals
-    tokens_in, tokens_out = lengths_said(plan)
-    about = "about " if plan.lengths == "approximate" and not plan.of_file else ""
+    tokens_in, tokens_out = describe_lengths(plan)
+    about = "about " if plan.lengths == "approximate" and not plan.uses_file else ""
     back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
     return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {back}"

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Header, Run
     from loadgen.analysis.summary import Summary
 
-SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
+RESULTS_ARE_SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
 
 
-def expressions(
+def parse_expressions(
     assertions: Sequence[str] | None,
     goodput: Sequence[str] | None = None,
     junit: Path | None = None,
@@ -40,7 +40,7 @@ def expressions(
     """Parse the objectives of a run, and what makes a request good. Raises PlanError, which names every mistake, before
     anything is sent. Runs that are `recorded` already may bring objectives, so none need to be given for --junit."""
     if junit is not None and not assertions and not recorded:
-        raise no_objectives()
+        raise missing_objectives()
     if junit is not None and not junit.absolute().parent.is_dir():
         raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Make it first.")
     if not assertions and not goodput:
@@ -53,11 +53,11 @@ def expressions(
         raise PlanError(str(error), error.hint) from None
 
 
-def no_objectives() -> PlanError:
+def missing_objectives() -> PlanError:
     return PlanError("--junit without --assert has nothing to write", "Name an objective: --assert 'ttft.p99 < 1s'")
 
 
-def stated(
+def expressions_for(
     header: Header, objectives: Sequence[Objective], bounds: Sequence[Objective]
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
     """Return the objectives and the bounds on requests that a run is judged by, and notes on those that cannot be read.
@@ -81,7 +81,7 @@ def stated(
     return *result, notes
 
 
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """One run, or the repeats in one folder."""
 
     folder: Path
@@ -118,7 +118,7 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(file.parent for file in folder.rglob("run.jsonl"))
 
 
-def indexed(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
+def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
     """The runs of a folder from their summary.json, which is made again where it is older than the run; and a sentence
     for each that cannot be read."""
     from msgspec import MsgspecError
@@ -164,7 +164,7 @@ def load_and_summarise(
 
     run, frame = known or load(path)
     summary = summarise(run, frame)
-    objectives, bounds, notes = stated(run.header, objectives, bounds)
+    objectives, bounds, notes = expressions_for(run.header, objectives, bounds)
     summary.run.notes = [*summary.run.notes, *notes]
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
@@ -173,14 +173,14 @@ def load_and_summarise(
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})
 
 
-def write_summary(run: Path, summary: Summary, hint: str = SAFE) -> None:
+def write_summary(run: Path, summary: Summary, hint: str = RESULTS_ARE_SAFE) -> None:
     """summary.json in the run's folder. Raises OutputError with this hint."""
     from loadgen.analysis.summary import as_dict
 
     write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
 
 
-def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> None:
+def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) -> None:
     from loadgen.analysis.repeats import section
     from loadgen.analysis.report.page import render
     from loadgen.analysis.report.run_document import page_document
@@ -193,7 +193,7 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[Group]) -> No
     write_text(page, render(page_document(parts, extras)))
 
 
-def write_text(file: Path, text: str, hint: str = SAFE) -> None:
+def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
     """Write a file of results, whole or not at all. Commands that write the same file at once do not mix: the last one
     wins. Raises OutputError with this hint."""
     whole = file.resolve()

@@ -48,12 +48,12 @@ COMMANDS = {
 }
 """Where the function, or the group of commands, of that name stands."""
 
-BETWEEN_SIDES = "\0--"
+SEPARATOR = "\0--"
 """What `compare` gets for `--`, which parts its runs. To a parser it ends the options, and swallows itself."""
-PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+TYPER_DEFAULTS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
-THEIRS = {
+OTHER_TOOLS_OPTIONS = {
     "--concurrency": "--arrivals closed:{}",
     "--max-concurrency": "--arrivals closed:{}",
     "--rate": "--arrivals poisson:{}",
@@ -71,23 +71,23 @@ THEIRS = {
 """What other load testers call options of a run, and what to write here."""
 HEADINGS = ("Load", "Server", "Prompts", "Output")
 HELP_ALL = "--help-all"
-OPTIONS_EXPLAINED = 24
+OPTIONS_ON_FIRST_SCREEN = 24
 """A command with more, some of them advanced, has a first screen, and --help-all."""
 
 
-class Grouped(TyperCommand):
+class GroupedCommand(TyperCommand):
     """Its help lists options under the heading that each of them names; it knows what others call them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises PlanError for an option of another load tester."""
         ours = {name for param in self.params for name in param.opts}
-        for option, value in _options(args) if "--n" in ours else ():
-            if option in THEIRS and option not in ours:
-                write = THEIRS[option].format(value or "N")
+        for option, value in _option_values(args) if "--n" in ours else ():
+            if option in OTHER_TOOLS_OPTIONS and option not in ours:
+                write = OTHER_TOOLS_OPTIONS[option].format(value or "N")
                 command = "" if write.split()[0] in ours else "loadgen run ... "
                 raise PlanError(f"there is no {option}", f"Write: {command}{write}")
         if self.name == "compare":
-            args = [BETWEEN_SIDES if each == "--" else each for each in args]
+            args = [SEPARATOR if each == "--" else each for each in args]
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> Any:
@@ -103,7 +103,7 @@ class Grouped(TyperCommand):
 
     def _has_advanced(self) -> bool:
         """Whether it has so many options that the first screen only names the advanced ones."""
-        return len(self.params) > OPTIONS_EXPLAINED and any(
+        return len(self.params) > OPTIONS_ON_FIRST_SCREEN and any(
             getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
         )
 
@@ -155,7 +155,7 @@ class Grouped(TyperCommand):
         return {heading: rows for heading, rows in sections.items() if rows}
 
 
-class Commands(TyperGroup):
+class LazyCommands(TyperGroup):
     """Makes a command when it is asked for."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
@@ -165,17 +165,17 @@ class Commands(TyperGroup):
         if name not in COMMANDS:
             self.commands: Any = dict.fromkeys(COMMANDS)  # "did you mean" looks at the names here
             return None
-        result = _found(name)
+        result = _load_command(name)
         if not isinstance(result, typer.Typer):
-            function, result = result, typer.Typer(**PLAIN)
-            result.command(name, cls=Grouped)(function)
+            function, result = result, typer.Typer(**TYPER_DEFAULTS)
+            result.command(name, cls=GroupedCommand)(function)
         return typer.main.get_command(result)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """By their docstrings alone: what it takes to make all their options is not imported."""
         width, rows = formatter.width - 6 - max(map(len, COMMANDS)), []
         for name in COMMANDS:
-            result = _found(name)
+            result = _load_command(name)
             text = cleandoc(str(result.info.help if isinstance(result, typer.Typer) else result.__doc__))
             first = text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
             rows.append((name, shorten(f"{first}.", width, placeholder="...")))
@@ -185,11 +185,11 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     name="loadgen",
-    cls=Commands,
+    cls=LazyCommands,
     help="An exact load tester for LLM inference servers: vLLM, LightLLM and Hugging Face TGI.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},  # commands take it from here
-    **PLAIN | {"add_completion": True},
+    **TYPER_DEFAULTS | {"add_completion": True},
 )
 
 
@@ -207,11 +207,11 @@ def main() -> None:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except SystemExit as end:
-        if not out.own.lost:
+        if not out.unfiltered.lost:
             raise
-        sys.exit(_code_without_output(out.own, end.code))
+        sys.exit(_output_lost_code(out.unfiltered, end.code))
     except Exception as raised:
-        if (code := _exit_code(error := _of_files(_of_disk(raised)))) is None:
+        if (code := _exit_code(error := _open_files_error(_disk_full_error(raised)))) is None:
             raise
         for line in getattr(error, "log_tail", "").splitlines():
             print(f"  | {line}", file=sys.stderr)
@@ -221,7 +221,7 @@ def main() -> None:
         sys.exit(code)
 
 
-def _code_without_output(stream: TolerantStream, code: str | int | None) -> str | int | None:
+def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:
     """Say that standard output could not be written, and return the exit code: 2 if that text was all that the command
     was for, else the code of the measurement."""
     assert stream.error is not None
@@ -231,7 +231,7 @@ def _code_without_output(stream: TolerantStream, code: str | int | None) -> str 
     return EXIT_USAGE if stream.needed and code in (None, EXIT_OK) else code
 
 
-def _of_disk(error: Exception) -> Exception:
+def _disk_full_error(error: Exception) -> Exception:
     """Return an OutputError for a full disk, wherever it was noticed; any other error as it is."""
     if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return error
@@ -239,7 +239,7 @@ def _of_disk(error: Exception) -> Exception:
     return OutputError(f"cannot write {what}: {error.strerror}", "Make room, also in the temporary folder; try again.")
 
 
-def _of_files(error: Exception) -> Exception:
+def _open_files_error(error: Exception) -> Exception:
     """Return a ClientLimitError where this process or this machine has no file left; any other error as it is."""
     if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
         return error
@@ -251,14 +251,14 @@ def _of_files(error: Exception) -> Exception:
     )
 
 
-def _options(args: list[str]) -> Iterator[tuple[str, str]]:
+def _option_values(args: list[str]) -> Iterator[tuple[str, str]]:
     """Each word of a command line that may be an option, with what is given for it."""
     for word, following in zip(args, [*args[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         yield option, value if equals else following
 
 
-def _found(name: str) -> Any:
+def _load_command(name: str) -> Any:
     return getattr(import_module(COMMANDS[name]), name.replace("-", "_"))
 
 

@@ -23,7 +23,7 @@ from typer import Option
 
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
-from loadgen.machine import Calibration, Point, allow_open_files, facts, save_calibration
+from loadgen.machine import Calibration, CalibrationPoint, allow_open_files, facts, save_calibration
 from loadgen.servers.backends import join_or, simulated_kinds
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ITL_S_MIN = 0.002
 ITL_S_MAX = 0.2
 """How close together and how far apart `search` puts tokens."""
 
-NO_RING = """\
+PACKET_RING_HELP = """\
 No packet ring: tokens that are read together share a stamp. It needs Linux and CAP_NET_RAW, for example
   sudo loadgen ...                                      root has it
   docker run --user 0 ...                               Docker grants it to root
@@ -68,7 +68,10 @@ def calibrate(
         if not as_json:
             print(line, flush=True)
 
-    point, until_s = Point(server, n, itl_s, output_tokens, workers), time.monotonic() + (0 if quick else SEARCH_S)
+    point, until_s = (
+        CalibrationPoint(server, n, itl_s, output_tokens, workers),
+        time.monotonic() + (0 if quick else SEARCH_S),
+    )
     say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)
@@ -76,7 +79,7 @@ def calibrate(
         pair = [best] if best.stamps == "user" else [best, measure(replace(point, stamps="user"))]
         fastest, limited_by = search(best, point, measure, lambda: time.monotonic() < until_s)
     if best.stamps != "ring":
-        say(NO_RING)
+        say(PACKET_RING_HELP)
     say(exact_up_to(fastest, limited_by))
     result = Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -96,8 +99,8 @@ def calibrate(
 
 def search(
     first: StampComparison,
-    point: Point,
-    measure: Callable[[Point], StampComparison],
+    point: CalibrationPoint,
+    measure: Callable[[CalibrationPoint], StampComparison],
     more_time: Callable[[], bool],
 ) -> tuple[StampComparison | None, str]:
     """The fastest burst that was exact, and what was in the way of a faster one: `client`, `server` or `time`. From
@@ -119,7 +122,7 @@ def search(
     return fastest, "server"
 
 
-def run_calibration_point(point: Point, folder: Path) -> tuple[Path, Path]:
+def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, Path]:
     """Run the burst in `folder`, which must exist and be empty; the run's folder and the server's log. Raises
     LoadgenError when the burst did not take place, loadgen.servers.simulated.StartError."""
     from loadgen.servers.simulated.config import SimulatedConfig
@@ -147,7 +150,7 @@ def run_calibration_point(point: Point, folder: Path) -> tuple[Path, Path]:
     return run, log
 
 
-def _measure(folder: Path, say: Callable[[str], None], point: Point) -> StampComparison:
+def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) -> StampComparison:
     """One burst, said as it ends."""
     from loadgen.analysis.client_health import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read

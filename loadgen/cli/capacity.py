@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from loadgen.cli.options import LOAD, OUTPUT, run_command
-from loadgen.cli.simulate import ENGINE, LEFT_OUT, Hardware
+from loadgen.cli.simulate import REAL_SERVER_OPTIONS, SERVER, Hardware
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
     from loadgen.studies.capacity import CapacityOption
 
-HEADS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
-GPUS = ("L40S", "A100", "H100", "H200", "B200")
+HEADINGS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
+DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """What is tried where none is named."""
-ASSUMED = """Costs are per hour, and per million output tokens at this rate. Assumed: Poisson
+ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. Assumed: Poisson
 arrivals, spread evenly over replicas that share no cache; no spare capacity for
 failures or peaks. In parentheses: if steps take {share:.0f} % more or less time than
 modelled; nine of ten published measurements are within that."""
@@ -36,14 +36,14 @@ def run_capacity(
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        Option(metavar="GPU[=PRICE]", help="A kind, with what an hour of one costs: H100=2.50; repeatable.", **ENGINE),
+        Option(metavar="GPU[=PRICE]", help="A kind, with what an hour of one costs: H100=2.50; repeatable.", **SERVER),
     ] = None,
     model: Annotated[
-        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **ENGINE)
+        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **SERVER)
     ] = "llama-3.1-8b",
-    tp: Annotated[str, Option(metavar="N,N", help="GPUs that share the model.", **ENGINE)] = "1,2,4,8",
+    tp: Annotated[str, Option(metavar="N,N", help="GPUs that share the model.", **SERVER)] = "1,2,4,8",
     format_name: Annotated[
-        str, Option("--format", metavar="F,F", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **ENGINE)
+        str, Option("--format", metavar="F,F", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **SERVER)
     ] = "bf16",
     hardware: Hardware = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
@@ -69,7 +69,7 @@ def run_capacity(
         )
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
     base = ServerModel(model=model, hardware=hardware)
-    tried = capacity.candidates(gpu or GPUS, _numbers(tp), format_name.split(","), base)
+    tried = capacity.candidates(gpu or DEFAULT_GPUS, _parse_gpu_counts(tp), format_name.split(","), base)
     options = []
     for index, candidate in enumerate(tried, 1):
         if not quiet and sys.stderr.isatty():
@@ -85,8 +85,8 @@ def run_capacity(
         return
     requested = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
     print(f"SIMULATED (virtual)  {model} on {plan.server}: {', '.join(objective.text for objective in objectives)}")
-    print("\n".join([requested, "", text(options, objectives), ""]))
-    print(ASSUMED.format(share=100 * constant("step_error")))
+    print("\n".join([requested, "", format_options(options, objectives), ""]))
+    print(ASSUMPTIONS.format(share=100 * constant("step_error")))
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
@@ -95,7 +95,7 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
     return sorted(possible, key=lambda each: (each.cost_per_hour is None, each.cost_per_hour or 0, each.gpus, each.gpu))
 
 
-def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
+def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
     """A table, the cheapest first, and why others cannot."""
     from loadgen.analysis.format import significant
     from loadgen.analysis.hardware import aligned
@@ -116,7 +116,7 @@ def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> 
                 *("-" if cost is None else f"{cost:,.2f}" for cost in costs),
             )
         )
-    blocks = [aligned([HEADS, *rows])] if rows else []
+    blocks = [aligned([HEADINGS, *rows])] if rows else []
     left = [option for option in options if not option.gpus]
     if left:
         lines = []
@@ -124,19 +124,21 @@ def text(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> 
             why = each.not_possible
             if each.figures:
                 alone = zip(objectives, each.figures, strict=True)
-                why = "alone " + ", ".join(f"{one.figure}.{one.statistic} {_told(figure)}" for one, figure in alone)
+                why = "alone " + ", ".join(
+                    f"{one.figure}.{one.statistic} {_format_figure(figure)}" for one, figure in alone
+                )
             lines.append(f"  {each.gpu} x {each.tensor_parallel}{f' {each.format}' if several else ''}: {why}")
         blocks.append("\n".join(["Not possible:", *lines]))
     return "\n\n".join(blocks)
 
 
-def _told(figure: float | None) -> str:
+def _format_figure(figure: float | None) -> str:
     from loadgen.analysis.format import duration
 
     return "unknown" if figure is None else duration(figure)
 
 
-def _numbers(listed: str) -> list[int]:
+def _parse_gpu_counts(listed: str) -> list[int]:
     """`1,2,4`. Raises PlanError."""
     words = listed.split(",")
     if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
@@ -147,7 +149,7 @@ def _numbers(listed: str) -> list[int]:
 @run_command(
     run_capacity,
     without=(
-        *LEFT_OUT,
+        *REAL_SERVER_OPTIONS,
         "arrivals",
         "n",
         "duration_s",

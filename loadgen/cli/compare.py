@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli import BETWEEN_SIDES
-from loadgen.cli.options import share
-from loadgen.cli.output import CountsAs, Inconclusive, print_error, show, shown, verdicts_code
+from loadgen.cli import SEPARATOR
+from loadgen.cli.options import fraction
+from loadgen.cli.output import Inconclusive, InconclusiveAs, print_document, print_error, should_print, verdicts_code
 from loadgen.errors import PlanError
 from loadgen.results import compare_paths, report_link, write_text
 
@@ -38,12 +38,12 @@ def compare(
     ] = None,
     inconclusive: Inconclusive = None,
     margin: Annotated[
-        float, Option(parser=share, metavar="SHARE", help="By how much a figure may differ before it matters.")
+        float, Option(parser=fraction, metavar="SHARE", help="By how much a figure may differ before it matters.")
     ] = 0.05,
     run_variation: Annotated[
         float,
         Option(
-            parser=share,
+            parser=fraction,
             metavar="SHARE",
             help="By how much two runs of one server may differ at most: what lies beyond is called better or worse.",
         ),
@@ -70,7 +70,7 @@ def compare(
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
-    result, *groups = compare_paths(*sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
+    result, *groups = compare_paths(*split_sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
     if html is not None:
         from loadgen.analysis.compare import page_document
         from loadgen.analysis.report.page import render
@@ -83,10 +83,10 @@ def compare(
     raise Exit(verdicts_code({gate.verdict for gate in result.gates}, inconclusive))
 
 
-def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """The runs on either side of `--`; of two runs one each. Raises PlanError where it is not clear which is which."""
-    paths = [Path(run) for run in runs if run != BETWEEN_SIDES]
-    begin = list(runs).index(BETWEEN_SIDES) if BETWEEN_SIDES in runs else 1
+    paths = [Path(run) for run in runs if run != SEPARATOR]
+    begin = list(runs).index(SEPARATOR) if SEPARATOR in runs else 1
     if len(paths) + 1 < len(runs):
         raise PlanError("there is more than one --", "Write: loadgen compare A... -- B...")
     if len(paths) == len(runs) != 2:
@@ -96,7 +96,7 @@ def sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return paths[:begin], paths[begin:]
 
 
-def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
+def _print(found: Comparison, inconclusive: InconclusiveAs, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
     from loadgen.analysis.compare import document
     from loadgen.analysis.report import markdown
 
@@ -105,8 +105,8 @@ def _print(found: Comparison, inconclusive: CountsAs, *, as_json: bool, as_markd
     elif as_markdown:
         print(markdown(document(found, brief=False)), end="")
     elif not quiet:
-        show(document(found, brief=True))
+        print_document(document(found, brief=True))
         return
     for gate in found.gates:
-        if shown(gate.verdict, inconclusive, quiet=quiet):
+        if should_print(gate.verdict, inconclusive, quiet=quiet):
             print_error(gate.sentence)

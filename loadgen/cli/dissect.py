@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from typer import BadParameter, Option, Typer
 
-from loadgen.cli import PLAIN
-from loadgen.cli.options import timed
+from loadgen.cli import TYPER_DEFAULTS
+from loadgen.cli.options import seconds_with_unit
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 dissect = Typer(
     no_args_is_help=True,
     help="Take a model or a training step apart on this machine: modules, operators, memory. Needs the extra dissect.",
-    **PLAIN,
+    **TYPER_DEFAULTS,
 )
 
 _Device = Annotated[str, Option(help="cpu or cuda.")]
@@ -46,7 +46,8 @@ def inference(
     ] = "standard",
     tp: Annotated[int, Option(min=1, help="Processes that share each layer: gloo, or NCCL.")] = 1,
     link_delay_s: Annotated[
-        float, Option("--link-delay", parser=timed, metavar="T", help="What an all-reduce lasts at least: 200us.")
+        float,
+        Option("--link-delay", parser=seconds_with_unit, metavar="T", help="What an all-reduce lasts at least: 200us."),
     ] = "0s",  # type: ignore[assignment]  # parsed, as one on the command line is
     device: _Device = "cpu",
     dtype: _Dtype = "fp32",
@@ -61,7 +62,7 @@ def inference(
 
     The model has its real shape and random weights. Exit codes: 0 measured, 2 usage.
     """
-    with _told():
+    with _usage_errors():
         from loadgen.dissect.inference import InferenceSpec
         from loadgen.dissect.inference import inference as measure
 
@@ -69,7 +70,7 @@ def inference(
             InferenceSpec(
                 model=model,
                 layers=layers,
-                batches=_sizes(batch),
+                batches=_parse_batch_sizes(batch),
                 input_tokens=input_tokens,
                 phase=phase,
                 backward=backward,
@@ -87,7 +88,7 @@ def inference(
         )
     from loadgen.analysis import dissect as told
 
-    _answer(result, told.text, told.document, page, as_json)
+    _print_result(result, told.text, told.document, page, as_json)
 
 
 @dissect.command()
@@ -119,7 +120,7 @@ def training(
 
     Exit codes: 0 measured, 2 usage, also where no technique can be measured on this device.
     """
-    with _told():
+    with _usage_errors():
         from loadgen.dissect.techniques import parse
         from loadgen.dissect.training import TrainingSpec
         from loadgen.dissect.training import training as measure
@@ -142,10 +143,10 @@ def training(
         )
     from loadgen.analysis import dissect_training as told
 
-    _answer(result, told.text, told.document, page, as_json)
+    _print_result(result, told.text, told.document, page, as_json)
 
 
-def _answer(found: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:
+def _print_result(found: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:
     """What was found, as JSON, or as text and a page."""
     if as_json:
         from msgspec import json
@@ -166,7 +167,7 @@ def _answer(found: Any, text: Any, document: Any, page: Path | None, as_json: bo
             print(f"\nPage: {page}")
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def _parse_batch_sizes(text: str) -> tuple[int, ...]:
     try:
         sizes = tuple(int(each) for each in text.split(","))
     except ValueError:
@@ -177,7 +178,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _usage_errors() -> Iterator[None]:
     """What is missing, or wrong with models and devices, is wrong with the command line."""
     import os
 

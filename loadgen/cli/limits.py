@@ -22,7 +22,7 @@ NO_P2P = "NVLink 4 without P2P"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedLimits:
+class LimitsOptions:
     """The options, by the names that they have on the command line."""
 
     gpu: Annotated[str, Option(help="Such as A100, A800, H100, H200, B200, L40S, RTX4090, MI300X.")] = "H100"
@@ -84,8 +84,8 @@ def _limits(settings: dict[str, Any]) -> None:
     `limit` is physics: every FLOP, byte and message at the data sheet's rate. `expected` adds what was measured of the
     named framework. How far off that is: docs/reference/hardware-validation.md. Exit codes: 0 answered, 2 usage.
     """
-    requested = AskedLimits(**settings)
-    with _told():
+    requested = LimitsOptions(**settings)
+    with _usage_errors():
         result = _training(requested) if requested.training else _serving(requested)
     if requested.json:
         from msgspec import json
@@ -93,19 +93,19 @@ def _limits(settings: dict[str, Any]) -> None:
         print(json.format(json.encode(result)).decode())
 
 
-def _made() -> Iterator[Parameter]:
-    return iter(signature(AskedLimits, eval_str=True).parameters.values())
+def _parameters() -> Iterator[Parameter]:
+    return iter(signature(LimitsOptions, eval_str=True).parameters.values())
 
 
-def _nothing() -> None:
+def _no_shared_options() -> None:
     """Shares no option with other commands."""
 
 
-limits = SettingsCommand(_limits, _made, _nothing)
+limits = SettingsCommand(_limits, _parameters, _no_shared_options)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _usage_errors() -> Iterator[None]:
     """What is wrong with hardware is wrong with the command line."""
     from loadgen.servers.hardware import HardwareError
 
@@ -115,7 +115,7 @@ def _told() -> Iterator[None]:
         raise PlanError(str(problem)) from None
 
 
-def _serving(asked: AskedLimits) -> Any:
+def _serving(asked: LimitsOptions) -> Any:
     from loadgen.servers.hardware import gpu_links
     from loadgen.servers.hardware.roofline import deploy, limits_of
     from loadgen.servers.hardware.throughput_model import Load
@@ -158,7 +158,7 @@ def _serving(asked: AskedLimits) -> Any:
     return result
 
 
-def _training(asked: AskedLimits) -> dict[str, Any]:
+def _training(asked: LimitsOptions) -> dict[str, Any]:
     from loadgen.servers.hardware.training import iteration, memory, mfu
 
     setup = _setup(asked)
@@ -182,7 +182,7 @@ def _training(asked: AskedLimits) -> dict[str, Any]:
     return result
 
 
-def _setup(asked: AskedLimits) -> Training:
+def _setup(asked: LimitsOptions) -> Training:
     from loadgen.servers.hardware import changed, gpu, model
     from loadgen.servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, Training
 

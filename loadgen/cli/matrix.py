@@ -13,9 +13,9 @@ from typer import Argument, Exit, Option
 from loadgen import errors
 from loadgen.cli.output import Output, print_error
 from loadgen.cli.streams import results_are_kept
-from loadgen.cli.sweep import asked as grown
 from loadgen.cli.sweep import exit_code as sweep_code
-from loadgen.cli.sweep import is_sweep, measure, read_sweep, swept_plan, write_sweeps
+from loadgen.cli.sweep import is_sweep, new_sweep, read_sweep, run_steps, write_sweeps
+from loadgen.cli.sweep import parse_targets as grown
 from loadgen.errors import OutputError, PlanError
 from loadgen.results import write_page, write_summary, write_text
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from loadgen.studies.matrix.run import Matrix
     from loadgen.studies.sweep import Measure, Over
 
-SAFE = "What was measured is safe in the run files: make room, and name the folder to make the report again."
+RESULTS_ARE_SAFE = (
+    "What was measured is safe in the run files: make room, and name the folder to make the report again."
+)
 
 
 def matrix(
@@ -96,8 +98,8 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     _write_frontiers(folder, result)
     report = MatrixReport(result)
     text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
-    write_text(folder / "matrix.json", text, SAFE)
-    write_text(folder / "matrix.html", page.render(report.page_document(measured)), SAFE)
+    write_text(folder / "matrix.json", text, RESULTS_ARE_SAFE)
+    write_text(folder / "matrix.html", page.render(report.page_document(measured)), RESULTS_ARE_SAFE)
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
     pages = [*sorted({sweep.page for sweep in result.sweeps if (folder / sweep.page).exists()}), "matrix.html"]
@@ -143,13 +145,13 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         )
 
     def sweep(swept: SweepOptions, plan: Plan, folder: Path, serve: Measure, price: dict[str, Any]) -> bool:
-        judged, loads, over = _grown(swept)
+        judged, loads, over = _sweep_targets(swept)
         settled = {"precision": swept.precision, "confidence": swept.confidence, "start": swept.start, **price}
-        wanted = swept_plan(plan, over, folder, loads, judged, None)
+        wanted = new_sweep(plan, over, folder, loads, judged, None)
         with output.progress(None, plain=False) as show:
             maximum = swept.max_runs, swept.max_time_s
-            say = partial(_say_below, output)
-            why = measure(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=maximum)
+            say = partial(_say_indented, output)
+            why = run_steps(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=maximum)
         return why == "interrupted"
 
     with journal(wanted.folder, wanted.resolved, resume=resume) as book:
@@ -160,11 +162,11 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
         return run(wanted, book, output, after_run, sweep)
 
 
-def _say_below(output: Output, line: str) -> None:
+def _say_indented(output: Output, line: str) -> None:
     output.say(f"    {line}")
 
 
-def _grown(swept: SweepOptions) -> tuple[list[Objective], tuple[float, ...], Over]:
+def _sweep_targets(swept: SweepOptions) -> tuple[list[Objective], tuple[float, ...], Over]:
     return grown(swept.objectives, swept.rates, swept.concurrency, swept.over)
 
 
@@ -175,7 +177,7 @@ def _check_sweeps(plan: MatrixPlan) -> None:
     for name in (str(workload["name"]) for workload in plan.workloads):
         if (swept := swept_by(plan, name)) is not None:
             try:
-                _grown(swept)
+                _sweep_targets(swept)
             except PlanError as error:
                 raise PlanError(f"workload {name}: {error}", error.hint) from None
 
@@ -203,7 +205,7 @@ def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
 
     result = read_run(folder)
     if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
-        write_summary(folder, result.summary, SAFE)
+        write_summary(folder, result.summary, RESULTS_ARE_SAFE)
     if anew or not (folder / "report.html").exists():
         write_page([prepare_run(result.run, result.frame, result.summary)], folder / "report.html", [])
     return result

@@ -45,7 +45,7 @@ class SettingsCommand:
 
     @property
     def __signature__(self) -> Signature:
-        return Signature([*_own(self._function), *self._options(), *_own(self._shared)])
+        return Signature([*_own_options(self._function), *self._options(), *_own_options(self._shared)])
 
     def __call__(self, **given: Any) -> None:
         made = {option.name for option in self._options()}
@@ -74,7 +74,7 @@ def plan_parameters(
     for name, option in run_options(Plan).items():
         if name in without or (interactive and not option.interactive):
             continue
-        kind, form = _form(name, fields_of(Plan)[name])
+        kind, form = _option_form(name, fields_of(Plan)[name])
         flags = [option_name(name) + form.pop("otherwise", ""), *(also or {}).get(name, ())]
         default = (defaults or {}).get(name)
         if default is None:
@@ -92,14 +92,14 @@ def seconds(text: str | float) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def timed(text: str) -> float:
+def seconds_with_unit(text: str) -> float:
     """As `seconds`, but with a unit: of times that people think of in milliseconds. Raises BadParameter."""
     if (match := _DURATION.fullmatch(text.strip())) and not match[2]:
         raise BadParameter(f"{text} has no unit: write {text}ms or {text}s")
     return seconds(text)
 
 
-def span(text: str) -> tuple[float, float]:
+def interval(text: str) -> tuple[float, float]:
     """`10s..50s`, in seconds. Raises BadParameter."""
     begin, dots, end = text.partition("..")
     if not dots:
@@ -107,7 +107,7 @@ def span(text: str) -> tuple[float, float]:
     return seconds(begin), seconds(end)
 
 
-def share(text: str | float) -> float:
+def fraction(text: str | float) -> float:
     """`5%` or `0.05`, as a share above 0. Raises BadParameter."""
     match = _SHARE.fullmatch(str(text).strip())
     value = float(match[1]) / (100 if match[2] else 1) if match else 0
@@ -116,13 +116,13 @@ def share(text: str | float) -> float:
     return value
 
 
-def _own(function: Callable[..., Any]) -> Iterator[Parameter]:
+def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
     for parameter in signature(function, eval_str=True).parameters.values():
         if get_origin(parameter.annotation) is Annotated:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
 
 
-def _form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
+def _option_form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
     """The type of an option and how it is written, by its field. Words are text here: the Plan checks them, and reports
     all mistakes at once."""
     kinds = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
@@ -130,7 +130,7 @@ def _form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
     if bool in kinds:
         return bool, {} if field.default is False else {"otherwise": f"/--no-{name.replace('_', '-')}"}
     if name.endswith("_s"):
-        return Any, {"metavar": "T..T", "parser": span} if several else {"metavar": "T", "parser": seconds}
+        return Any, {"metavar": "T..T", "parser": interval} if several else {"metavar": "T", "parser": seconds}
     if several:
         return list[several[0]], {}  # type: ignore[valid-type]
     return next((kind for kind in (int, float, Path) if {*kinds} <= {kind, type(None)}), str), {}

@@ -19,14 +19,14 @@ from typer import Option
 
 from loadgen import errors
 from loadgen.cli.options import ADVANCED, OUTPUT
-from loadgen.cli.streams import coloured, results_are_kept
+from loadgen.cli.streams import raw_stream, results_are_kept
 from loadgen.errors import OutputError
 from loadgen.results import (
-    Group,
-    expressions,
+    RunGroup,
     folder_of,
     load_and_summarise,
-    no_objectives,
+    missing_objectives,
+    parse_expressions,
     runs_in,
     write_page,
     write_summary,
@@ -47,20 +47,20 @@ ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
     "Exit code 4 when one fails, 6 when one is inconclusive."
 )
-UNTOLD = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
-GOOD = "Objective of each request, such as 'ttft < 500ms'; repeatable: a good one meets all."
+INCONCLUSIVE = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
+GOODPUT = "Objective of each request, such as 'ttft < 500ms'; repeatable: a good one meets all."
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
 Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
-Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOOD, **OUTPUT)]
-CountsAs = Literal["pass", "fail"] | None
-Inconclusive = Annotated[CountsAs, Option("--inconclusive", metavar="pass|fail", help=UNTOLD, **ADVANCED)]
+Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOODPUT, **OUTPUT)]
+InconclusiveAs = Literal["pass", "fail"] | None
+Inconclusive = Annotated[InconclusiveAs, Option("--inconclusive", metavar="pass|fail", help=INCONCLUSIVE, **ADVANCED)]
 Junit = Annotated[
     Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **ADVANCED)
 ]
 
-PLAIN_EVERY_S = 5.0
+PLAIN_LINE_INTERVAL_S = 5.0
 BAR_LEAST, BAR_MOST = 6, 24
 
 
@@ -70,7 +70,7 @@ def write_results(output: Output, folder: Path, *, report: bool) -> int:
     return exit_code(output.results([folder], folder / "report.html" if report else None), output.inconclusive)
 
 
-def exit_code(summaries: Sequence[Summary], inconclusive: CountsAs = None) -> int:
+def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None) -> int:
     """Return the first of these to which one run leads: 130 interrupted, 5 this machine could not send a request, 4 an
     objective failed, 1 a request was not complete and no objective speaks of that, 5 the client was the limit in
     another way, 6 an objective is inconclusive, 0 otherwise.
@@ -82,13 +82,13 @@ def exit_code(summaries: Sequence[Summary], inconclusive: CountsAs = None) -> in
         (errors.EXIT_INTERRUPTED, any(summary.run.interrupted for summary in summaries)),
         (errors.EXIT_CLIENT_LIMITED, any(summary.client.client_limit for summary in summaries)),
         (errors.EXIT_ASSERTION, told == errors.EXIT_ASSERTION),
-        (errors.EXIT_REQUESTS_FAILED, any(map(unanswered, summaries))),
+        (errors.EXIT_REQUESTS_FAILED, any(map(has_unanswered, summaries))),
         (errors.EXIT_CLIENT_LIMITED, any(summary.client.verdict == "limited" for summary in summaries)),
     ]
     return next((code for code, holds in reasons if holds), told)
 
 
-def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:
+def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> int:
     """What objectives or conditions lead to: 4 one failed, 6 one is inconclusive and nothing says what that counts as,
     0 otherwise."""
     codes = {"pass": errors.EXIT_OK, "fail": errors.EXIT_ASSERTION, None: errors.EXIT_INCONCLUSIVE}
@@ -96,7 +96,7 @@ def verdicts_code(verdicts: Collection[str], inconclusive: CountsAs) -> int:
     return errors.EXIT_ASSERTION if "fail" in verdicts else untold
 
 
-def unanswered(summary: Summary) -> bool:
+def has_unanswered(summary: Summary) -> bool:
     """Return whether requests were left unanswered in a way that no objective speaks of.
 
     Rejected requests count: a run whose server refused a part of the load has not answered that part, and a CI job
@@ -122,12 +122,14 @@ class Output:
     assertions: Sequence[str] | None = None
     goodput: Sequence[str] | None = None
     junit: Path | None = None
-    inconclusive: CountsAs = None
+    inconclusive: InconclusiveAs = None
     recorded: bool = False
     """Whether the runs are recorded already, and may bring objectives."""
 
     def __post_init__(self) -> None:
-        self.objectives, self._bounds = expressions(self.assertions, self.goodput, self.junit, recorded=self.recorded)
+        self.objectives, self._bounds = parse_expressions(
+            self.assertions, self.goodput, self.junit, recorded=self.recorded
+        )
         self._stream = sys.stderr if self.as_json else sys.stdout
         self._known: dict[Path, ReportedRun] = {}
 
@@ -139,11 +141,11 @@ class Output:
     @contextmanager
     def progress(self, plan: Plan | None, *, plain: bool = True) -> Iterator[OnProgress]:
         """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
-        requests, duration_s = (None, None) if plan is None or plan.of_sessions else (plan.n, plan.duration_s)
+        requests, duration_s = (None, None) if plan is None or plan.uses_sessions else (plan.n, plan.duration_s)
         if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
         else:
-            with shown_progress(requests, duration_s, sys.stderr) as show:
+            with show_progress(requests, duration_s, sys.stderr) as show:
                 yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
@@ -151,7 +153,7 @@ class Output:
         if self.as_json:
             print(as_json, end="")
         elif not self.quiet:
-            print(as_text(), file=coloured(sys.stdout))
+            print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
         """What the file of this run says, so that `results` need not read it."""
@@ -166,15 +168,15 @@ class Output:
         parts = [part for group in groups for part in group.parts]
         summaries = [part.summary for part in parts]
         if page is not None:
-            with _raised_later(problems):
+            with _collect_errors(problems):
                 write_page(parts, page, [group for group in groups if group.between])
         if self.junit is not None:
             from loadgen.analysis.slo import junit
 
             if not any(summary.objectives for summary in summaries):
-                raise no_objectives()
+                raise missing_objectives()
 
-            with _raised_later(problems):
+            with _collect_errors(problems):
                 write_text(self.junit, junit(summaries))
         if self.as_json:
             result = [group.json for group in groups]
@@ -187,17 +189,17 @@ class Output:
                 own = [part.summary for part in group.parts]
                 document = repeats.document(group.between, own) if group.between else brief_document(own[0])
                 print()
-                show(document)
+                print_document(document)
                 print()
             if not problems:
                 print(page or groups[0].folder / "summary.json")
         if self.as_json or self.quiet:
-            self._complain(summaries)
+            self._print_failures(summaries)
         if problems:
             raise OutputError("\n".join(map(str, problems)), problems[0].hint)
         return summaries
 
-    def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> Group:
+    def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> RunGroup:
         from loadgen.analysis.repeats import between
         from loadgen.analysis.summary import as_dict
 
@@ -205,38 +207,38 @@ class Output:
         for run in runs_in(path):
             known = self._known.pop(run, None)
             parts.append(known or load_and_summarise(run, self.objectives, self._bounds, drawn=drawn))
-            with _raised_later(problems):
+            with _collect_errors(problems):
                 write_summary(run, parts[-1].summary)
         summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
-            return Group(folder_of(path), parts, summaries[0])
+            return RunGroup(folder_of(path), parts, summaries[0])
         together = between([part.summary for part in parts])
         result = {"repeats": to_builtins(together), "runs": summaries}
         named = result | {"runs": [part.run.path.parent.name for part in parts]}
-        with _raised_later(problems):
+        with _collect_errors(problems):
             write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
-        return Group(path, parts, result, together)
+        return RunGroup(path, parts, result, together)
 
-    def _complain(self, summaries: list[Summary]) -> None:
+    def _print_failures(self, summaries: list[Summary]) -> None:
         """What failed, for people who asked for no text: what leads to an exit code, and with --json what does not."""
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures
 
         for summary in summaries:
             of = f"{summary.run.id}: " if len(summaries) > 1 else ""
-            failed = {"interrupted", "client", *(["complete"] if unanswered(summary) else [])}
+            failed = {"interrupted", "client", *(["complete"] if has_unanswered(summary) else [])}
             for finding in findings(summary):
                 if finding.id in failed and finding.level != "ok":
                     print_error(of + finding.sentence)
-            for row in failures(summary).rows if unanswered(summary) else ():
+            for row in failures(summary).rows if has_unanswered(summary) else ():
                 print_error(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
             for stated in summary.objectives:
-                if shown(stated.verdict, self.inconclusive, quiet=self.quiet):
+                if should_print(stated.verdict, self.inconclusive, quiet=self.quiet):
                     print_error(f"{of}{stated.verdict}: {stated.objective}: {measured_text(stated)}")
 
 
 @contextmanager
-def _raised_later(problems: list[OutputError]) -> Iterator[None]:
+def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
     """Collect the error of a file that cannot be written, so that the results are printed first."""
     try:
         yield
@@ -244,13 +246,13 @@ def _raised_later(problems: list[OutputError]) -> Iterator[None]:
         problems.append(error)
 
 
-def shown(verdict: str, inconclusive: CountsAs, *, quiet: bool) -> bool:
+def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
     """Whether a verdict is to be said where no text was asked for."""
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
 
 @contextmanager
-def shown_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
+def show_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
     """Shows what it gets at its own pace: one live line in a terminal, a plain line every few seconds elsewhere."""
     look = _ProgressLine(requests, duration_s)
     shown_s = 0.0
@@ -258,7 +260,7 @@ def shown_progress(requests: int | None, duration_s: float | None, stream: TextI
     def show_plain(phase: str, counts: LiveCounters) -> None:
         nonlocal shown_s
         look.take(phase, counts)
-        if look.now_s - shown_s >= PLAIN_EVERY_S or phase == "ended":
+        if look.now_s - shown_s >= PLAIN_LINE_INTERVAL_S or phase == "ended":
             shown_s = look.now_s
             print(look.plain(phase, counts), file=stream, flush=True)
 
@@ -269,7 +271,7 @@ def shown_progress(requests: int | None, duration_s: float | None, stream: TextI
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(file=coloured(stream), highlight=False)
+    console = Console(file=raw_stream(stream), highlight=False)
     bar = "━╌" if console.encoding.startswith("utf") else "#-"
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
@@ -310,7 +312,7 @@ class _ProgressLine:
 
     def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
         """One line of fewer than `width` characters; where that is too few, its end is left out, and first the bar."""
-        done, left = self._far(counts)
+        done, left = self._remaining(counts)
         wrong = {state: n for state in ("failed", "truncated", "rejected", "dropped") if (n := getattr(counts, state))}
         parts = [phase] if phase == "connecting" else [left, *self._figures(counts)]
         parts += [f"{sum(wrong.values()):,} {'incomplete' if len(wrong) > 1 else next(iter(wrong))}"] if wrong else []
@@ -321,7 +323,7 @@ class _ProgressLine:
             said = f"{bar[0] * full}{bar[1] * (room - full)}  {said}"
         return f"{elapsed}{said}"[: width - 1]
 
-    def _far(self, counts: LiveCounters) -> tuple[float | None, str]:
+    def _remaining(self, counts: LiveCounters) -> tuple[float | None, str]:
         """Which share is done, of the time or of the requests, and what is left of it."""
         ended = counts.complete + counts.truncated + counts.failed + counts.rejected + counts.dropped
         passed_s = self.now_s - (self._running_s or self.now_s)
@@ -341,15 +343,15 @@ class _ProgressLine:
         return [*ttft, f"{rate:,.0f} tokens/s"]
 
 
-def show(document: Document) -> None:
+def print_document(document: Document) -> None:
     """Print it, with colours in a terminal."""
     from loadgen.analysis.report.terminal import render
 
-    width, colour = screen(sys.stdout)
-    print(render(document, width=width, colour=colour), end="", file=coloured(sys.stdout))
+    width, colour = screen_size(sys.stdout)
+    print(render(document, width=width, colour=colour), end="", file=raw_stream(sys.stdout))
 
 
-def screen(stream: TextIO) -> tuple[int, bool]:
+def screen_size(stream: TextIO) -> tuple[int, bool]:
     """Width and whether to use colours: plain where it is not a terminal."""
     terminal = stream.isatty()
     return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, print_error, show
+from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, print_document, print_error
 from loadgen.cli.sweep import is_sweep, write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.results import folder_of, indexed, runs_below, runs_in, write_text
+from loadgen.results import folder_of, index_runs, runs_below, runs_in, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import Summary
 
-Silent = Annotated[bool, Option("--quiet", help="Print nothing but what failed.")]
+Quiet = Annotated[bool, Option("--quiet", help="Print nothing but what failed.")]
 
 
 def report(
@@ -44,7 +44,7 @@ def report(
     as_json: Annotated[
         bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
     ] = False,
-    quiet: Silent = False,
+    quiet: Quiet = False,
     serve: Annotated[
         bool, Option("--serve", help="Then show the page on a free port of loopback, until Ctrl-C.")
     ] = False,
@@ -93,7 +93,7 @@ def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> l
     from loadgen.analysis.report.page import render
     from loadgen.analysis.summary import as_dict
 
-    runs, unread = indexed(below, folder, page)
+    runs, unread = index_runs(below, folder, page)
     for sentence in unread:
         print_error(sentence)
     if not runs:
@@ -103,7 +103,7 @@ def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> l
     if output.as_json:
         print(json.dumps([as_dict(run.summary) for run in runs], indent=2))
     elif not output.quiet:
-        show(listed(runs, title))
+        print_document(listed(runs, title))
         print(page)
     return [run.summary for run in runs]
 
@@ -116,7 +116,7 @@ def export(
         Path | None, Option(help="Folder for Parquet files; needs pip install 'llm-loadgen[parquet]'.", metavar="DIR")
     ] = None,
     as_csv: Annotated[Path | None, Option("--csv", help="Folder for CSV files.", metavar="DIR")] = None,
-    quiet: Silent = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a run as tables: requests, chunks, telemetry and run, one file each.
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer
     from loadgen.plan import Plan
 
-BIND = (
+BIND_HELP = (
     "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
     "LOADGEN_TOKEN."
 )
-JOIN = "With --distributed: how long to wait for them."
+JOIN_HELP = "With --distributed: how long to wait for them."
 
 
 def run_load(
@@ -39,9 +39,9 @@ def run_load(
         int,
         Option(help="With --distributed: worker machines to wait for; --workers processes run on each.", **ADVANCED),
     ] = 0,
-    bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND, **ADVANCED)] = "127.0.0.1:5557",
+    bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND_HELP, **ADVANCED)] = "127.0.0.1:5557",
     join_timeout_s: Annotated[
-        float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN, **ADVANCED)
+        float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN_HELP, **ADVANCED)
     ] = 600.0,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
@@ -75,7 +75,7 @@ def run_load(
             raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
-    with folders.chosen(out, requested.server, requested.label) as folder:
+    with folders.run_folder(out, requested.server, requested.label) as folder:
         if requested.repeats == 1:
             _run(run_plan, requested, folder, output)
         else:

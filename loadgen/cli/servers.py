@@ -14,8 +14,8 @@ from typing import Annotated, Any, get_type_hints
 
 from typer import Argument, BadParameter, Exit, Option, Typer
 
-from loadgen.cli import PLAIN
-from loadgen.cli.options import SettingsCommand, seconds, timed
+from loadgen.cli import TYPER_DEFAULTS
+from loadgen.cli.options import SettingsCommand, seconds, seconds_with_unit
 from loadgen.errors import EXIT_SERVER, PlanError
 from loadgen.servers.auth import Access, bearer, secret_in
 from loadgen.servers.backends import KINDS, join_or, launchable
@@ -25,10 +25,12 @@ from loadgen.servers.launch import compose, process
 from loadgen.servers.launch.process import LeftServer, log_file
 from loadgen.servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
-WAYS = ("compose", "process", "simulated")
+LAUNCH_METHODS = ("compose", "process", "simulated")
 
 servers = Typer(
-    no_args_is_help=True, help="Start, look at and end real servers, on this machine or on a GPU host.", **PLAIN
+    no_args_is_help=True,
+    help="Start, look at and end real servers, on this machine or on a GPU host.",
+    **TYPER_DEFAULTS,
 )
 
 _Server = Annotated[str, Option(help=f"{join_or(launchable())}.")]
@@ -106,9 +108,9 @@ def down(
     file: _File = None,
 ) -> None:
     """Stop servers and remove their containers; volumes and images stay. What is down already is no error."""
-    for each in _named(server):
+    for each in _selected_servers(server):
         spec = _spec(each, host, hosts, launch, file=file)
-        if left := _left_running(spec, launch):
+        if left := _running_process(spec, launch):
             was = "ended" if left.alive else "had ended by itself"
             process.down(left)
             print(f"{each}: process {left.pid} {was}")
@@ -127,8 +129,8 @@ def status(
 ) -> None:
     """Say which servers run, where, and whether they answer. Exit code 3 when the one named does not."""
     answers = []
-    for each in _named(server):
-        line, well = _state(_spec(each, host, hosts, launch, file=file), launch)
+    for each in _selected_servers(server):
+        line, well = _server_state(_spec(each, host, hosts, launch, file=file), launch)
         answers.append(well)
         print(f"{each:<9} {line}")
     if server and not all(answers):
@@ -146,7 +148,7 @@ def logs(
 ) -> None:
     """Print the end of a server's log. Exit code 3 when it is down: nothing is left of it then."""
     spec = _spec(server, host, hosts, launch, file=file)
-    if left := _left_running(spec, launch):
+    if left := _running_process(spec, launch):
         print(process.logs(left, lines=lines))
     elif launch not in (None, "compose") or not compose.status(spec):
         raise LaunchError(
@@ -176,7 +178,7 @@ def convert(
     print(f"without loadgen: PYTHONPATH={target / PLUGIN.name} vllm serve {target}")
 
 
-def _named(server: str | None) -> tuple[str, ...]:
+def _selected_servers(server: str | None) -> tuple[str, ...]:
     if server is not None and server not in launchable():
         raise BadParameter(f"--server {server}: unknown; choose {', '.join(launchable())}")
     return (server,) if server else launchable()
@@ -186,9 +188,9 @@ def _spec(
     server: str, host: str, hosts_file: Path | None, launch: str | None, model: str = "", **options: Any
 ) -> LaunchSpec:
     """What the options mean. The host `local` needs no hosts file."""
-    _named(server)
-    if launch is not None and launch not in WAYS:
-        raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(WAYS)}")
+    _selected_servers(server)
+    if launch is not None and launch not in LAUNCH_METHODS:
+        raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(LAUNCH_METHODS)}")
     path = hosts_file or (Path("hosts.toml") if Path("hosts.toml").is_file() else None)
     hosts = read_hosts(path) if path else {LOCAL.name: LOCAL}
     if host not in hosts:
@@ -207,15 +209,15 @@ def _check_options(launch: str, given: Collection[str]) -> None:
         raise BadParameter(f"--launch {launch} takes no {', '.join(names)}{more}")
 
 
-def _left_running(spec: LaunchSpec, launch: str | None) -> LeftServer | None:
+def _running_process(spec: LaunchSpec, launch: str | None) -> LeftServer | None:
     """The process that was left running under this name on this machine, if it is what is meant."""
     return None if launch == "compose" or spec.host.docker else process.read_left(spec.server)
 
 
-def _state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
+def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
     """One line about a server, and whether it answers; a process that has ended is forgotten."""
-    if left := _left_running(spec, launch):
-        return _state_of_process(left)
+    if left := _running_process(spec, launch):
+        return _process_state(left)
     if launch in ("process", "simulated"):
         return "down", False
     try:
@@ -229,7 +231,7 @@ def _state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
     return line, row.get("Health") == "healthy"
 
 
-def _state_of_process(left: LeftServer) -> tuple[str, bool]:
+def _process_state(left: LeftServer) -> tuple[str, bool]:
     if not left.alive:
         process.down(left)
         return f"ended by itself; its log is in {left.log}", False
@@ -253,7 +255,7 @@ def _parameters() -> Iterator[Parameter]:
         form: dict[str, Any] = {}
         if field.name.endswith("_s"):
             default, flag = f"{default * 1e3:g}ms", flag.removesuffix("-s")
-            form = {"metavar": "T", "parser": timed}
+            form = {"metavar": "T", "parser": seconds_with_unit}
         if help_text := getattr(kind, "__metadata__", ("",))[0]:
             annotation: Any = Annotated[Any if form else kind, Option(flag, help=help_text, **form)]
             yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

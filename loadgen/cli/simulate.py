@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.studies.simulate import ServerModel
 
-ENGINE: dict[str, Any] = {"rich_help_panel": "Server"}
-WHAT_IF = "What if: memory_bandwidth=8TB/s. May be repeated."
+SERVER: dict[str, Any] = {"rich_help_panel": "Server"}
+SET_HELP = "What if: memory_bandwidth=8TB/s. May be repeated."
 TwinFile = Annotated[
     Path | None,
-    Option("--twin", help="What `loadgen twin fit` wrote: that server; options below then say what if.", **ENGINE),
+    Option("--twin", help="What `loadgen twin fit` wrote: that server; options below then say what if.", **SERVER),
 ]
-Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **ENGINE)]
-Format = Annotated[str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **ENGINE)]
+Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **SERVER)]
+Format = Annotated[str | None, Option("--format", help="Of weights: bf16 (default), fp8, int8, int4, nvfp4.", **SERVER)]
 Vintage = Annotated[
-    str | None, Option(help="Which generation of the server's scheduler: current (default) or 2023.", **ENGINE)
+    str | None, Option(help="Which generation of the server's scheduler: current (default) or 2023.", **SERVER)
 ]
 KvTokens = Annotated[
-    int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **ENGINE)
+    int | None, Option(min=64, help="Tokens in the KV cache; by default what memory is left.", **SERVER)
 ]
-RunningLimit = Annotated[int | None, Option(min=1, help="Sequences in a step; else the server's.", **ENGINE)]
-StepTokens = Annotated[int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **ENGINE)]
+RunningLimit = Annotated[int | None, Option(min=1, help="Sequences in a step; else the server's.", **SERVER)]
+StepTokens = Annotated[int | None, Option(min=1, help="Tokens that a step may prefill; else the server's.", **SERVER)]
 Hardware = Annotated[Path | None, Option(help="A TOML file with more GPUs and models.", **ADVANCED)]
-Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=WHAT_IF, **ENGINE)]
-LEFT_OUT = (
+Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
+REAL_SERVER_OPTIONS = (
     *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "over_limit"),
     *("speed", "stamps"),
     *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
@@ -46,9 +46,9 @@ def run_simulation(
     *,
     twin: TwinFile = None,
     gpu: Annotated[
-        str | None, Option(help="Such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **ENGINE)
+        str | None, Option(help="Such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **SERVER)
     ] = None,
-    model: Annotated[str | None, Option(help="Such as llama-2-7b (default), or a config.json.", **ENGINE)] = None,
+    model: Annotated[str | None, Option(help="Such as llama-2-7b (default), or a config.json.", **SERVER)] = None,
     tp: Tp = None,
     format_name: Format = None,
     vintage: Vintage = None,
@@ -90,7 +90,7 @@ def run_simulation(
     )
     command = without_secrets(["loadgen", *sys.argv[1:]])
     output.say(f"SIMULATED (virtual) {simulate.described(requested, modelled)}; nothing is sent")
-    with folders.chosen(out, requested.server, requested.label) as folder:
+    with folders.run_folder(out, requested.server, requested.label) as folder:
         if requested.repeats == 1:
             _simulate(requested, modelled, folder, command, output, drawn=report)
         else:
@@ -115,7 +115,7 @@ def _simulate(
     output.loaded(folder, run, windowed(gathering.frame(), run.header), drawn=drawn)
 
 
-@run_command(run_simulation, without=LEFT_OUT, defaults={"label": "simulated"})
+@run_command(run_simulation, without=REAL_SERVER_OPTIONS, defaults={"label": "simulated"})
 def simulate(
     settings: dict[str, Any],
     plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,

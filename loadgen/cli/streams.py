@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-PIECE_CHARACTERS = 2_048
+CHUNK_CHARACTERS = 2_048
 """Text written at once. A piece fits into the stream's buffer, so a pipe that is not ready loses nothing."""
 READY_WAIT_S = 5.0
 """How long to wait for room in a non-blocking pipe."""
-READER_GONE = frozenset((errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ESHUTDOWN, errno.ENXIO))
+NO_READER_ERRORS = frozenset((errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ESHUTDOWN, errno.ENXIO))
 """Errors of a pipe or terminal that has no reader any more. Output to nobody is no failure."""
 
 
@@ -40,8 +40,8 @@ class TolerantStream:
 
     def write(self, text: str) -> int:
         """Write and flush the text; errors are kept in `error`."""
-        for begin in range(0, len(text), PIECE_CHARACTERS):
-            self._attempt(self._stream.write, text[begin : begin + PIECE_CHARACTERS])
+        for begin in range(0, len(text), CHUNK_CHARACTERS):
+            self._attempt(self._stream.write, text[begin : begin + CHUNK_CHARACTERS])
             self.flush()
         return len(text)
 
@@ -55,7 +55,7 @@ class TolerantStream:
     @property
     def lost(self) -> bool:
         """Whether text was lost that somebody may still be waiting for."""
-        return self.error is not None and self.error.errno not in READER_GONE
+        return self.error is not None and self.error.errno not in NO_READER_ERRORS
 
     def _attempt(self, call: Any, *arguments: str) -> None:
         try:
@@ -84,16 +84,16 @@ class SafeStream:
     `loadgen.analysis.report.terminal` has made safe, and coloured, goes to its `own` stream."""
 
     def __init__(self, own: TolerantStream) -> None:
-        self.own = own
+        self.unfiltered = own
 
     def write(self, text: str) -> int:
         from loadgen.analysis.format import plain
         from loadgen.servers.auth import hide
 
-        return self.own.write(hide(plain(text, "\n\t"), whole=True))
+        return self.unfiltered.write(hide(plain(text, "\n\t"), whole=True))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self.unfiltered, name)
 
 
 def protect() -> tuple[SafeStream, SafeStream]:
@@ -106,14 +106,14 @@ def protect() -> tuple[SafeStream, SafeStream]:
 def results_are_kept(folder: Path, *, text_only: bool) -> None:
     """Note that the results of a measurement are in `folder`. If standard output is `text_only`, the command does not
     fail when that text cannot be written."""
-    stream = getattr(sys.stdout, "own", None)
+    stream = getattr(sys.stdout, "unfiltered", None)
     if isinstance(stream, TolerantStream):
         stream.kept_in, stream.needed = folder, not text_only
 
 
-def coloured(stream: TextIO) -> TextIO:
+def raw_stream(stream: TextIO) -> TextIO:
     """Return the stream that takes control characters, for text that is safe already."""
-    return getattr(stream, "own", stream)
+    return getattr(stream, "unfiltered", stream)
 
 
 def _null() -> TextIO:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from typer import Argument, Exit, Option
 
 from loadgen import errors
-from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds, share
-from loadgen.cli.output import Output, Quiet, print_error, show
+from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, fraction, run_command, seconds
+from loadgen.cli.output import Output, Quiet, print_document, print_error
 from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
 from loadgen.cli.streams import results_are_kept
 from loadgen.errors import OutputError, PlanError
@@ -27,39 +27,43 @@ if TYPE_CHECKING:
     from loadgen.analysis.sweep import SweepResult
     from loadgen.analysis.sweep.capacity_search import Search
     from loadgen.engine.prepare import OnProgress
-    from loadgen.journal import Line
+    from loadgen.journal import JournalLine
     from loadgen.plan import Plan
     from loadgen.studies.simulate import ServerModel
     from loadgen.studies.sweep import Measure, Sweep, Why
 
-OBJECTIVE = (
+OBJECTIVE_HELP = (
     "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete, rejected ones "
     "included, break it too, unless one of them names these."
 )
-VIRTUAL = "In virtual time: on a model of this GPU, such as H100, with the model that --model names; or of the twin."
+VIRTUAL_HELP = (
+    "In virtual time: on a model of this GPU, such as H100, with the model that --model names; or of the twin."
+)
 Grows = Annotated[
     Literal["rate", "concurrency"], Option(help="What grows: Poisson arrivals, or requests at a time.", **LOAD)
 ]
 Precision = Annotated[
-    float, Option(parser=share, metavar="SHARE", help="How exactly, up and down, the capacity is wanted.", **LOAD)
+    float, Option(parser=fraction, metavar="SHARE", help="How exactly, up and down, the capacity is wanted.", **LOAD)
 ]
-Confidence = Annotated[float, Option(parser=share, metavar="SHARE", help="How surely its interval holds it.", **LOAD)]
+Confidence = Annotated[
+    float, Option(parser=fraction, metavar="SHARE", help="How surely its interval holds it.", **LOAD)
+]
 MaxTime = Annotated[
     float | None, Option("--max-time", parser=seconds, metavar="T", help="At most so long, this time.", **LOAD)
 ]
 Price = Annotated[float | None, Option(min=0, help="Price of one GPU for an hour: cost per million tokens.", **OUTPUT)]
 Folder = Annotated[Path | None, Option(help="Folder of the sweep. Default: runs/<time>-<server>-<label>.", **OUTPUT)]
-FACTOR = 2.0**16
+SEARCH_RANGE_FACTOR = 2.0**16
 """How far above and below --start the capacity may be: rates."""
-CONCURRENCY_MOST = 65_536
-FORESEEN_MOST = 16
+MAX_CONCURRENCY = 65_536
+MAX_PREDICTED_STEPS = 16
 """Loads at which a twin is asked what to expect."""
 
 
 def run_sweep(
     settings: dict[str, Any],
     *,
-    objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE, **LOAD)] = None,
+    objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE_HELP, **LOAD)] = None,
     over: Grows = "rate",
     rates: Annotated[str | None, Option(metavar="R,R,...", help="These rates: 1,2,4,...,64.", **LOAD)] = None,
     concurrency: Annotated[str | None, Option(metavar="N,N,...", help="These numbers: 1,2,4,...,256.", **LOAD)] = None,
@@ -68,7 +72,7 @@ def run_sweep(
     confidence: Confidence = 0.95,
     max_runs: Annotated[int, Option(min=1, max=100, help="At most so many runs.", **LOAD)] = 8,
     max_time_s: MaxTime = None,
-    virtual: Annotated[str | None, Option(metavar="GPU", help=VIRTUAL, rich_help_panel="Server")] = None,
+    virtual: Annotated[str | None, Option(metavar="GPU", help=VIRTUAL_HELP, rich_help_panel="Server")] = None,
     twin: TwinFile = None,
     tp: Tp = None,
     format_name: Format = None,
@@ -86,11 +90,11 @@ def run_sweep(
     quiet: Quiet = False,
 ) -> NoReturn:
     """Measure what the options say, and report."""
-    from loadgen.folders import chosen
+    from loadgen.folders import run_folder
 
-    judged, loads, over = asked(objectives, rates, concurrency, over)
+    judged, loads, over = parse_targets(objectives, rates, concurrency, over)
     limits = (kv_tokens, running_limit, step_tokens, hardware, tuple(changes or ()))
-    modelled = _modelled(virtual, twin, settings.get("model"), tp, format_name, vintage, *limits)
+    modelled = _server_model(virtual, twin, settings.get("model"), tp, format_name, vintage, *limits)
     settings = ({"server": modelled.twin.server} if modelled and modelled.twin else {}) | settings
     if gpu_hour_cost is not None or twin is not None:
         settings = {"speed": 1.0} | settings  # of the built-in server: prices and twins are of real time
@@ -109,14 +113,14 @@ def run_sweep(
     maximum = max_runs, max_time_s
     if not virtual:
         _check_speed(plan, {"--gpu-hour-cost": gpu_hour_cost is not None, "--twin": modelled is not None})
-    with chosen(out, plan.server, plan.label) as folder:
-        sweep = swept_plan(plan, over, folder, loads, judged, made)
+    with run_folder(out, plan.server, plan.label) as folder:
+        sweep = new_sweep(plan, over, folder, loads, judged, made)
         if modelled and not virtual:
-            settled["foreseen"] = _foreseen(sweep, judged, modelled, settled)
+            settled["foreseen"] = _predict(sweep, judged, modelled, settled)
         output.say(f"sweep over {over}{', virtual time' if made else ''}: {folder}")
-        serve = _serve(sweep, made, output)
+        serve = step_runner(sweep, made, output)
         with output.progress(None, plain=False) as show_progress:
-            measure(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=maximum)
+            run_steps(sweep, judged, settled, serve, output.say, show_progress, resume=resume, most=maximum)
         results_are_kept(folder, text_only=not as_json)
         results = write_frontier([folder], output, folder / "frontier.html")[0]
         if results.ended == "interrupted":
@@ -182,7 +186,7 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
     elif not output.quiet:
         for each in results:
             print()
-            show(brief(each))
+            print_document(brief(each))
         print(f"\n{page}")
     return results
 
@@ -236,7 +240,7 @@ def read_sweep(folder: Path) -> SweepResult:
         raise OutputError(f"{folder}: sweep.jsonl is damaged: {error}", "Begin anew with --out.") from None
 
 
-def asked(
+def parse_targets(
     objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Literal["rate", "concurrency"]
 ) -> tuple[list[Objective], tuple[float, ...], Literal["rate", "concurrency"]]:
     """Objectives, fixed loads, and what grows. Raises PlanError."""
@@ -261,7 +265,7 @@ def asked(
     return judged, (), over
 
 
-def _modelled(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> ServerModel | None:
+def _server_model(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> ServerModel | None:
     """What a sweep in virtual time is of, or what predicts; `more` as in Modelled. Raises PlanError."""
     from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import read
@@ -300,7 +304,7 @@ def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
     )
 
 
-def swept_plan(
+def new_sweep(
     plan: Plan,
     over: Literal["rate", "concurrency"],
     folder: Path,
@@ -317,7 +321,7 @@ def swept_plan(
     return Sweep(plan, over, folder, loads, (("objectives", texts), ("virtual", virtual)), allowed)
 
 
-def _serve(sweep: Sweep, made: ServerModel | None, output: Output) -> Measure:
+def step_runner(sweep: Sweep, made: ServerModel | None, output: Output) -> Measure:
     """What makes the run of a step: on a model, or on a server."""
     from loadgen.engine import prepare
     from loadgen.servers.auth import without_secrets
@@ -344,9 +348,9 @@ def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Sear
     if guided and (foreseen := settled.get("foreseen")):
         known["predicted"] = foreseen["capacity"] or None
     if over == "concurrency":
-        return Search(1.0, float(CONCURRENCY_MOST), whole=True, **known)
+        return Search(1.0, float(MAX_CONCURRENCY), whole=True, **known)
     start = settled.get("start", 1.0)
-    return Search(start / 64, start * FACTOR, **known)
+    return Search(start / 64, start * SEARCH_RANGE_FACTOR, **known)
 
 
 def _bounds(judged: Sequence[Objective]) -> list[Objective]:
@@ -355,7 +359,7 @@ def _bounds(judged: Sequence[Objective]) -> list[Objective]:
     return bounds_of(judged)
 
 
-def measure(
+def run_steps(
     sweep: Sweep,
     judged: Sequence[Objective],
     settled: dict[str, Any],
@@ -377,7 +381,7 @@ def measure(
     def serve_step(plan: Plan, folder: Path, show: OnProgress) -> Footer:
         return serve(plan.replaced(objectives=objectives, goodput=bounds), folder, show)
 
-    def next_load(lines: Sequence[Line]) -> float | None:
+    def next_load(lines: Sequence[JournalLine]) -> float | None:
         if not sweep.loads:
             return search.next_load(evidence(lines), settled["start"])
         most_load = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
@@ -390,7 +394,7 @@ def measure(
             sweep,
             book,
             measure=serve_step,
-            judge=partial(_judge, judged, say, sweep.over),
+            judge=partial(judge_step, judged, say, sweep.over),
             next_load=next_load,
             show=show,
             runs_most=most[0] if not sweep.loads else len(sweep.loads),
@@ -398,22 +402,22 @@ def measure(
         )
 
 
-def _foreseen(
+def _predict(
     sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, settled: dict[str, Any]
 ) -> dict[str, Any]:
     """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
     from loadgen.analysis.sweep import evidence, expected
 
     search = _search(sweep.over, settled)
-    steps = in_memory(sweep, judged, modelled, search, settled["start"], FORESEEN_MOST)
+    steps = simulate_sweep(sweep, judged, modelled, search, settled["start"], MAX_PREDICTED_STEPS)
     points = [expected(summary, line["load"]) for line, summary in steps]
     results = search.capacity(evidence(line for line, _ in steps)).capacity if judged else None
     return {"capacity": results, "points": points}
 
 
-def in_memory(
+def simulate_sweep(
     sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, search: Search, start: float, runs_most: int
-) -> list[tuple[Line, Summary]]:
+) -> list[tuple[JournalLine, Summary]]:
     """A sweep in virtual time that is not written: of each step its line and its summary."""
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.steady_window import frame_of_run
@@ -421,7 +425,7 @@ def in_memory(
     from loadgen.analysis.sweep.capacity_search import chance_over
     from loadgen.studies import simulate
 
-    steps, loads = list[tuple["Line", "Summary"]](), iter(sweep.loads)
+    steps, loads = list[tuple["JournalLine", "Summary"]](), iter(sweep.loads)
     while len(steps) < runs_most and (
         load := next(loads, None) if sweep.loads else search.next_load(evidence(line for line, _ in steps), start)
     ):
@@ -429,18 +433,18 @@ def in_memory(
         frame = frame_of_run(run)
         summary = summarise(run, frame)
         chance = chance_over(judged, _bounds(judged), frame, summary) if judged else 0.0
-        line = {"load": load, "over": chance, "carried": _back(sweep.over, summary, load, chance)}
+        line = {"load": load, "over": chance, "carried": _carried_load(sweep.over, summary, load, chance)}
         steps.append((line, summary))
     return steps
 
 
-def _back(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
+def _carried_load(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
     from loadgen.analysis.sweep import carried
 
     return carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
 
 
-def _judge(
+def judge_step(
     judged: Sequence[Objective], say: Callable[[str], None], over: str, folder: Path, load: float, overloaded: bool
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
@@ -458,7 +462,7 @@ def _judge(
     write_page([part], folder / "report.html", [])
     summary = part.summary
     chance = 1.0 if overloaded else chance_over(judged, bounds, frame, summary) if judged else 0.0
-    back = _back(over, summary, load, chance, overloaded=overloaded)
+    back = _carried_load(over, summary, load, chance, overloaded=overloaded)
     said = "overload, ended early" if overloaded else f"P(over capacity) {shown_chance(chance)}"
     say(f"  {load:g} {UNITS[over]}: {one_line_summary(summary)}; {said}")
     dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from loadgen.cli import PLAIN
+from loadgen.cli import TYPER_DEFAULTS
 from loadgen.cli.output import print_error
 from loadgen.errors import PlanError
 from loadgen.results import write_text
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from loadgen.studies.twin import Twin
     from loadgen.studies.twin_fitting import Observed
 
-DRAWS_LEAST, DRAWS_MOST, REQUESTS_DRAWN = 4, 24, 40_000
+MIN_DRAWS, MAX_DRAWS, TARGET_REQUESTS = 4, 24, 40_000
 """Runs that an interval is made from: fewer of long ones."""
-CACHED_MOST = 0.05
+MAX_CACHED_FRACTION = 0.05
 """Of the prompts of a run that should be new to the server."""
-ALREADY_CACHED = (
+CACHED_NOTE = (
     "were in the server's prefix cache, and the twin takes them for computed. Run it again with another --seed."
 )
-WHOLE = "rates of the whole run, up to its last token"
+WHOLE_RUN = "rates of the whole run, up to its last token"
 """The report of a long open loop has a measuring window, and so other rates."""
-TOO_LONG = 100_000
+MAX_REQUESTS = 100_000
 """Requests of which there is no interval."""
 
 twin = Typer(
-    no_args_is_help=True, help="Estimate a server's constants from real runs of it; simulate takes them.", **PLAIN
+    no_args_is_help=True,
+    help="Estimate a server's constants from real runs of it; simulate takes them.",
+    **TYPER_DEFAULTS,
 )
 Runs = Annotated[list[Path], Argument(help="Folders of real runs of one server, as it stands.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
@@ -74,7 +76,7 @@ def fit(
         raise PlanError("these runs are of different servers", "Fit each server by itself.")
     rules = rules or (kind if kind in ENGINES else "vllm")
     named: dict[str, Any] = {"gpu": gpu, "model": model, "tensor": tp, "number_format": format_name}
-    told = _hardware(read[0]) if not gpu else {}
+    told = _detected_hardware(read[0]) if not gpu else {}
     named = told | {name: value for name, value in named.items() if value}
     if named and not {"gpu", "model"} <= named.keys():
         raise PlanError("a twin on known hardware takes --gpu and --model", "Name both, or neither.")
@@ -87,18 +89,18 @@ def fit(
     limits = {"kv_tokens": kv_tokens, "running_limit": running_limit, "step_tokens": step_tokens}
     known = named | limits | {"vintage": vintage, "hardware": str(hardware or "")}
     result = fit(read, rules, deployment, known)
-    for path, known_already in zip(runs, map(_cached, read), strict=True):
-        if known_already > CACHED_MOST:
-            print_error(f"{path}: {known_already:.0%} of its prompt tokens {ALREADY_CACHED}")
-    write_text(out, json.dumps(_plain(result), indent=1) + "\n", "Name another file with --out.")
+    for path, known_already in zip(runs, map(_cached_fraction, read), strict=True):
+        if known_already > MAX_CACHED_FRACTION:
+            print_error(f"{path}: {known_already:.0%} of its prompt tokens {CACHED_NOTE}")
+    write_text(out, json.dumps(_builtins(result), indent=1) + "\n", "Name another file with --out.")
     if as_json:
-        print(json.dumps(_plain(result), indent=1))
+        print(json.dumps(_builtins(result), indent=1))
         return
-    print(_said(result))
+    print(_describe_twin(result))
     for run in map(observed, read):
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
         replayed = {name: (each,) for name, each in simulate_run(run, result).items()}
-        print(f"\n{run.name}, replayed ({WHOLE})\n{_beside(measured, replayed)}")
+        print(f"\n{run.name}, replayed ({WHOLE_RUN})\n{_comparison_table(measured, replayed)}")
     print(f"\n{out}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
 
 
@@ -126,7 +128,7 @@ def check(
         ]
         if not as_json:
             intervals = {each.figure: (each.value, each.low, each.high) for each in result}
-            print(f"{run.name} ({WHOLE})\n{_beside(measured, intervals)}\n")
+            print(f"{run.name} ({WHOLE_RUN})\n{_comparison_table(measured, intervals)}\n")
     if as_json:
         print(json.dumps(told, indent=1))
 
@@ -143,10 +145,10 @@ def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list
 
     if modelled.twin is None:
         raise PlanError("an interval is that of a twin", "Name one with --twin.")
-    requests = schedule_of(plan).count or REQUESTS_DRAWN
-    if requests > TOO_LONG:
+    requests = schedule_of(plan).count or TARGET_REQUESTS
+    if requests > MAX_REQUESTS:
         return []
-    number = draws or min(DRAWS_MOST, max(DRAWS_LEAST, REQUESTS_DRAWN // max(1, requests)), len(modelled.twin.draws))
+    number = draws or min(MAX_DRAWS, max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests)), len(modelled.twin.draws))
     central, *others = (
         figures_of(summarise(in_memory(plan, modelled, draw)), thin=True) for draw in (None, *range(number))
     )
@@ -163,7 +165,7 @@ def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     return predicted(central, others, known.residual, RUN_VARIATION)
 
 
-_SPEED_1 = "Run it again with --speed 1."
+REAL_TIME_HINT = "Run it again with --speed 1."
 
 
 def _read(path: Path) -> Run:
@@ -179,17 +181,17 @@ def _read(path: Path) -> Run:
         raise PlanError(f"{path} was simulated", "Fit runs of the server itself.")
     server = run.header.server
     if server.get("simulated") and server.get("speed") is None:
-        raise PlanError(f"{path} is of a simulated server at unknown speed, and a twin is of real time", _SPEED_1)
+        raise PlanError(f"{path} is of a simulated server at unknown speed, and a twin is of real time", REAL_TIME_HINT)
     speed = server.get("speed") or 1
     if speed != 1:
         raise PlanError(
             f"{path} is of a simulated server at {speed:g} times speed, and a twin is of real time",
-            _SPEED_1,
+            REAL_TIME_HINT,
         )
     return run
 
 
-def _hardware(run: Run) -> dict[str, Any]:
+def _detected_hardware(run: Run) -> dict[str, Any]:
     """What the run itself says of GPU and model, as names of the hardware tables; nothing where either is unknown."""
     from loadgen.analysis.build_summary import summarise
 
@@ -199,7 +201,7 @@ def _hardware(run: Run) -> dict[str, Any]:
     return {"gpu": limit.gpu, "model": limit.model, "tensor": limit.gpus, "number_format": limit.format}
 
 
-def _cached(run: Run) -> float:
+def _cached_fraction(run: Run) -> float:
     """The share of its prompt tokens that the server knew already, where the workload repeats none."""
     from loadgen.analysis.hardware_limit import CACHED
 
@@ -212,13 +214,13 @@ def _cached(run: Run) -> float:
     return float(cached / computed) if computed else 0.0
 
 
-def _plain(found: Twin) -> Any:
+def _builtins(found: Twin) -> Any:
     from msgspec import to_builtins
 
     return to_builtins(found)
 
 
-def _said(found: Twin) -> str:
+def _describe_twin(found: Twin) -> str:
     """Its constants and its limits."""
     from loadgen.analysis.format import duration, percent
     from loadgen.analysis.hardware import aligned
@@ -238,7 +240,7 @@ def _said(found: Twin) -> str:
     )
 
 
-def _beside(measured: Mapping[str, float | None], told: Mapping[str, Sequence[float | None]]) -> str:
+def _comparison_table(measured: Mapping[str, float | None], told: Mapping[str, Sequence[float | None]]) -> str:
     """Measured and predicted figures, and by how much the second is off."""
     from loadgen.analysis.format import figure_title, significant, unit_of
     from loadgen.analysis.hardware import aligned

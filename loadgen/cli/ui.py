@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loadgen.interactive.session import LocustSession
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
-LAST_ANSWERS_S = 60
+STOP_TIMEOUT_S = 60
 """Without a page, users finish what they have begun; after so long they are cut off."""
 
 
@@ -69,7 +69,7 @@ def ui(
     output, report = _output(**shared)
     words = ["-f", str(locustfile or LOCUSTFILE), "--users", str(users), "--spawn-rate", str(spawn_rate)]
     if headless:
-        words += ["--headless", "--only-summary", "--stop-timeout", str(LAST_ANSWERS_S)]
+        words += ["--headless", "--only-summary", "--stop-timeout", str(STOP_TIMEOUT_S)]
     else:
         words += ["--web-host", host, "--web-port", str(port)]
     if run_time_s is not None:
@@ -79,7 +79,7 @@ def ui(
         several = value if isinstance(value, list) else [value]
         words += [name if each is True else f"{name}={each}" for each in several if each is not False]
     words += ["--no-ignore-eos"] if settings.get("ignore_eos") is False else []
-    session = _drive(words, quiet=shared["quiet"] or shared["as_json"])
+    session = _run_locust(words, quiet=shared["quiet"] or shared["as_json"])
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
     if headless and not session.folders:
@@ -90,7 +90,7 @@ def ui(
         output.say(str(folder / "run.jsonl"))
 
 
-def _drive(arguments: list[str], *, quiet: bool) -> LocustSession:
+def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
     """Locust's own main, to its end. From here on gevent has this process; its asyncio is not used."""
     try:
         from locust.main import main

@@ -28,7 +28,7 @@ from loadgen import machine as host
 from loadgen.engine.resolve_server import Say, access_of, dialect_for, max_length, server_for, simulated_name
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.plan_fields import describe_plan, lengths_said
+from loadgen.plan_fields import describe_lengths, describe_plan
 from loadgen.workloads import arrival_processes as processes
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads import images as pictures
@@ -110,7 +110,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     schedule = schedule_of(plan)
     check_file(plan, schedule)
     host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
-    room = UNKNOWN_TOKENS if plan.of_sessions or plan.of_file else 4096
+    room = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
     with server_for(
         plan, access, say, schedule.at_once, schedule.in_flight, room, f": {describe_plan(plan, requested)}"
     ) as probed:
@@ -122,8 +122,8 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         if facts is not probed:
             say(f"{simulated_name(facts)}: its counts of prompts say that it is simulated")
         count = "" if schedule.count is None else f"{schedule.count} "
-        tokens = "about " * (not prompts.exact and not plan.of_file) + lengths_said(plan)[0]
-        what = f"sessions, {tokens} tokens a turn" if plan.of_sessions else f"prompts of {tokens} tokens"
+        tokens = "about " * (not prompts.exact and not plan.uses_file) + describe_lengths(plan)[0]
+        what = f"sessions, {tokens} tokens a turn" if plan.uses_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
         target = reachable(target_of(facts.url, access.tls))
         if len(target.addresses) > 1 or target.unused:
@@ -186,7 +186,7 @@ def check_file(plan: Plan, schedule: Schedule) -> None:
         return
     count = sum(1 for _ in islice(samples, schedule.count))
     if schedule.count is not None and count < schedule.count:
-        what = "sessions" if plan.of_sessions else "prompts"
+        what = "sessions" if plan.uses_sessions else "prompts"
         raise PlanError(
             f"{getattr(requested, 'path', '')} holds {count} {what}, and {schedule.count} are to be sent",
             f"Ask for fewer: --n {count}",
@@ -201,8 +201,8 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     outputs = lengths.outputs(str(plan.output_tokens)).lengths
     trace = named if isinstance(named, processes.Trace) else None
     also: dict[str, Any] = {}
-    if plan.extra_body or plan.may_end:
-        also = {"body": plan.extra_body, "ignore_eos": not plan.may_end}
+    if plan.extra_body or plan.may_stop_early:
+        also = {"body": plan.extra_body, "ignore_eos": not plan.may_stop_early}
     if not dialect.streams:
         if isinstance(requested, MultiTurn):
             raise PlanError(
@@ -238,7 +238,7 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.stored() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
+        plan=plan.to_dict() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
         server=asdict(facts) | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
         host=host.facts(),
         client={"prompts": prompts.how, "exact": prompts.exact, **{name: fact for name, fact in told.items() if fact}},

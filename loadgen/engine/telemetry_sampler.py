@@ -309,7 +309,7 @@ class SamplerProcess:
         """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
         something is missing that the plan asks for."""
         self.ready()
-        result = self._ask({"plan": plan.stored() | {"header": plan.header}, "server": server})
+        result = self._ask({"plan": plan.to_dict() | {"header": plan.header}, "server": server})
         if result is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
         if "error" in result:

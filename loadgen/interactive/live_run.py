@@ -115,7 +115,7 @@ class LiveTarget(msgspec.Struct):
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """The next Request for this endpoint, or one with a prompt of its own; it has no id yet."""
         if prompt is not None:
-            body, ignore_eos = self.plan.extra_body, not self.plan.may_end
+            body, ignore_eos = self.plan.extra_body, not self.plan.may_stop_early
             return Request(0, prompt, 0, output_tokens if dialect.streams else 0, body=body, ignore_eos=ignore_eos)
         if dialect.endpoint not in self._draws:
             self._draws[dialect.endpoint] = _endless(self.prompts(dialect))

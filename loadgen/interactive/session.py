@@ -38,7 +38,7 @@ from loadgen import machine as host
 from loadgen.engine.resolve_server import max_length, with_detected_server
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
-from loadgen.folders import FolderClaim, chosen
+from loadgen.folders import FolderClaim, run_folder
 from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan
@@ -219,7 +219,7 @@ class LocustSession:
             out = out.with_name(f"{out.name}-{len(self.folders) + 1}")
         sampler, self._sampler = self._sampler or SamplerProcess(), None
         try:
-            folder = self._claims.enter_context(chosen(out, target.plan.server, target.plan.label))
+            folder = self._claims.enter_context(run_folder(out, target.plan.server, target.plan.label))
             self._claims.enter_context(FolderClaim(folder))
             self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
             self.folders.append(folder)

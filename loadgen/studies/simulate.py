@@ -251,7 +251,7 @@ def _header(plan: Plan, modelled: ServerModel, served: ResolvedModel, command: l
         command=command,
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.stored() | {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint},
+        plan=plan.to_dict() | {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint},
         server=facts,
         stamps=STAMPS,
         client={"stamps": STAMPS.name, "prompts": "lengths alone: nothing was sent"},

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.errors import PlanError
-from loadgen.journal import Journal, JournalKind, Line, move_aside, opened, read
+from loadgen.journal import Journal, JournalKind, JournalLine, move_aside, open_journal, read_journal
 from loadgen.plan import Plan
 from loadgen.servers.auth import without_secrets
 
@@ -38,7 +38,7 @@ ARRIVALS = {"rate": "poisson:{:g}", "concurrency": "closed:{:.0f}"}
 _STEP = [("step", int), ("load", float)]
 _TOLD = [("over", float), ("stopped", str), ("client", str)]
 SWEEP = JournalKind("sweep", {"begin": _STEP, "end": [*_STEP, ("seconds", float), *_TOLD]})
-journal, read_lines = partial(opened, SWEEP), partial(read, SWEEP)
+journal, read_lines = partial(open_journal, SWEEP), partial(read_journal, SWEEP)
 DURATION_S = 60.0
 """Of a step, where nothing is said."""
 LOADS_MOST = 100
@@ -75,7 +75,7 @@ class Sweep:
     @property
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings."""
-        plan = {name: value for name, value in self.plan.stored().items() if name != "arrivals"}
+        plan = {name: value for name, value in self.plan.to_dict().items() if name != "arrivals"}
         return dict(without_secrets({"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.about)}))
 
     def step(self, number: int, load: float) -> Plan:
@@ -183,7 +183,7 @@ def run(
     *,
     measure: Measure,
     judge: Judge,
-    next_load: Callable[[Sequence[Line]], float | None],
+    next_load: Callable[[Sequence[JournalLine]], float | None],
     show: OnProgress,
     runs_most: int,
     time_most_s: float | None = None,
@@ -200,7 +200,7 @@ def run(
             elif deadline_s is not None and time.monotonic() + (done[-1]["seconds"] if done else 0.0) > deadline_s:
                 why = "time"
             else:
-                watched = sweep.over == "rate" and not sweep.plan.of_sessions
+                watched = sweep.over == "rate" and not sweep.plan.uses_sessions
                 allowed = sweep.rejections_allowed
                 backlog = Backlog(show, watched=watched, deadline_s=deadline_s, rejections_allowed=allowed)
                 why = _step(sweep, book, load, measure, judge, backlog)
@@ -210,7 +210,7 @@ def run(
     return why
 
 
-def ended(lines: Sequence[Line]) -> list[Line]:
+def ended(lines: Sequence[JournalLine]) -> list[JournalLine]:
     """The steps that have been measured, in order."""
     return [line for line in lines if line["type"] == "end"]
 

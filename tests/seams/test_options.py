@@ -14,7 +14,7 @@ import pytest
 from loadgen import plan as plans
 from loadgen.analysis.run import runfile
 from loadgen.plan import Plan
-from loadgen.plan_fields import RunOption, command_of
+from loadgen.plan_fields import RunOption, command_line
 from tests.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."
@@ -76,8 +76,8 @@ def test_the_command_line_and_the_plan_file_set_it(tmp_path: Path) -> None:
 
 def test_the_command_that_repeats_a_run_names_it() -> None:
     """As words of a command line, where it is not at its default."""
-    assert command_of(Colourful(server="tgi", n=2, colour="blue"))[-2:] == ["--colour", "blue"]
-    assert "--colour" not in command_of(Colourful(server="tgi", n=2))
+    assert command_line(Colourful(server="tgi", n=2, colour="blue"))[-2:] == ["--colour", "blue"]
+    assert "--colour" not in command_line(Colourful(server="tgi", n=2))
 
 
 @pytest.mark.usefixtures("colourful")

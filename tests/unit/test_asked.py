@@ -58,13 +58,13 @@ from tests.runs import burst, run_of, summarise, typed
 )
 def test_a_plan_reads_as_a_sentence(tmp_path: Path, plan: dict[str, Any], sentence: str) -> None:
     """Number, length, arrivals and answers, of plans as they are stored in a run."""
-    stored = Plan(server="tgi", **plan).stored()
+    stored = Plan(server="tgi", **plan).to_dict()
     assert workload_sentence(typed(summarise(run_of(tmp_path / "run", burst(12, 4), plan=stored)))) == sentence
 
 
 def test_without_answers_it_names_the_endpoint(tmp_path: Path) -> None:
     """Embeddings and rerank have no tokens to give back."""
-    stored = Plan(server="vllm", n=9).stored() | {"endpoint": "embeddings", "output_tokens": 0}
+    stored = Plan(server="vllm", n=9).to_dict() | {"endpoint": "embeddings", "output_tokens": 0}
     run = run_of(tmp_path / "run", burst(12, 4), plan=stored)
     assert workload_sentence(typed(summarise(run))) == "9 requests of 512 tokens, all at once, embeddings"
 

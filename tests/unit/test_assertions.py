@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.cli.output import exit_code
 from loadgen.errors import PlanError
-from loadgen.results import expressions
+from loadgen.results import parse_expressions
 
 
 def ended(
@@ -82,7 +82,7 @@ def test_of_several_runs_the_worst_counts() -> None:
 def test_mistakes_become_one_error_of_the_plan() -> None:
     """All of them, and the hint with all that is allowed."""
     with pytest.raises(PlanError) as error:
-        expressions(["ttft < 1s", "complete >= 99%", "nonsense"])
+        parse_expressions(["ttft < 1s", "complete >= 99%", "nonsense"])
     assert len(str(error.value).splitlines()) == 2
     assert "output_tokens_per_s" in error.value.hint
 
@@ -90,8 +90,8 @@ def test_mistakes_become_one_error_of_the_plan() -> None:
 def test_junit_needs_something_to_write_and_a_place(tmp_path: Path) -> None:
     """Without an objective, or where there is no folder, it is refused before the run and not after it."""
     with pytest.raises(PlanError, match="without --assert"):
-        expressions(None, None, tmp_path / "junit.xml")
+        parse_expressions(None, None, tmp_path / "junit.xml")
     with pytest.raises(PlanError, match="no folder"):
-        expressions(["skew < 1s"], None, tmp_path / "missing" / "junit.xml")
-    assert [each.text for each in expressions(["skew < 1s"], None, tmp_path / "junit.xml")[0]] == ["skew < 1s"]
-    assert expressions(None) == ((), ())
+        parse_expressions(["skew < 1s"], None, tmp_path / "missing" / "junit.xml")
+    assert [each.text for each in parse_expressions(["skew < 1s"], None, tmp_path / "junit.xml")[0]] == ["skew < 1s"]
+    assert parse_expressions(None) == ((), ())

@@ -19,13 +19,13 @@ from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import QuotedCalibration
 from loadgen.cli.calibrate import search
 from loadgen.engine import driver
-from loadgen.machine import Calibration, Point, load_calibration, save_calibration
+from loadgen.machine import Calibration, CalibrationPoint, load_calibration, save_calibration
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, failed, healthy, run_of
 
 START_NS = 1_700_000_000_000_000_000
 """CLOCK_REALTIME at the instant 0 of the runs here."""
-POINT = Point("vllm", 1000, 0.02, 64, 1)
+POINT = CalibrationPoint("vllm", 1000, 0.02, 64, 1)
 MACHINE = {"hostname": "bench-1", "kernel": "6.1", "cpu": "EPYC", "python": "3.11.9", "cores": 2}
 
 
@@ -131,10 +131,10 @@ class Seen:
     events_per_s: float
 
 
-def machine(client_per_s: float, server_per_s: float) -> Callable[[Point], Seen]:
+def machine(client_per_s: float, server_per_s: float) -> Callable[[CalibrationPoint], Seen]:
     """A machine whose client is exact, and whose server keeps up, to such rates."""
 
-    def measure(point: Point) -> Seen:
+    def measure(point: CalibrationPoint) -> Seen:
         asked = point.n / point.itl_s
         return Seen(asked <= client_per_s, asked <= server_per_s, min(asked, server_per_s))
 
@@ -257,7 +257,7 @@ def test_a_run_quotes_the_calibration_of_its_stamps() -> None:
     )
 
 
-def _never(point: Point) -> Seen:
+def _never(point: CalibrationPoint) -> Seen:
     pytest.fail(f"measured {point}")
 
 

@@ -12,7 +12,7 @@ from loadgen.analysis.capacity import figures_of, met, unplannable
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
-from loadgen.cli.capacity import ranked, text
+from loadgen.cli.capacity import format_options, ranked
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.hardware import constant
@@ -108,7 +108,7 @@ def test_what_cannot_be_is_said() -> None:
     slow = option(
         PLAN, Candidate("L4", 1, "bf16", None), ServerModel(model="llama-3.1-8b"), 1.0, figures_of(strict), met(strict)
     )
-    said = text([large, slow], strict)
+    said = format_options([large, slow], strict)
     assert "  L4 x 1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said
     assert "  L4 x 1: alone tpot.p50 6" in said
 
@@ -132,7 +132,7 @@ def test_the_table_fits_a_terminal() -> None:
     endless = CapacityOption(
         **{"gpu": "L4", "tensor_parallel": 1, "format": "bf16", "gpus": 8, "gpus_low": 8, "gpus_high": None}, **more
     )
-    table = text([endless, row], OBJECTIVES).splitlines()
+    table = format_options([endless, row], OBJECTIVES).splitlines()
     assert max(map(len, table)) <= 80
     assert table[1].startswith("128 (96-160)")
     assert table[2].startswith("8 (8-∞)")

@@ -20,8 +20,8 @@ from loadgen.analysis.compare.run_variance import Samples, split_offsets
 from loadgen.analysis.objectives import ObjectiveError
 from loadgen.analysis.report import markdown
 from loadgen.analysis.report.terminal import render
-from loadgen.cli import BETWEEN_SIDES
-from loadgen.cli.compare import sides
+from loadgen.cli import SEPARATOR
+from loadgen.cli.compare import split_sides
 from loadgen.errors import PlanError
 from tests.compared import limited, run
 from tests.runs import header
@@ -304,9 +304,9 @@ def test_wrong_conditions_are_all_named() -> None:
 
 def test_sides_are_told_apart() -> None:
     """Two runs are one each; more need the two hyphens."""
-    between = BETWEEN_SIDES
-    assert sides(["a", "b"]) == sides(["a", between, "b"]) == ([Path("a")], [Path("b")])
-    assert sides(["a1", "a2", between, "b1"]) == ([Path("a1"), Path("a2")], [Path("b1")])
+    between = SEPARATOR
+    assert split_sides(["a", "b"]) == split_sides(["a", between, "b"]) == ([Path("a")], [Path("b")])
+    assert split_sides(["a1", "a2", between, "b1"]) == ([Path("a1"), Path("a2")], [Path("b1")])
     for runs in (
         ["a"],
         ["a", "b", "c"],
@@ -316,7 +316,7 @@ def test_sides_are_told_apart() -> None:
         [between, "a", "b"],
     ):
         with pytest.raises(PlanError):
-            sides(runs)
+            split_sides(runs)
 
 
 @pytest.mark.parametrize("scene", TUNING, ids=lambda scene: scene.name)

@@ -12,7 +12,7 @@ import pytest
 
 from loadgen import folders
 from loadgen.errors import OutputError
-from loadgen.folders import LOCK_NAME, FolderClaim, check_room, chosen, new_folder
+from loadgen.folders import LOCK_NAME, FolderClaim, check_room, new_folder, run_folder
 
 
 def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_names_are_given_to_one_command_each(tmp_path: Path, monkeypatch: pytest
         (second / "run.jsonl").write_text("kept")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x-2"]
     monkeypatch.setattr(folders, "RUNS", tmp_path / "others")
-    with chosen(None, "tgi", "burst") as folder:
+    with run_folder(None, "tgi", "burst") as folder:
         assert folder.name.endswith("Z-tgi-burst")
     assert not (tmp_path / "others").exists()
-    with chosen(tmp_path / "named", "tgi", "burst") as folder:
+    with run_folder(tmp_path / "named", "tgi", "burst") as folder:
         assert folder == tmp_path / "named"
 
 

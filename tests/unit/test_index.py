@@ -15,7 +15,7 @@ from loadgen.analysis.report.page import render
 from loadgen.cli.output import Output
 from loadgen.cli.report import report
 from loadgen.errors import PlanError
-from loadgen.results import indexed, runs_below
+from loadgen.results import index_runs, runs_below
 from tests.runs import burst, run_of
 
 
@@ -42,7 +42,7 @@ def test_summaries_are_made_again_only_where_they_are_old(tmp_path: Path) -> Non
     (tmp_path / "none/summary.json").write_text("{}", "utf-8")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/run.jsonl").write_text("nonsense\n", "utf-8")
-    found, unread = indexed(runs_below(tmp_path), tmp_path, tmp_path / "index.html")
+    found, unread = index_runs(runs_below(tmp_path), tmp_path, tmp_path / "index.html")
     assert {run.name: run.summary.run.label for run in found} == {"fresh": "kept", "old": "burst", "none": "burst"}
     assert len(unread) == 1
     assert "broken" in unread[0]

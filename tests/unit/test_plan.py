@@ -7,7 +7,7 @@ import pytest
 from loadgen.engine.resolve_server import access_of
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.plan_fields import command_of, lengths_said, read_plan
+from loadgen.plan_fields import command_line, describe_lengths, read_plan
 from loadgen.servers import hardware
 from loadgen.servers.auth import without_secrets
 from loadgen.servers.errors import HostsError
@@ -50,14 +50,17 @@ def test_a_file_brings_its_own_output_lengths(settings: dict[str, object], expec
     and the command that repeats it asks for the same."""
     plan = Plan(server="tgi", n=4, **settings)
     assert plan.output_tokens == expected
-    command = command_of(plan)
+    command = command_line(plan)
     assert ("--output-tokens" in command) == ("output_tokens" in settings)
-    assert plan.may_end == str(expected).startswith("max:")
+    assert plan.may_stop_early == str(expected).startswith("max:")
 
 
 def test_a_named_length_is_repeated_even_where_it_is_the_usual_one() -> None:
     """128 of a file's workload is not its default."""
-    assert command_of(Plan(server="tgi", n=4, workload="jsonl:a", output_tokens=128))[-2:] == ["--output-tokens", "128"]
+    assert command_line(Plan(server="tgi", n=4, workload="jsonl:a", output_tokens=128))[-2:] == [
+        "--output-tokens",
+        "128",
+    ]
 
 
 def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
@@ -84,7 +87,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
 )
 def test_lengths_are_said_before_the_run(settings: dict[str, object], said: tuple[str, str]) -> None:
     """What a trace, a file or an option brings, as the first line of output has it."""
-    assert lengths_said(Plan(server="tgi", n=4, **settings)) == said
+    assert describe_lengths(Plan(server="tgi", n=4, **settings)) == said
 
 
 def test_a_plan_file_is_toml(tmp_path: Path) -> None:
@@ -177,9 +180,9 @@ KEPT = ["Authorization: $AUTHORIZATION", "X-Api-Key: $X_API_KEY", "Cookie: $COOK
 def test_what_is_kept_of_a_header_is_no_secret() -> None:
     """In its place stands the environment variable that may hold it, so that what is kept can be run again."""
     plan = Plan(server="tgi", n=1, header=SECRETS)
-    assert plan.stored()["header"] == KEPT
+    assert plan.to_dict()["header"] == KEPT
     assert plan.header == SECRETS
-    assert command_of(plan)[-10:] == [word for line in KEPT for word in ("--header", line)]
+    assert command_line(plan)[-10:] == [word for line in KEPT for word in ("--header", line)]
     told = ["burst", "--header", SECRETS[0], f"--header={SECRETS[1]}", "--n", "1"]
     assert without_secrets(told) == ["burst", "--header", KEPT[0], f"--header={KEPT[1]}", "--n", "1"]
 
@@ -206,9 +209,9 @@ def test_extra_body_is_json_a_file_or_a_table(tmp_path: Path) -> None:
     (tmp_path / "body.json").write_text('{"temperature": 0.7, "parameters": {"top_p": 0.9}}')
     plan = Plan(**read_plan(file))
     assert plan == Plan(server="tgi", n=1, extra_body=f"@{tmp_path / 'body.json'}")
-    command = command_of(plan)
+    command = command_line(plan)
     assert plan == Plan(server="tgi", n=1, extra_body=command[command.index("--extra-body") + 1])
-    assert command_of(Plan(server="tgi", n=1, ignore_eos=False))[-1] == "--no-ignore-eos"
+    assert command_line(Plan(server="tgi", n=1, ignore_eos=False))[-1] == "--no-ignore-eos"
 
 
 BOMBS = {

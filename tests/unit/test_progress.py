@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from loadgen.analysis.run.record import Record
-from loadgen.cli.output import Output, _ProgressLine, shown_progress
+from loadgen.cli.output import Output, _ProgressLine, show_progress
 from loadgen.engine.client_health import FirstTokens, LiveCounters
 from loadgen.engine.record_builder import first_token
 from loadgen.plan import Plan
@@ -45,7 +45,7 @@ CONTROL = re.compile(r"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 def shown(requests: int | None, duration_s: float | None, *counts: LiveCounters, phase: str = "running") -> str:
     """The last live line."""
     stream = Terminal()
-    with shown_progress(requests, duration_s, stream) as show:
+    with show_progress(requests, duration_s, stream) as show:
         for each in counts:
             show(phase, each)
     drawn = [line.strip("\r\n") for line in CONTROL.sub("\n", stream.getvalue()).splitlines()]
@@ -55,7 +55,7 @@ def shown(requests: int | None, duration_s: float | None, *counts: LiveCounters,
 def test_without_a_terminal_lines_are_plain() -> None:
     """One line with every count, and no control characters."""
     stream = StringIO()
-    with shown_progress(10, None, stream) as show:
+    with show_progress(10, None, stream) as show:
         show("ended", COUNTS)
     line = stream.getvalue()
     assert (

@@ -43,8 +43,8 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import PlanError
-from loadgen.journal import JournalKind, Line, footer_of, opened, read
-from loadgen.plan import A_KIND, AN_ENDPOINT, Plan
+from loadgen.journal import JournalKind, JournalLine, open_journal, read_footer, read_journal
+from loadgen.plan import KNOWN_BACKEND, KNOWN_ENDPOINT, Plan
 from loadgen.plan_fields import from_catalog, read_plan
 from loadgen.servers.launch.spec import LOCAL, Host, How, read_hosts
 from loadgen.studies.sweep import ARRIVALS, SWEEP, Over, length_of, loads_of
@@ -82,11 +82,11 @@ class _Named(_Strict):
 class Server(_Named):
     """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
 
-    server: Annotated[str, AfterValidator(A_KIND)] = "openai"
+    server: Annotated[str, AfterValidator(KNOWN_BACKEND)] = "openai"
     """Which kind it is; the name by default."""
     launch: How | None = None
     """How it is started; as the whole matrix by default."""
-    endpoint: Annotated[str, AfterValidator(AN_ENDPOINT)] | None = None
+    endpoint: Annotated[str, AfterValidator(KNOWN_ENDPOINT)] | None = None
 
 
 class HostChoice(_Named):
@@ -344,14 +344,14 @@ _RUN = ("cell", _CELL), ("repeat", int)
 MATRIX = JournalKind(
     "matrix",
     {
-        "up": [("start", int), ("seconds", float), ("facts", Line)]
+        "up": [("start", int), ("seconds", float), ("facts", JournalLine)]
         + [(name, str) for name in ("server", "host", "model")],
         "begin": [*_RUN, ("start", int), ("place", int)],
         "end": [*_RUN, ("seconds", float)],
         "failure": [*_RUN, ("kind", str), ("reason", str), ("hint", str), ("log", str)],
     },
 )
-journal, read_lines = partial(opened, MATRIX), partial(read, MATRIX)
+journal, read_lines = partial(open_journal, MATRIX), partial(read_journal, MATRIX)
 
 
 def finished(folder: Path, repeat: Repeat) -> bool:
@@ -359,11 +359,11 @@ def finished(folder: Path, repeat: Repeat) -> bool:
     ended."""
     if (folder / repeat.folder / SWEEP.file).is_file():
         return sweep_finished(folder / repeat.folder)
-    footer = footer_of(folder / repeat.folder)
+    footer = read_footer(folder / repeat.folder)
     return footer is not None and not footer.interrupted
 
 
-def newest(lines: Sequence[Line], *kinds: str) -> dict[Repeat, Line]:
+def newest(lines: Sequence[JournalLine], *kinds: str) -> dict[Repeat, JournalLine]:
     """Of each run its newest line of these kinds."""
     return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in kinds}
 

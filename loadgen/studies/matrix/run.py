@@ -25,7 +25,7 @@ from loadgen.analysis.run.runfile import scan
 from loadgen.engine import prepare
 from loadgen.engine.signals import handled
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from loadgen.journal import Journal, Line, move_aside
+from loadgen.journal import Journal, JournalLine, move_aside
 from loadgen.plan import Plan
 from loadgen.servers.auth import without_secrets
 from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched, process
@@ -153,7 +153,7 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
 
 def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
     """End a server that an earlier sitting was killed beside: it would be in the way, and no longer cold."""
-    left: Line | None = None
+    left: JournalLine | None = None
     for line in book.lines:
         left = line if line["type"] == "up" else None if line["type"] == "down" else left
     start = next((start for start in matrix.starts if left and start.number == left["start"]), None)
@@ -306,7 +306,7 @@ class Estimate(NamedTuple):
     how: Literal["measured", "modelled", "guessed"]
 
 
-def estimated_start(start: Start, lines: Sequence[Line]) -> Estimate:
+def estimated_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
     """Until its server answers: the mean of the starts of the same server and model so far."""
     same = (start.server.name, start.model.name)
     ups = (line for line in lines if line["type"] == "up")
@@ -314,7 +314,7 @@ def estimated_start(start: Start, lines: Sequence[Line]) -> Estimate:
     return Estimate(fmean(seen), "measured") if seen else Estimate(START_S[start.launch], "guessed")
 
 
-def estimated_runs(matrix: Matrix, lines: Sequence[Line]) -> dict[Cell, Estimate]:
+def estimated_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
     """One run of each cell: the mean of its own runs so far, else of the model of its server, else a guess."""
     seen: dict[Cell, list[float]] = {}
     for repeat, line in planned.newest(lines, "end").items():
@@ -324,7 +324,7 @@ def estimated_runs(matrix: Matrix, lines: Sequence[Line]) -> dict[Cell, Estimate
     return {cell: known.get(cell) or _foreseen(matrix.plan, start, cell) for cell, start in servers.items()}
 
 
-def left_s(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat]) -> float:
+def left_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]) -> float:
     """Every start that still has a run to serve, and those runs."""
     runs, seconds = estimated_runs(matrix, lines), 0.0
     for start in matrix.starts:
@@ -359,7 +359,7 @@ def _runs(matrix: Matrix) -> str:
     return " and ".join(_count(number, noun) for number, noun in ((runs, "run"), (sweeps, "sweep")) if number)
 
 
-def dry_run(matrix: Matrix, lines: Sequence[Line], done: Sequence[Repeat], *, width: int = 100) -> str:
+def dry_run(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
     """The starts in order, what each serves, how long it takes, and how that is known."""
     from rich.console import Console
     from rich.table import Table

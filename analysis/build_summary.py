@@ -15,15 +15,15 @@ import numpy as np
 from loadgen.analysis import client_health as client
 from loadgen.analysis import littles_law, stats, summary
 from loadgen.analysis import request_outcomes as endings
-from loadgen.analysis.frame import Booleans, Frame, total
+from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.hardware_limit import limit_of
-from loadgen.analysis.itl_distribution import described
+from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.prediction import read_prediction
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
-from loadgen.analysis.telemetry import counters, machine, memory, skew_range_s
+from loadgen.analysis.telemetry import check_counters, machine_clock, memory_use, skew_range_s
 
 TURNS_MAX = 1000
 """The most that a workload can have; later ones of a longer run file are left out."""
@@ -38,15 +38,15 @@ INTERVALS = (
 
 def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """All that is known about a Run in figures. `frame` is that of a Run that was loaded without its Records
-    (loadgen.analysis.steady_window.load). Latencies are of complete requests only; `latency_adjusted` counts every
+    (loadgen.analysis.steady_window.load_run). Latencies are of complete requests only; `latency_adjusted` counts every
     other request as infinitely slow."""
     if frame is None:
         frame = frame_of_run(run)
     of_requests = [each for each in METRICS.values() if each.per != "run"]
-    latencies = described(of_requests, frame)
+    latencies = describe_metrics(of_requests, frame)
     health = client.health(run, frame, latencies)
     about = run_info(run, frame)
-    machines = [machine(run, frame, told) for told in run.header.client.get("machines", ())]
+    machines = [machine_clock(run, frame, told) for told in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
     span = frame.span_ns
     starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
@@ -58,8 +58,8 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         requests=endings.request_counts(run, frame),
         tokens=token_counts(run, frame, may_end=about.may_end),
         window=summary.MeasuredWindow(
-            from_s=None if span is None else stats.rounded(span[0] / 1e9),
-            to_s=None if span is None else stats.rounded(span[1] / 1e9),
+            from_s=None if span is None else stats.round_to_ns(span[0] / 1e9),
+            to_s=None if span is None else stats.round_to_ns(span[1] / 1e9),
             chosen="whole" if frame.window is None else frame.window.chosen,
             reason=WHOLE_RUN if frame.window is None else frame.window.reason,
             requests=int(frame.inside.sum()),
@@ -82,9 +82,9 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=stats.delivery(frame.due_ns[starts], frame.first_sent_ns[starts], about.arrivals, about.load),
-        memory=memory(run),
-        server_counters=counters(run, frame),
+        delivery=stats.check_delivery(frame.due_ns[starts], frame.first_sent_ns[starts], about.arrivals, about.load),
+        memory=memory_use(run),
+        server_counters=check_counters(run, frame),
         client=health,
         machines=machines,
         turns=_turns(frame),
@@ -161,15 +161,15 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
     for source, number in frame.sources.items():
         if source.measured and source.state == "complete":
             counted_by[source.counted_by or "nobody"] += number
-    spread, contradicted = complete & frame.known_by("spread"), complete & frame.known_by("contradicted")
+    spread, contradicted = complete & frame.has_basis("spread"), complete & frame.has_basis("contradicted")
     unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
     chunks = int(frame.chunk_counts[spread].sum())
     numbers = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
     return summary.TokenCounts(
-        prompt_asked=total(frame.prompt_asked, tried),
-        prompt_reported=total(frame.prompt_reported, tried),
-        output_asked=total(frame.output_asked, tried),
-        output_reported=total(frame.output_reported, tried),
+        prompt_asked=sum_known(frame.prompt_asked, tried),
+        prompt_reported=sum_known(frame.prompt_reported, tried),
+        output_asked=sum_known(frame.output_asked, tried),
+        output_reported=sum_known(frame.output_reported, tried),
         prompt_mismatches=int((np.abs(frame.prompt_reported - frame.prompt_asked)[complete] > 0).sum()),
         output_mismatches=int((longer if may_end else early | longer).sum()),
         output_early=_length_difference(frame, early, "" if may_end else _why_early(run, frame, early)),
@@ -221,11 +221,11 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
     at the window's ends."""
     span, (ci95, ci95_none) = frame.span_ns, stats.rate_intervals(frame)
     bar_s = health.error_bar_e2e_s if frame.whole else health.error_bar_s
-    error_share = None if span is None or bar_s is None else stats.rounded(2 * bar_s / (span[1] - span[0]) * 1e9)
+    error_share = None if span is None or bar_s is None else stats.round_to_ns(2 * bar_s / (span[1] - span[0]) * 1e9)
     rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]
     answered = bool((frame.measured & frame.complete).any())  # else there is no throughput worth a name
     figures = {rate.name: _figure(rate, frame) if answered else None for rate in rates}
-    span_s = None if span is None else stats.rounded((span[1] - span[0]) / 1e9)
+    span_s = None if span is None else stats.round_to_ns((span[1] - span[0]) / 1e9)
     tokens_per_s = figures["output_tokens_per_s"]
     return summary.Throughput(
         completed=frame.completed_inside,
@@ -240,7 +240,7 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
 
 def _figure(metric: Metric, frame: Frame) -> float | None:
     result: float | None = metric.formula(frame)
-    return None if result is None else stats.rounded(result)
+    return None if result is None else stats.round_to_ns(result)
 
 
 def _turns(frame: Frame) -> list[summary.TurnLatency]:

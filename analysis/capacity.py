@@ -19,7 +19,7 @@ def unplannable(objectives: Sequence[Objective]) -> list[str]:
     ]
 
 
-def figures_of(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
+def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
     """Of a run, for each objective, in seconds; None where no request has that latency, or any was refused or given
     up."""
 
@@ -41,7 +41,7 @@ def figures_of(objectives: Sequence[Objective]) -> Callable[[Run], list[float | 
     return figures
 
 
-def met(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
+def objectives_check(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
     """Whether figures, so many times as large, meet all objectives."""
     return lambda figures, times: all(
         figure is not None and each.satisfied_by(figure * times)

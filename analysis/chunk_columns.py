@@ -16,7 +16,7 @@ Integers = NDArray[np.int64]
 
 DIGIT_BITS = 20
 """So many bits of a number are told apart in one pass over all of them, the highest first."""
-COUNTERS_MOST = 1 << 23
+MAX_COUNTERS = 1 << 23
 
 
 class GrowingArray:
@@ -86,7 +86,7 @@ class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
         return reached[first - begins :].astype(np.float64)
 
 
-def steps_of(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
+def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
     """From the chunk before, in four bytes where they fit."""
     steps = np.empty_like(instants)
     np.subtract(instants[1:], instants[:-1], out=steps[1:])
@@ -95,7 +95,7 @@ def steps_of(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
     return steps.astype(np.uint32) if fits else steps
 
 
-class Ranked:
+class OrderStatistics:
     """Whole numbers of 0 to `most` that come in blocks, and so many zeros more: those of some ranks, counted from 0 in
     ascending order, divided by `scale`, as if they were sorted."""
 
@@ -127,7 +127,7 @@ class Ranked:
         prefixes, left, bits = np.zeros(len(ranks), np.int64), ranks.copy(), self._bits
         while bits > 0:
             groups, of = np.unique(prefixes, return_inverse=True)
-            digit = min(bits, DIGIT_BITS, max(1, (COUNTERS_MOST // len(groups)).bit_length() - 1))
+            digit = min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // len(groups)).bit_length() - 1))
             counts = np.zeros((len(groups), 1 << digit), np.int64)
             for block in self._blocks():
                 counts += _counted(block, groups, bits, digit, self._bits).reshape(counts.shape)

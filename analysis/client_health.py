@@ -33,23 +33,23 @@ from loadgen.analysis.format import UNKNOWN, duration, percent
 from loadgen.analysis.frame import Floats, Frame, Integers
 from loadgen.analysis.objectives import Distribution
 from loadgen.analysis.run.runfile import Run, StampFacts, Telemetry, stamp_facts
-from loadgen.analysis.stats import late_percentile_s, percentile, percentiles, ring_off_s, rounded
+from loadgen.analysis.stats import late_percentile_s, percentile, percentiles, ring_difference_s, round_to_ns
 from loadgen.analysis.summary import ClientHealth, QuotedCalibration
 
-WATCH_S = 0.05
+STALL_CHECK_S = 0.05
 """How often a client looks for stalls of its own (engine.driver.TICK_S); between two looks one may hide."""
-SLEW_MAX = 500e-6
+MAX_SLEW = 500e-6
 """Fastest that Linux lets a clock be slewed (adjtimex(2), 500 ppm); a larger disagreement is a step, while slewing
 itself is converted away."""
-SAMPLE_S_MIN = 0.5
+MIN_SAMPLE_S = 0.5
 """A shorter health sample says nothing about how busy a second was."""
 COALESCING_LATE_S = 0.001
 """Reads that held several events are the client's doing only if it was at least this late."""
-SHARE = 0.99
+ERROR_BAR_SHARE = 0.99
 """Of the samples that an error bar holds for."""
-STEPS_PER_OCTAVE = 16
+BUCKETS_PER_OCTAVE = 16
 """Errors of gaps are counted in buckets and taken for their upper ends: at most 4.4 % too large, never too small."""
-EXACT_S = 1e-3
+EXACT_TTFT_ERROR_S = 1e-3
 """A client is exact as long as the p99 of its TTFT error stays below this."""
 KEPT_UP_SHARE = 0.9
 """A server that reached less than this share of the rate asked was the limit itself."""
@@ -70,7 +70,7 @@ RING_OFF = "packet ring against socket stamps, p99"
 """Title of the limit that says nothing of the client but of its timestamps."""
 CLIENT_LIMIT = "client_limit"
 """Figure, and error kind, of requests that failed on the client's own machine."""
-CAUSES_MAX = 3
+MAX_CAUSES = 3
 """Causes of such failures that a reason names."""
 LIMITS = (
     HealthLimit("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
@@ -106,7 +106,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     """The `client` part of the summary, given its `latency` part."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     measured = frame.measured
-    result = of_samples(
+    result = health_from_samples(
         samples,
         _stamps(run, frame),
         np.sort((frame.first_sent_ns - frame.due_ns)[frame.sent]) / 1e9,
@@ -121,10 +121,10 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     result.worker_lost = _ended(frame, "worker_lost")
     result.client_limit = _ended(frame, CLIENT_LIMIT)
     result.lacking = str(run.header.client.get("stamps_lacking", ""))
-    result.calibration = quoted(run.header.client.get("calibration"), result.stamps)
-    if (own := own_error(result)) is not None:
+    result.calibration = quoted_calibration(run.header.client.get("calibration"), result.stamps)
+    if (own := timestamp_error(result)) is not None:
         for name, bar in error_bars(frame, own).items():
-            setattr(result, name, None if bar is None else rounded(bar))
+            setattr(result, name, None if bar is None else round_to_ns(bar))
     medians = latency["ttft_s"].p50, latency["e2e_s"].p50
     result.reasons = reasons(
         result,
@@ -153,7 +153,7 @@ def reasons(
     # Tokens that were read together may have waited for a client that was late or away. Where it was prompt, the server
     # or something on the way had put them into one packet: the client is not to blame.
     late = (found.late_p99_s or 0) > COALESCING_LATE_S
-    was_away = late or (found.stall_max_s or 0) > WATCH_S
+    was_away = late or (found.stall_max_s or 0) > STALL_CHECK_S
     # Where reads do not stamp, being away blurs nothing, and windows looked at before late reads say who was held back.
     blurs = {"stall_max_s", "coalesced_late_share"} if not found.source.by_read else set()
     blurs |= {"late_p99_s", "" if waited_for else "cpu_share"} if blurs and found.windows else set()
@@ -166,7 +166,7 @@ def reasons(
         "dropped": dropped,
     }
     return [
-        f"{limit.title} {text(limit.figure, value)} (limit {text(limit.figure, limit.most)}): "
+        f"{limit.title} {figure_text(limit.figure, value)} (limit {figure_text(limit.figure, limit.most)}): "
         + ("; ".join(causes) if causes and limit.figure == CLIENT_LIMIT else limit.meaning)
         for limit in LIMITS
         if limit.figure not in blurs
@@ -175,7 +175,7 @@ def reasons(
     ]
 
 
-def text(figure: str, value: float | None) -> str:
+def figure_text(figure: str, value: float | None) -> str:
     """A figure of the client in the unit that the end of its name gives."""
     if value is None:
         return UNKNOWN
@@ -184,7 +184,7 @@ def text(figure: str, value: float | None) -> str:
     return percent(value) if figure.endswith("_share") else f"{value:,.0f}"
 
 
-def ring_offs(samples: Sequence[Telemetry]) -> Counter[int]:
+def ring_difference_counts(samples: Sequence[Telemetry]) -> Counter[int]:
     """How many reads had ring and socket stamps so far apart, in bits."""
     off = Counter[int]()
     for sample in samples:
@@ -192,7 +192,7 @@ def ring_offs(samples: Sequence[Telemetry]) -> Counter[int]:
     return off
 
 
-def of_samples(
+def health_from_samples(
     samples: Sequence[Telemetry], stamps: StampFacts, sends_late_s: Floats, *, reads: int, coalesced: int, last_s: float
 ) -> ClientHealth:
     """What the client's own telemetry says of it, with how late each request was sent (in order), how many of its reads
@@ -201,7 +201,7 @@ def of_samples(
     if stamps.exact:
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    off = ring_offs(samples)
+    off = ring_difference_counts(samples)
     off_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
@@ -209,11 +209,11 @@ def of_samples(
         source=stamps,
         late_p50_s=late_percentile_s(late, 0.50),
         late_p99_s=late_percentile_s(late, 0.99),
-        coalesced_share=rounded(coalesced / reads) if reads else None,
-        send_late_p99_s=rounded(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
+        coalesced_share=round_to_ns(coalesced / reads) if reads else None,
+        send_late_p99_s=round_to_ns(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
         clock_disagreement_s=off_s,
-        clock_step_s=None if off_s is None else rounded(max(0.0, off_s - SLEW_MAX * max(1.0, last_s))),
-        cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= SAMPLE_S_MIN * 1e9), default=None),
+        clock_step_s=None if off_s is None else round_to_ns(max(0.0, off_s - MAX_SLEW * max(1.0, last_s))),
+        cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= MIN_SAMPLE_S * 1e9), default=None),
         full_reads=_known(samples, "full_reads", sum),
         windows=_known(samples, "windows", sum),
         sweep_max_s=_ratio(_known(samples, "sweep_ns_max", max), 1e9),
@@ -224,9 +224,9 @@ def of_samples(
         ring_rejected=_known(samples, "ring_rejected", sum),
         ring_given_up=_ring_given_up(samples),
         socket_rejected=_known(samples, "socket_rejected", sum),
-        ring_off_p50_s=ring_off_s(off, 0.50),
-        ring_off_p99_s=ring_off_s(off, 0.99),
-        ring_off_max_s=ring_off_s(off, 1.0),
+        ring_off_p50_s=ring_difference_s(off, 0.50),
+        ring_off_p99_s=ring_difference_s(off, 0.99),
+        ring_off_max_s=ring_difference_s(off, 1.0),
         stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
         pauses=_known(samples, "pauses", sum),
         paused_s=_ratio(_known(samples, "paused_ns", sum), 1e9),
@@ -240,16 +240,16 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _ended(frame: Frame, kind: str) -> int:
-    return sum(seen.number for end, seen in frame.endings.items() if end.measured and end.kind == kind)
+    return sum(seen.number for end, seen in frame.outcomes.items() if end.measured and end.kind == kind)
 
 
 def _client_limit_causes(frame: Frame) -> list[str]:
     """Return the most frequent reasons for which this machine could not send requests, as their Records state them."""
     causes = Counter[str]()
-    for end, seen in frame.endings.items():
+    for end, seen in frame.outcomes.items():
         if end.measured and end.kind == CLIENT_LIMIT and end.detail:
             causes[end.detail] += seen.number
-    return [cause for cause, _ in causes.most_common(CAUSES_MAX)]
+    return [cause for cause, _ in causes.most_common(MAX_CAUSES)]
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
@@ -267,13 +267,13 @@ def _ring_given_up(samples: Sequence[Telemetry]) -> int | None:
     return len({sample.worker for sample in known if sample.values["ring_given_up"]}) if known else None
 
 
-def own_error(found: ClientHealth) -> StampError | None:
+def timestamp_error(found: ClientHealth) -> StampError | None:
     """Exact stamps: their own error and a clock step. Others: the longest stall of the loop: so late
     may they be, those of tokens read together too."""
     stall_s = found.stall_max_s
     if found.source.error_s is not None:
         stamp_s = found.source.error_s + (found.clock_step_s or 0.0)
-        away_s = 0.0 if not found.source.by_read else None if stall_s is None else stall_s + WATCH_S
+        away_s = 0.0 if not found.source.by_read else None if stall_s is None else stall_s + STALL_CHECK_S
         return StampError(stamp_s, 2 * stamp_s, away_s)
     return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
 
@@ -305,20 +305,20 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     return {
         "error_bar_s": own.stamp_s + _counted_quantile_ns(stamps, int(chunks.sum())) / 1e9,
         "error_bar_ttft_s": own.stamp_s + (_quantile(off_first_s) or 0.0),
-        "error_ttft_p50_s": own.stamp_s + median_off_s(ttft_s, off_first_s),
+        "error_ttft_p50_s": own.stamp_s + median_ttft_error_s(ttft_s, off_first_s),
         "error_bar_tpot_s": _quantile((off_first_s + own.pair_s)[later > 0] / later[later > 0]),
         "error_bar_itl_s": own.pair_s + _counted_quantile_ns(gaps, int(np.maximum(chunks - 1, 0).sum())) / 1e9,
         "error_bar_e2e_s": own.stamp_s,
     }
 
 
-def first_off_s(frame: Frame) -> Floats:
+def max_ttft_errors_s(frame: Frame) -> Floats:
     """By how much the TTFT of each request may be too large at most, in seconds, if nothing is known of how long the
     client was away; 0 where its first token was read alone."""
     return _merged(frame, None)[0] / 1e9
 
 
-def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
+def median_ttft_error_s(ttft_s: Floats, off_s: Floats) -> float:
     """What the median of these TTFTs is too large by at most, if each is by at most `off_s`. NaN is no sample."""
     known = ~np.isnan(ttft_s)
     (maximum,), (minimum,) = percentiles(ttft_s[known], 0.5), percentiles((ttft_s - off_s)[known], 0.5)
@@ -327,13 +327,13 @@ def median_off_s(ttft_s: Floats, off_s: Floats) -> float:
 
 def _counted_quantile_ns(counts: Integers, total: int) -> float:
     """What all but 1 % of `total` keep; those that were not counted are not off."""
-    beyond = total - int(np.ceil(SHARE * total))
+    beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
     larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)
-    return float(2.0 ** (larger[-1] / STEPS_PER_OCTAVE)) if len(larger) else 0.0
+    return float(2.0 ** (larger[-1] / BUCKETS_PER_OCTAVE)) if len(larger) else 0.0
 
 
 def _quantile(values: Floats) -> float | None:
-    return float(np.sort(values)[math.ceil(SHARE * len(values)) - 1]) if len(values) else None
+    return float(np.sort(values)[math.ceil(ERROR_BAR_SHARE * len(values)) - 1]) if len(values) else None
 
 
 def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
@@ -342,7 +342,7 @@ def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integ
     buckets: as little room for a hundred million as for ten."""
     most_ns = np.inf if away_s is None else away_s * 1e9
     off_first_ns = np.zeros(len(frame))
-    stamps_off, gaps_off = np.zeros((2, 64 * STEPS_PER_OCTAVE), np.int64)
+    stamps_off, gaps_off = np.zeros((2, 64 * BUCKETS_PER_OCTAVE), np.int64)
     if most_ns == 0:
         return off_first_ns, stamps_off, gaps_off
     sampled, counts = frame.sampled, frame.chunk_counts
@@ -363,14 +363,14 @@ def _merged(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integ
         first = begins[at]
         off_ns = np.clip(stamps[at] - np.where(first, before_ns[row], stamps[at - 1]), 0.0, most_ns)
         off_first_ns[row[first]] = off_ns[first]
-        buckets = np.ceil(np.log2(np.maximum(off_ns, 1.0)) * STEPS_PER_OCTAVE).astype(np.int64)
+        buckets = np.ceil(np.log2(np.maximum(off_ns, 1.0)) * BUCKETS_PER_OCTAVE).astype(np.int64)
         stamps_off += np.bincount(buckets, sizes - 1, len(stamps_off)).astype(np.int64)
         # The gaps within a read, and the one before it.
         gaps_off += np.bincount(buckets, sizes - first, len(gaps_off)).astype(np.int64)
     return off_first_ns, stamps_off, gaps_off
 
 
-def quoted(found: Any, stamps: str) -> QuotedCalibration | None:
+def quoted_calibration(found: Any, stamps: str) -> QuotedCalibration | None:
     """Of a calibration (loadgen.machine) in a run's header, what is said of stamps of this kind; None for
     anything else."""
     try:
@@ -380,7 +380,7 @@ def quoted(found: Any, stamps: str) -> QuotedCalibration | None:
         return None
 
 
-class Sends(msgspec.Struct, frozen=True):
+class ServerLogLine(msgspec.Struct, frozen=True):
     """One line of the simulated server's log, as far as it is needed here. Instants are ns on CLOCK_REALTIME."""
 
     request_id: str = ""
@@ -428,7 +428,7 @@ class StampComparison(msgspec.Struct, frozen=True):
     @property
     def exact(self) -> bool:
         """Whether TTFT is exact to the millisecond."""
-        return self.ttft_s.p99 < EXACT_S
+        return self.ttft_s.p99 < EXACT_TTFT_ERROR_S
 
     @property
     def server_kept_up(self) -> bool:
@@ -436,14 +436,14 @@ class StampComparison(msgspec.Struct, frozen=True):
         return self.events_per_s >= KEPT_UP_SHARE * self.asked_per_s
 
 
-def read_log(path: Path) -> dict[int, Sends]:
+def read_log(path: Path) -> dict[int, ServerLogLine]:
     """The server's log by request id. Raises OSError, msgspec.DecodeError."""
-    decoder = msgspec.json.Decoder(Sends)
+    decoder = msgspec.json.Decoder(ServerLogLine)
     lines = map(decoder.decode, path.read_bytes().splitlines())
     return {int(line.request_id): line for line in lines if line.request_id}
 
 
-def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
+def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampComparison:
     """Every stamp of the complete requests against the log. Raises ValueError when there is nothing to compare."""
     pairs = [(record, log[record.id]) for record in run.records if record.id in log and record.state == "complete"]
     # Chunk j of the run is send j of the log, and there is a gap to look at.
@@ -456,7 +456,7 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
     start_ns = run.header.start_realtime_ns
     ttft_ns = [record.chunk_ns[0] - (line.sent_ns[0] - start_ns) for record, line in pairs]
     merged_ns = [error for record, error in zip(records, ttft_ns, strict=True) if record.first_token_merged]
-    lag_s = WATCH_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
+    lag_s = STALL_CHECK_S + max((sample.values.get("stall_ns_max", 0) for sample in run.telemetry), default=0) / 1e9
     return StampComparison(
         stamps=stamp_facts(*(record.stamps for record in records)).name,
         requests=len(pairs),
@@ -472,7 +472,10 @@ def compare_with_log(run: Run, log: Mapping[int, Sends]) -> StampComparison:
         events_per_s=_rate(line.sent_ns for line in lines),
         asked_per_s=_rate(line.due_ns for line in lines),
         server_late_p99_s=_sizes(np.concatenate([np.subtract(line.sent_ns, line.due_ns) for line in lines])).p99,
-        ring_off_s=(ring_off_s(off := ring_offs(run.telemetry), 0.50), ring_off_s(off, 0.99)),
+        ring_off_s=(
+            ring_difference_s(off := ring_difference_counts(run.telemetry), 0.50),
+            ring_difference_s(off, 0.99),
+        ),
     )
 
 
@@ -519,13 +522,15 @@ def stamps_notes(seen: StampComparison) -> list[str]:
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
     """The result of the search in a sentence."""
     if fastest is None:
-        return f"TTFT was never exact to {duration(EXACT_S)} at p99."
+        return f"TTFT was never exact to {duration(EXACT_TTFT_ERROR_S)} at p99."
     because = {
         "client": "beyond that the client is not exact any more",
         "server": "the simulated server sent no faster",
         "time": "nothing faster was tried",
     }[limited_by]
-    return f"TTFT is exact to {duration(EXACT_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
+    return (
+        f"TTFT is exact to {duration(EXACT_TTFT_ERROR_S)} at p99 up to {fastest.events_per_s:,.0f} events/s: {because}."
+    )
 
 
 def _tpot_ns(instants: Sequence[int]) -> float:
@@ -534,7 +539,7 @@ def _tpot_ns(instants: Sequence[int]) -> float:
 
 
 def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
-    return ErrorSizes(*map(rounded, percentiles(np.abs(np.asarray(errors_ns, np.float64)) / 1e9, 0.5, 0.99, 1.0)))
+    return ErrorSizes(*map(round_to_ns, percentiles(np.abs(np.asarray(errors_ns, np.float64)) / 1e9, 0.5, 0.99, 1.0)))
 
 
 def _rate(instants: Iterable[Sequence[int]]) -> float:

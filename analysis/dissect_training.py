@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from loadgen.analysis.dissect import links, with_margin, wrapped
-from loadgen.analysis.format import duration, percent, pluralise, significant, size
+from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant
 from loadgen.analysis.hardware import aligned
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def memory_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     """At the peak, by kind; by how much the predicted peak is off."""
     return [
         (
-            *(_named(each), *(size(held) for held in each.memory_bytes.values())),
-            *(size(sum(each.memory_bytes.values())), size(sum(each.predicted_bytes.values()))),
+            *(_named(each), *(byte_size(held) for held in each.memory_bytes.values())),
+            *(byte_size(sum(each.memory_bytes.values())), byte_size(sum(each.predicted_bytes.values()))),
             f"{100 * off(each):+.1f} %",
         )
         for each in _measured(found)
@@ -91,7 +91,7 @@ def parts_rows(found: TrainingResult) -> list[tuple[str, ...]]:
             talk = [sum(took.values()) for took in (each.communication_s, each.predicted_communication_s)]
             rows.append((each.technique, COLLECTIVES, *map(duration, talk)))
         for kind, held in each.memory_bytes.items():
-            rows.append((each.technique, f"{kind}, bytes", size(held), size(each.predicted_bytes[kind])))
+            rows.append((each.technique, f"{kind}, bytes", byte_size(held), byte_size(each.predicted_bytes[kind])))
     return rows
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from loadgen.analysis.build_summary import server_info
-from loadgen.analysis.frame import FrameBuilder, Window, frame_of
+from loadgen.analysis.frame import FrameBuilder, Window, build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run, Telemetry, scan
-from loadgen.analysis.steady_window import windowed
+from loadgen.analysis.steady_window import with_window
 
 Row = tuple[Any, ...]
 Write = Callable[[Sequence[Row]], object]
@@ -156,7 +156,7 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
         read = scan(run, add)
         hand_on()
         write["telemetry"]([row for sample in read.telemetry for row in telemetry_rows(sample)])
-        write["run"]([run_row(read, windowed(outline.frame(), read.header).window)])
+        write["run"]([run_row(read, with_window(outline.frame(), read.header).window)])
     return [folder / f"{name}.{form}" for name in TABLES]
 
 
@@ -212,7 +212,7 @@ def _harmless(value: Any) -> Any:
 
 def request_rows(records: Sequence[Record]) -> Iterator[Row]:
     """Records as rows of `requests`. An empty text is one that was never said."""
-    frame = frame_of(records)
+    frame = build_frame(records)
     latencies = {}
     for name in (name for name, each in METRICS.items() if each.per == "request"):
         result = METRICS[name].rows(frame)

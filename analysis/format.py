@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from loadgen.analysis.metrics import by_key
+from loadgen.analysis.metrics import metric_by_key
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import RunInfo, Summary
@@ -51,7 +51,7 @@ def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
 
 
-def size(number: float | None, digits: int = 3) -> str:
+def byte_size(number: float | None, digits: int = 3) -> str:
     """Bytes in the unit in which they read best: GiB and MiB, as the drivers' own tools count."""
     if number is None:
         return UNKNOWN
@@ -80,10 +80,10 @@ def figure_title(figure: str) -> str:
     key, _, statistic = figure.partition(".")
     if key in ("complete", "goodput", "attainment"):
         return key.capitalize()
-    return f"{by_key(key).short} {statistic}" if statistic else by_key(key).title
+    return f"{metric_by_key(key).short} {statistic}" if statistic else metric_by_key(key).title
 
 
-def plain(text: str, kept: str = "") -> str:
+def printable(text: str, kept: str = "") -> str:
     """Without control characters, but for those `kept`: nobody's words may move the cursor, or turn the line about."""
     if str.isprintable(text):
         return text
@@ -146,7 +146,7 @@ def workload_sentence(summary: Summary) -> str:
     if run.load.recorded and run.workload in (None, "synthetic"):
         back = "the recorded output lengths"
     elif named != "answers":
-        back = f"{length(named).replace('token', 'output token')} each"
+        back = f"{token_length(named).replace('token', 'output token')} each"
     return f"{when}, {maximum}{back}"
 
 
@@ -156,17 +156,17 @@ def _prompts(run: RunInfo) -> str:
     about = "" if run.prompts_exact else "about "
     if rest.startswith("turns="):
         thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
-        return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {about}{length(run.input_tokens)}"
+        return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {about}{token_length(run.input_tokens)}"
     if kind in OWN_LENGTHS:
         path, comma, options = rest.partition(",")
         return f" from {kind} {PurePath(path).name}{comma}{options}"
     if run.load.recorded:
         return f" of {about}the recorded lengths"
     shared = f" ({kind}: {rest.replace(',', ', ')})" if kind != "synthetic" else ""
-    return f" of {about}{length(run.input_tokens)}{shared}"
+    return f" of {about}{token_length(run.input_tokens)}{shared}"
 
 
-def length(value: int | str | None) -> str:
+def token_length(value: int | str | None) -> str:
     """A number of tokens, or the canonical text of lengths, in words."""
     if value is None or isinstance(value, int) or value.isdecimal():
         return pluralise(int(value or 0), "token")
@@ -178,7 +178,7 @@ def length(value: int | str | None) -> str:
     return f"as many tokens as {PurePath(rest).name} says" if kind == "empirical" else f"{value} tokens"
 
 
-def started(summary: Summary) -> str:
+def start_time(summary: Summary) -> str:
     """When the run began, in UTC; as it stands in the run file where that is not a time."""
     try:
         return datetime.fromisoformat(summary.run.started_at).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

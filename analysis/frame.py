@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, GrowingTokens, steps_of
+from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, GrowingTokens, chunk_steps
 from loadgen.analysis.run.record import Record, State
-from loadgen.analysis.run.token_counts import BASES, Basis, streamed
+from loadgen.analysis.run.token_counts import BASES, Basis, streamed_tokens
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -30,7 +30,7 @@ Booleans = NDArray[np.bool_]
 NS_PER_S = 1e9
 ENTRIES_PER_BLOCK = 1 << 20
 RECORDS_PER_BLOCK = 256
-DETAILS_MAX = 1000
+MAX_DETAILS = 1000
 """Different words of errors that are told apart; a server may put something new into each."""
 OTHER_DETAIL = "(other words)"
 COUNTED = attrgetter("phase", "state", "counted_by", "stamps")
@@ -58,7 +58,7 @@ class CountSource(NamedTuple):
     stamps: str
 
 
-class EndingCount(NamedTuple):
+class OutcomeCount(NamedTuple):
     """How many requests ended in one way, and the first of them."""
 
     number: int
@@ -136,9 +136,9 @@ class Frame(msgspec.Struct, frozen=True):
     """Streamed tokens of each chunk."""
     offsets: Integers
     """Length of the rows + 1."""
-    ending: Integers
+    outcome_index: Integers
     """Which of `endings`, by its place there."""
-    endings: Mapping[Outcome, EndingCount]
+    outcomes: Mapping[Outcome, OutcomeCount]
     sources: Mapping[CountSource, int]
     window: Window | None = None
     """None is the whole run of a burst or of interactive users."""
@@ -148,7 +148,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     def ended_as(self, state: str) -> Booleans:
         """Return which requests ended in this state."""
-        return np.array([ending.state == state for ending in self.endings], np.bool_)[self.ending]
+        return np.array([ending.state == state for ending in self.outcomes], np.bool_)[self.outcome_index]
 
     @property
     def chunk_counts(self) -> Integers:
@@ -173,7 +173,7 @@ class Frame(msgspec.Struct, frozen=True):
         later = self.streamed_tokens - self.first_tokens
         return np.where(later > 0, later, np.nan)
 
-    def known_by(self, basis: Basis) -> Booleans:
+    def has_basis(self, basis: Basis) -> Booleans:
         """The rows whose streamed tokens are known in this way."""
         return np.equal(self.basis, BASES.index(basis))
 
@@ -183,7 +183,7 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
 
     @property
-    def begun_ns(self) -> Floats:
+    def prefill_end_ns(self) -> Floats:
         """When the server had run the prompt: the first chunk, or the end of an answer without tokens."""
         return np.where(np.isnan(self.first_ns), self.last_ns, self.first_ns)
 
@@ -245,7 +245,7 @@ class Frame(msgspec.Struct, frozen=True):
     def prompt_tokens_inside(self) -> float:
         """Prompt tokens of requests whose answer began inside the window. A prompt whose length nobody told (a
         turn of a session that broke off before the server counted it) adds nothing."""
-        answered = self.sent & ~np.isnan(self.begun_ns) & self.within(self.begun_ns)
+        answered = self.sent & ~np.isnan(self.prefill_end_ns) & self.within(self.prefill_end_ns)
         return float(np.nansum(self.prompt_tokens[answered]))
 
     @property
@@ -312,12 +312,12 @@ def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floa
     return sums
 
 
-def total(values: Floats, rows: Booleans) -> int:
+def sum_known(values: Floats, rows: Booleans) -> int:
     """Sum over these rows of what is known."""
     return int(np.nansum(values[rows]))
 
 
-def frame_of(records: Iterable[Record]) -> Frame:
+def build_frame(records: Iterable[Record]) -> Frame:
     """The Frame of these Records; its window is the whole run."""
     gathering = FrameBuilder()
     for record in records:
@@ -331,7 +331,7 @@ class FrameBuilder:
     def __init__(self) -> None:
         self._pending: list[Record] = []
         self._columns: dict[str, GrowingArray | GrowingTokens] = {"chunk_tokens": GrowingTokens()}
-        self._endings: dict[Outcome, EndingCount] = {}
+        self._endings: dict[Outcome, OutcomeCount] = {}
         self._places: dict[Outcome, int] = {}
         self._sources = Counter[CountSource]()
 
@@ -347,7 +347,7 @@ class FrameBuilder:
         columns: dict[str, Any] = {name: column.array() for name, column in self._columns.items()}
         offsets = offsets_of(columns.pop("chunk_counts"))
         instants = ChunkInstants(columns.pop("steps"), columns["first_ns"], offsets)
-        return Frame(**columns, chunk_ns=instants, offsets=offsets, endings=self._endings, sources=self._sources)
+        return Frame(**columns, chunk_ns=instants, offsets=offsets, outcomes=self._endings, sources=self._sources)
 
     def _close_block(self) -> None:
         records, self._pending = self._pending, []
@@ -361,12 +361,12 @@ class FrameBuilder:
             phase, state, kind, detail, http_status = how
             kind = "" if state == "complete" else kind or state
             ending = Outcome(phase == "measured", state, kind, detail if kind else "", http_status)
-            if ending not in self._endings and len(self._endings) >= DETAILS_MAX:
+            if ending not in self._endings and len(self._endings) >= MAX_DETAILS:
                 ending = ending._replace(detail=OTHER_DETAIL)
             before, first = self._endings.get(ending, (0, firsts[how]))
-            self._endings[ending] = EndingCount(before + number, first)
+            self._endings[ending] = OutcomeCount(before + number, first)
             places[how] = self._places.setdefault(ending, len(self._places))
-        self._columns.setdefault("ending", GrowingArray(np.dtype(np.uint16))).extend(
+        self._columns.setdefault("outcome_index", GrowingArray(np.dtype(np.uint16))).extend(
             np.array([places[how] for how in ended], np.uint16)
         )
 
@@ -393,7 +393,7 @@ def _block(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
     last_ns = np.where((counts == 0) & (output_asked == 0) & (state == "complete"), end_ns, last_ns)
     return {
         "chunk_counts": counts,
-        "steps": steps_of(instants, offsets),
+        "steps": chunk_steps(instants, offsets),
         **_tokens_of(records, counts, offsets),
         "measured": column("phase", np.str_) == "measured",
         "complete": state == "complete",
@@ -437,7 +437,7 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
     if unlike.any():
         tokens = tokens.astype(np.uint32)
     for row in np.flatnonzero(unlike).tolist():
-        result = streamed(records[row])
+        result = streamed_tokens(records[row])
         tokens[offsets[row] : offsets[row + 1]] = result.counts
         first[row], in_stream[row], unstreamed[row] = result.first, result.tokens, result.hidden
         arrived[row], basis[row] = sum(result.counts), BASES.index(result.basis)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from loadgen.analysis.chunk_columns import Ranked
+from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import NS_PER_S, Floats, Frame, Integers, offsets_of, sum_by_row
 from loadgen.analysis.metrics import Metric
 from loadgen.analysis.objectives import Distribution
@@ -15,14 +15,14 @@ from loadgen.analysis.stats import (
     PERCENTILES,
     WITH_INTERVAL,
     describe,
-    distribution_of,
-    effective_size_of,
-    interval_places,
+    describe_sorted,
+    effective_group_size,
+    interval_indices,
     percentile,
 )
 
 
-def described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
+def describe_metrics(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
     """Each of these metrics, by its name. With one token in each chunk ITL is ICL, and what takes long is done once."""
     alike, known = bool((frame.later_counts == frame.gap_counts).all()), dict[str, Distribution]()
     keys = {metric: "gaps" if alike and metric.per in ("chunk", "token") else metric.name for metric in metrics}
@@ -32,13 +32,13 @@ def described(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution
 
 
 def _described(metric: Metric, frame: Frame) -> Distribution:
-    zeros = metric.many(frame)
+    zeros = metric.zero_counts(frame)
     return describe(metric.values(frame), metric.groups(frame)) if zeros is None else describe_gaps(frame, zeros)
 
 
-def samples_of(metric: Metric, frame: Frame) -> Floats | Ranked:
+def metric_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
     """To be drawn: all of them, or where they are too many, those of any ranks."""
-    zeros = metric.many(frame)
+    zeros = metric.zero_counts(frame)
     return metric.values(frame) if zeros is None else ranked_gaps(frame, int(zeros.sum()))
 
 
@@ -59,10 +59,10 @@ def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
         offsets = offsets_of(gaps[rows])
         for each, bound in enumerate(bounds):
             within[each, rows] += sum_by_row(part <= bound, offsets)
-    sizes = {name: effective_size_of(each, counts) for name, each in zip(PERCENTILES, within, strict=True)}
-    ends = (interval_places(count, PERCENTILES[name], sizes[name]) for name in WITH_INTERVAL)
+    sizes = {name: effective_group_size(each, counts) for name, each in zip(PERCENTILES, within, strict=True)}
+    ends = (interval_indices(count, PERCENTILES[name], sizes[name]) for name in WITH_INTERVAL)
     ordered.at([index for pair in ends for index in pair if index is not None])
-    return distribution_of(ordered, mean, squares, sizes)
+    return describe_sorted(ordered, mean, squares, sizes)
 
 
 def _most_within(bound_s: float) -> int:
@@ -73,8 +73,8 @@ def _most_within(bound_s: float) -> int:
     return maximum
 
 
-def ranked_gaps(frame: Frame, zeros: int) -> Ranked:
+def ranked_gaps(frame: Frame, zeros: int) -> OrderStatistics:
     """Gaps in seconds and so many zeros, in ascending order."""
     maximum = max((int(part.max()) for _, part in frame.gap_blocks() if len(part)), default=0)
     count = int(frame.gap_counts.sum()) + zeros
-    return Ranked(lambda: (part for _, part in frame.gap_blocks()), count, zeros, maximum, NS_PER_S)
+    return OrderStatistics(lambda: (part for _, part in frame.gap_blocks()), count, zeros, maximum, NS_PER_S)

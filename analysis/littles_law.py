@@ -59,8 +59,8 @@ def _time_inside(begins: Floats, ends: Floats, rows: Booleans, span: tuple[float
 
 def _stopped(frame: Frame) -> Booleans:
     """Which requests ended because the run was stopped, which is not the server's doing."""
-    stopped = np.array([ending.kind == STOPPED for ending in frame.endings] or [False], np.bool_)
-    return stopped[frame.ending]
+    stopped = np.array([ending.kind == STOPPED for ending in frame.outcomes] or [False], np.bool_)
+    return stopped[frame.outcome_index]
 
 
 def _short(value: float) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
-MANY = 1 << 24
+MAX_SORTED_GAPS = 1 << 24
 """More gaps than this are counted, not sorted: beside them and a sorted copy a machine would have room for little."""
 
 
@@ -62,10 +62,14 @@ class Metric(msgspec.Struct, frozen=True):
         result = self.rows(frame)
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
-    def many(self, frame: Frame) -> Integers | None:
+    def zero_counts(self, frame: Frame) -> Integers | None:
         """Of gaps that are too many to stand in memory one by one: how many zeros each row has beside them."""
         counts = frame.gap_counts
-        if self.per not in ("chunk", "token") or int(counts.sum()) <= MANY or int(frame.chunk_ns.steps.min()) < 0:
+        if (
+            self.per not in ("chunk", "token")
+            or int(counts.sum()) <= MAX_SORTED_GAPS
+            or int(frame.chunk_ns.steps.min()) < 0
+        ):
             return None
         return (frame.later_counts if self.per == "token" else counts) - counts
 
@@ -285,6 +289,6 @@ _TABLE = (
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
 
-def by_key(key: str) -> Metric:
+def metric_by_key(key: str) -> Metric:
     """The metric of a key such as `ttft`, also of one that was added later. Raises KeyError."""
     return {metric.key: metric for metric in METRICS.values()}[key]

@@ -34,7 +34,7 @@ STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "rejected", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
-GOOD = ("goodput", "attainment")
+GOODPUT_FIGURES = ("goodput", "attainment")
 """Of the bounds that --goodput states."""
 TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
@@ -44,7 +44,7 @@ RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per se
 
 HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
-               {", ".join(RATES)}, {", ".join(GOOD)}
+               {", ".join(RATES)}, {", ".join(GOODPUT_FIGURES)}
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
@@ -206,15 +206,15 @@ class ByLatency(dict[str, Described]):
 
 def parse(expressions: Iterable[str], option: str = "--assert") -> list[Objective]:
     """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
-    return read_each(expressions, _objective, option, HINT)
+    return parse_each(expressions, _objective, option, HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
     """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
-    return read_each(expressions, _request_bound, "--goodput", BOUND_HINT)
+    return parse_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
-def read_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
+def parse_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
     """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
     result, mistakes = [], []
     for expression in expressions:
@@ -251,7 +251,7 @@ def _objective(text: str) -> Objective:
         match = _PERCENTILE.fullmatch(statistic)
         if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
             raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
-    elif figure not in (*STATES, *RATES, SKEW, *GOOD):
+    elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES):
         raise ValueError(f"{left.strip()!r} is no figure of a run")
     elif dot:
         raise ValueError(f"{figure} is a single figure, without {dot + statistic!r}")

@@ -27,7 +27,7 @@ class Predicted(msgspec.Struct, kw_only=True):
     high: float
 
 
-def predicted(
+def predict(
     central: Mapping[str, float | None],
     draws: Sequence[Mapping[str, float | None]],
     residual: Mapping[str, float],

@@ -26,7 +26,7 @@ from loadgen.analysis.format import (
     significant,
     simulated,
     speed_of,
-    started,
+    start_time,
     times_speed,
     unit_of,
     workload_sentence,
@@ -72,7 +72,7 @@ VALUES_MOST = 5
 """More runs than these have no room for each value in a line."""
 
 
-INDEXED_MOST = 150
+MAX_INDEXED = 150
 """Runs on the page of a folder: it stays below 1.5 MB."""
 INDEXED = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99"),
@@ -92,7 +92,7 @@ class IndexedRun(NamedTuple):
     summary: Summary
 
 
-class OverRuns(msgspec.Struct, frozen=True):
+class FigureOverRuns(msgspec.Struct, frozen=True):
     """One figure over runs, and the interval of its mean."""
 
     n: int
@@ -108,7 +108,7 @@ class OverRuns(msgspec.Struct, frozen=True):
     """A percentile that some run has too few samples for."""
 
 
-class BetweenRuns(msgspec.Struct, frozen=True):
+class RepeatsSummary(msgspec.Struct, frozen=True):
     """What repeats of one plan say together: `repeats` of their summary.json."""
 
     runs: int
@@ -118,13 +118,13 @@ class BetweenRuns(msgspec.Struct, frozen=True):
     state_said: str
     seeds: list[int | None]
     confidence: float
-    figures: dict[str, OverRuns]
+    figures: dict[str, FigureOverRuns]
     """By the name that --assert uses: `ttft.p99`, `output_tokens_per_s`."""
 
 
-def between(summaries: Sequence[Summary]) -> BetweenRuns:
+def summarise_repeats(summaries: Sequence[Summary]) -> RepeatsSummary:
     """From their summaries in the order in which they ran."""
-    states, values = state(summaries), [figures_of(summary, thin=True) for summary in summaries]
+    states, values = start_states(summaries), [figures_of(summary, thin=True) for summary in summaries]
     cold = [str(position) for position, each in enumerate(states, 1) if each == "cold"]
     if not cold:
         said = "All runs started warm: requests had been sent to the server before each."
@@ -133,21 +133,24 @@ def between(summaries: Sequence[Summary]) -> BetweenRuns:
     else:
         which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
         said = f"{which} cold, the others warm; --warmup N makes all alike."
-    return BetweenRuns(
+    return RepeatsSummary(
         len(summaries),
         ORDER,
         states,
         said,
         [summary.run.seed for summary in summaries],
         CONFIDENCE,
-        {name: _bounded(name, over_runs([value.get(name) for value in values]), summaries) for name in values[0]},
+        {
+            name: _bounded(name, describe_over_runs([value.get(name) for value in values]), summaries)
+            for name in values[0]
+        },
     )
 
 
 def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
     """The figures of one run by which runs are told apart; None where it has none, or too few samples, unless
     `thin` ones are wanted too."""
-    complete, total = completed(summary)
+    complete, total = complete_and_planned(summary)
     result: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
     result["complete"] = complete / total if total else None
     if good := summary.goodput:
@@ -159,27 +162,27 @@ def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | Non
     return result | {"skew": summary.burst.skew_s}
 
 
-def completed(summary: Summary) -> tuple[int, int]:
+def complete_and_planned(summary: Summary) -> tuple[int, int]:
     """How many requests were complete, of all that were planned."""
     return summary.requests.complete, summary.requests.planned
 
 
-def over_runs(values: Sequence[float | None]) -> OverRuns:
+def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
     """Mean, standard deviation and interval of one figure per run."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
-        return OverRuns(len(known), None, None, None, list(values))
+        return FigureOverRuns(len(known), None, None, None, list(values))
     mean, deviation = mean_and_deviation(known)
     if deviation is None:
-        return OverRuns(1, mean, None, None, [*known])
+        return FigureOverRuns(1, mean, None, None, [*known])
     if len(known) < RUNS_LEAST:
-        return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), None, [*known])
+        return FigureOverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), None, [*known])
     margin = student_quantile((1 + CONFIDENCE) / 2, len(known) - 1) * deviation / math.sqrt(len(known))
     ends = round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)
-    return OverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), ends, [*known])
+    return FigureOverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), ends, [*known])
 
 
-def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverRuns:
+def _bounded(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
     """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
     (Clopper and Pearson), however alike the runs are. A percentile of too few samples is marked as such."""
     if any(_thin(summary, name) for summary in summaries):
@@ -188,7 +191,7 @@ def _bounded(name: str, figure: OverRuns, summaries: Sequence[Summary]) -> OverR
         return figure
     low, high = figure.ci95
     counts = {
-        "complete": [completed(summary) for summary in summaries],
+        "complete": [complete_and_planned(summary) for summary in summaries],
         "attainment": [(good.good, good.requests) for summary in summaries if (good := summary.goodput)],
     }.get(name)
     if counts:
@@ -204,7 +207,7 @@ def _thin(summary: Summary, name: str) -> bool:
     return result is not None and kind in result.thin
 
 
-def state(summaries: Sequence[Summary]) -> list[str]:
+def start_states(summaries: Sequence[Summary]) -> list[str]:
     """`warm` for a run with warm-up requests, or one after another run at the same address; else `cold`."""
     before = [None, *summaries[:-1]]
     return [
@@ -213,7 +216,7 @@ def state(summaries: Sequence[Summary]) -> list[str]:
     ]
 
 
-def section(found: BetweenRuns, name: str = "between-runs", title: str = "Between runs") -> Section:
+def section(found: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
     """What repeats say together: the figures shown, with their interval between runs and each run's value."""
     few = found.runs <= VALUES_MOST
     heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
@@ -246,7 +249,7 @@ def section(found: BetweenRuns, name: str = "between-runs", title: str = "Betwee
     return Section(name, title, [shown, text, Paragraph(found.state_said)])
 
 
-def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
+def document(found: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
     """For the terminal: what repeats say together, and what is to be known of each."""
     first = summaries[0]
     blocks: list[Block] = []
@@ -265,9 +268,9 @@ def document(found: BetweenRuns, summaries: Sequence[Summary]) -> Document:
     return Document("loadgen report", title, sections, subtitle, simulated(first))
 
 
-def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
+def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
     """The page of a folder, newest first: all runs, those picked beside each other, and one figure over time."""
-    shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:INDEXED_MOST]
+    shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:MAX_INDEXED]
     heads: dict[str, ColumnKind] = {
         "run": "head",
         "began, UTC": "text",
@@ -280,9 +283,9 @@ def index(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Docu
         run = summary.run
         load = f"{pluralise(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
         cells = [TableCell(_server(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
-        began = started(summary).removesuffix(" UTC")
+        began = start_time(summary).removesuffix(" UTC")
         named.append((TableCell(name, link=link), began, run.label, *cells))
-    more = f"The newest {INDEXED_MOST} of {len(runs):,} runs: name a folder within for those in it."
+    more = f"The newest {MAX_INDEXED} of {len(runs):,} runs: name a folder within for those in it."
     warnings = [*([more] if len(runs) > len(shown) else []), *unread]
     if len({speed_of(run.summary) for run in shown}) > 1:
         warnings.append(DIFFERENT_SPEEDS)
@@ -345,7 +348,7 @@ def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
     return {"runs": result, "figures": figures, "latencies": latencies, "points": points}
 
 
-def listed(runs: Sequence[IndexedRun], title: str) -> Document:
+def list_document(runs: Sequence[IndexedRun], title: str) -> Document:
     """The same for the terminal."""
     rows = []
     for run in sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True):

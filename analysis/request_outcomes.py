@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from loadgen.analysis import summary
-from loadgen.analysis.frame import EndingCount, Frame, Outcome
+from loadgen.analysis.frame import Frame, Outcome, OutcomeCount
 from loadgen.analysis.run.runfile import Run
 
 EXAMPLES_MAX = 3
@@ -22,7 +22,7 @@ NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
 
 def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     """Count how the requests ended. `unrecorded` requests are those of which a killed run left no Record."""
-    endings = {ending: seen for ending, seen in frame.endings.items() if ending.measured}
+    endings = {ending: seen for ending, seen in frame.outcomes.items() if ending.measured}
     states, errors = Counter[str](), Counter[str]()
     for ending, seen in endings.items():
         states[ending.state] += seen.number
@@ -42,7 +42,7 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     )
 
 
-def _examples(endings: Mapping[Outcome, EndingCount]) -> dict[str, list[summary.ErrorExample]]:
+def _examples(endings: Mapping[Outcome, OutcomeCount]) -> dict[str, list[summary.ErrorExample]]:
     """Of each kind of error its most frequent wordings."""
     alike: dict[tuple[str, int | None, str], list[Outcome]] = {}
     for how in endings:

@@ -29,7 +29,7 @@ from loadgen.analysis import stats
 from loadgen.analysis.format import UNKNOWN, pluralise, scale_of, server_label, significant, simulated
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.objectives import (
-    GOOD,
+    GOODPUT_FIGURES,
     LATENCIES,
     SKEW,
     STATES,
@@ -42,7 +42,7 @@ from loadgen.analysis.objectives import (
 from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
 from loadgen.analysis.summary import Summary
 
-POINTS_MAX = 300
+MAX_POINTS = 300
 """Of the attainment curve."""
 SHARES = (0.5, 0.9, 0.95, 0.99)
 """Of the requests: what so many would have met."""
@@ -101,7 +101,7 @@ def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence
             if objective.unit == "requests"
             else _share(number, requested, objective.bound)
         )
-    if objective.figure in GOOD:
+    if objective.figure in GOODPUT_FIGURES:
         result = summary.goodput
         if result is None or not result.requests:  # no --goodput says what good is
             return None
@@ -130,7 +130,7 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
         size = stats.effective_size(samples, offsets, rank, ordered)
         low, high = stats.interval(ordered, rank, size)
         below = samples < bound if objective.comparison in ("<", ">=") else samples <= bound
-        needed = stats.samples_to_tell(float(below.mean()), rank, size)
+        needed = stats.samples_to_decide(float(below.mean()), rank, size)
         return _Evidence(
             stats.percentile(ordered, rank),
             -math.inf if low is None else low,
@@ -141,11 +141,11 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
     if objective.statistic != "mean":
         return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
     mean, (minimum, maximum) = float(samples.mean()), stats.mean_interval(samples, offsets)
-    needed = stats.FREEDOM_LEAST + 1
+    needed = stats.MIN_DEGREES_OF_FREEDOM + 1
     if math.isfinite(maximum):
         factor = requests * ((maximum - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
-        needed = math.ceil(min(factor, stats.SAMPLES_MOST + 1))
-    return _Evidence(mean, minimum, maximum, requests, needed if needed <= stats.SAMPLES_MOST else None)
+        needed = math.ceil(min(factor, stats.MAX_USEFUL_SAMPLES + 1))
+    return _Evidence(mean, minimum, maximum, requests, needed if needed <= stats.MAX_USEFUL_SAMPLES else None)
 
 
 def _share(count: int, total: int, bound: float) -> _Evidence | None:
@@ -155,11 +155,11 @@ def _share(count: int, total: int, bound: float) -> _Evidence | None:
     share = count / total
     if bound in (0, 1):
         return _of_this_run(share, total)
-    return _Evidence(share, *stats.share_interval(count, total), total, stats.samples_to_tell(share, bound, total))
+    return _Evidence(share, *stats.share_interval(count, total), total, stats.samples_to_decide(share, bound, total))
 
 
 def _finite(value: float) -> float | None:
-    return stats.rounded(value) if math.isfinite(value) else None
+    return stats.round_to_ns(value) if math.isfinite(value) else None
 
 
 def _said(objective: Objective, found: _Evidence | None, verdict: str) -> str:
@@ -210,10 +210,10 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
         requests=total,
         attainment=good / total if total else None,
         attainment_ci95=stats.share_interval(good, total),
-        per_s=None if span is None else stats.rounded(ended / (span[1] - span[0]) * 1e9),
+        per_s=None if span is None else stats.round_to_ns(ended / (span[1] - span[0]) * 1e9),
         each={text: number / total if total else None for text, number in alone.items()},
         met_by={f"{share:.0%}": _met_by(everyone, share, bounds) for share in SHARES},
-        curve=curve(everyone),
+        curve=attainment_curve(everyone),
     )
 
 
@@ -226,11 +226,11 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
     return np.where(frame.complete, result, math.inf)
 
 
-def curve(ordered: Floats) -> AttainmentCurve:
+def attainment_curve(ordered: Floats) -> AttainmentCurve:
     """Attainment over the scale of the bounds, from sorted needs: x and y of its steps, thinned evenly where they are
     many. It ends below 1 where some requests would never be good."""
     finite = ordered[np.isfinite(ordered)]
-    ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), POINTS_MAX)).astype(np.int64))
+    ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))
     x, y = finite[ranks], (ranks + 1) / max(1, len(ordered))
     return AttainmentCurve(x=np.round(x, 6).tolist(), y=np.round(y, 6).tolist(), n=len(ordered), drawn=len(ranks))
 
@@ -241,7 +241,7 @@ def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> Bound
     if index < 0 or not math.isfinite(ordered[index]):
         return None
     scale = float(ordered[index])
-    bounds_s = {bound.figure: stats.rounded(scale * bound.bound) for bound in bounds}
+    bounds_s = {bound.figure: stats.round_to_ns(scale * bound.bound) for bound in bounds}
     return BoundsMet(scale=float(f"{scale:.6g}"), bounds_s=bounds_s)
 
 

@@ -24,7 +24,7 @@ from functools import cache
 
 import numpy as np
 
-from loadgen.analysis.chunk_columns import Ranked
+from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution
 from loadgen.analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
@@ -36,23 +36,23 @@ CONFIDENCE = 0.95
 BLOCK = 1 << 20
 DECIMALS = 9
 """Seconds are rounded to the nanosecond, which is how they were measured."""
-FREEDOM_LEAST = 3
+MIN_DEGREES_OF_FREEDOM = 3
 """Of a mean's interval: fewer independent samples tell nothing of it."""
-SAMPLES_MOST = 10_000_000
+MAX_USEFUL_SAMPLES = 10_000_000
 """A sample larger than this is no advice."""
 RESOLUTION_MAX = 0.1
 """Gaps known no better than to this share of their mean fit any name, so that nothing would be checked."""
 CV_SMALLEST = 1e-3
 GAPS_FOR_CHECK = 8
 """Fewer gaps than this say nothing about a distribution."""
-BATCHES_MOST, BATCHES_LEAST = 30, 10
-STAYS_PER_BATCH = 2
+MAX_BATCHES, MIN_BATCHES = 30, 10
+RESIDENCE_TIMES_PER_BATCH = 2
 """A batch lasts at least so many times as long as a request stays in the median, or neighbours share requests."""
 REPLICATES = 4000
 SEED = 19_930_601
 NO_BATCHES = "a run that is one stretch of work has no parts to tell it: how another would differ only repeats show"
 UNSTEADY = "no test showed a steady state, so the parts of the run may not be alike"
-SHORT = f"it is shorter than {BATCHES_LEAST * STAYS_PER_BATCH} times as long as a request takes"
+SHORT = f"it is shorter than {MIN_BATCHES * RESIDENCE_TIMES_PER_BATCH} times as long as a request takes"
 ROUNDING = 1e-9
 """Share of the mean below which a standard deviation of equal values is nothing but the rounding of their sum."""
 TREND_ERRORS = 2.576
@@ -76,21 +76,23 @@ def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
     # Standard deviation of the population that they are a sample of, without a second array of their size.
     parts = (samples[first : first + BLOCK] - mean for first in range(0, count, BLOCK))
     sizes = {name: effective_size(samples, offsets, share, ordered) for name, share in PERCENTILES.items()}
-    return distribution_of(ordered, float(mean), math.fsum(float(part @ part) for part in parts), sizes)
+    return describe_sorted(ordered, float(mean), math.fsum(float(part @ part) for part in parts), sizes)
 
 
-def distribution_of(ordered: Floats | Ranked, mean: float, squares: float, sizes: Mapping[str, int]) -> Distribution:
+def describe_sorted(
+    ordered: Floats | OrderStatistics, mean: float, squares: float, sizes: Mapping[str, int]
+) -> Distribution:
     """Of sorted samples, with the sum of the squares of what they differ by from their mean."""
     count = len(ordered)
     thin = [name for name, share in PERCENTILES.items() if sizes[name] < samples_needed(share)]
     shown = [name for name in PERCENTILES if name in WITH_INTERVAL or name not in thin]
     return Distribution(
         n=count,
-        mean=rounded(float(mean)),
-        std=rounded(math.sqrt(squares / (count - 1))) if count > 1 else None,
-        min=rounded(float(ordered[0])),
-        max=rounded(float(ordered[-1])),
-        **{name: rounded(percentile(ordered, PERCENTILES[name])) for name in shown},
+        mean=round_to_ns(float(mean)),
+        std=round_to_ns(math.sqrt(squares / (count - 1))) if count > 1 else None,
+        min=round_to_ns(float(ordered[0])),
+        max=round_to_ns(float(ordered[-1])),
+        **{name: round_to_ns(percentile(ordered, PERCENTILES[name])) for name in shown},
         ci95={name: interval(ordered, PERCENTILES[name], sizes[name]) for name in WITH_INTERVAL},
         thin=[name for name in thin if name in shown],
     )
@@ -100,12 +102,12 @@ def describe_adjusted(samples: Floats, failures: int) -> AdjustedDistribution:
     """Percentiles when each of `failures` counts as infinitely slow."""
     ordered = np.sort(np.concatenate((samples, np.full(failures, np.inf))))
     values = {name: percentile(ordered, PERCENTILES[name]) for name in WITH_INTERVAL}
-    finite = {name: rounded(value) if math.isfinite(value) else None for name, value in values.items()}
+    finite = {name: round_to_ns(value) if math.isfinite(value) else None for name, value in values.items()}
     thin = [name for name in WITH_INTERVAL if len(ordered) < samples_needed(PERCENTILES[name])]
     return AdjustedDistribution(n=len(ordered), failures=failures, **finite, thin=thin)
 
 
-def percentile(ordered: Floats | Ranked, share: float) -> float:
+def percentile(ordered: Floats | OrderStatistics, share: float) -> float:
     """The `share`-quantile of sorted samples by linear interpolation; NaN of none, and inf next to an inf."""
     if len(ordered) == 0:
         return math.nan
@@ -147,14 +149,14 @@ def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> 
     return (lower - 1 if lower >= 1 else None, upper - 1 if upper <= count else None)
 
 
-def interval(ordered: Floats | Ranked, share: float, size: int) -> tuple[float | None, float | None]:
+def interval(ordered: Floats | OrderStatistics, share: float, size: int) -> tuple[float | None, float | None]:
     """The order statistics around the quantile, widened to hold the interpolated figure where that lies outside."""
-    (lower, upper), figure = interval_places(len(ordered), share, size), percentile(ordered, share)
-    low = None if lower is None else rounded(min(figure, float(ordered[lower])))
-    return low, None if upper is None else rounded(max(figure, float(ordered[upper])))
+    (lower, upper), figure = interval_indices(len(ordered), share, size), percentile(ordered, share)
+    low = None if lower is None else round_to_ns(min(figure, float(ordered[lower])))
+    return low, None if upper is None else round_to_ns(max(figure, float(ordered[upper])))
 
 
-def interval_places(count: int, share: float, size: int) -> tuple[int | None, int | None]:
+def interval_indices(count: int, share: float, size: int) -> tuple[int | None, int | None]:
     """Which of `count` ordered samples that are worth `size` are the ends of the interval."""
     lower, upper = interval_ranks(size, share)
     scale = count / size
@@ -178,10 +180,10 @@ def ratio_variance(values: Floats | Booleans, offsets: Integers, mean: float) ->
     """Variance of the mean of values in contiguous groups, which may depend on each other within a group. The mean is a
     ratio of two totals, of the values and of their number; its variance is that of the groups' residuals (Cochran,
     "Sampling Techniques", 3rd edition, 1977, section 2.11). Groups of one value give the usual s**2 / n."""
-    return ratio_variance_of(sum_by_row(values, offsets), np.diff(offsets), mean)
+    return ratio_variance_from_sums(sum_by_row(values, offsets), np.diff(offsets), mean)
 
 
-def ratio_variance_of(sums: Floats, counts: Integers, mean: float) -> float:
+def ratio_variance_from_sums(sums: Floats, counts: Integers, mean: float) -> float:
     """Likewise of groups of so many values with these sums."""
     groups = int(np.count_nonzero(counts))
     residuals = sums - mean * counts
@@ -192,7 +194,7 @@ def mean_interval(samples: Floats, offsets: Integers | None = None) -> tuple[flo
     """Interval of the mean by Student's t; infinite for fewer than four independent samples."""
     ends = np.arange(len(samples) + 1) if offsets is None else offsets
     groups = int(np.count_nonzero(np.diff(ends)))
-    if groups <= FREEDOM_LEAST:
+    if groups <= MIN_DEGREES_OF_FREEDOM:
         return -math.inf, math.inf
     mean = float(samples.mean())
     margin = student_quantile((1 + CONFIDENCE) / 2, groups - 1) * math.sqrt(ratio_variance(samples, ends, mean))
@@ -244,7 +246,7 @@ def gamma_cdf(x: Floats, shape: float) -> Floats:
     return np.asarray(gammainc(shape, x), np.float64)
 
 
-def samples_to_tell(reached: float, share: float, more_than: int) -> int | None:
+def samples_to_decide(reached: float, share: float, more_than: int) -> int | None:
     """About how many independent samples it would take to tell on which side of `share` the true share lies, if
     `reached` of them went on to be successes; None where they are too close for any practical number. The same tails as
     in `interval_ranks`, by doubling and halving. With large numbers this is
@@ -253,7 +255,7 @@ def samples_to_tell(reached: float, share: float, more_than: int) -> int | None:
     minimum, maximum = more_than, more_than + 1
     while _told(maximum, share, round(reached * maximum)) is None:
         minimum, maximum = maximum, 2 * maximum
-        if maximum > SAMPLES_MOST:
+        if maximum > MAX_USEFUL_SAMPLES:
             return None
     while maximum - minimum > 1:
         middle = (minimum + maximum) // 2
@@ -272,14 +274,14 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
     if offsets is None:
         return len(samples)
     within = samples <= percentile(ordered, share)
-    return effective_size_of(sum_by_row(within, offsets), np.diff(offsets))
+    return effective_group_size(sum_by_row(within, offsets), np.diff(offsets))
 
 
-def effective_size_of(within: Floats, counts: Integers) -> int:
+def effective_group_size(within: Floats, counts: Integers) -> int:
     """Likewise of groups of so many samples, so many of which are at most the quantile."""
     total = int(counts.sum())
     reached = float(within.sum()) / total
-    variance = ratio_variance_of(within, counts, reached)
+    variance = ratio_variance_from_sums(within, counts, reached)
     if variance <= 0:
         return int(np.count_nonzero(counts))
     return max(1, min(total, int(reached * (1 - reached) / variance)))
@@ -312,7 +314,7 @@ def _binomial(count: int, share: float) -> tuple[int, Floats]:
     return first, chances / chances.sum()
 
 
-def rounded(value: float) -> float:
+def round_to_ns(value: float) -> float:
     """To the nanosecond, if it is seconds."""
     return round(value, DECIMALS)
 
@@ -350,7 +352,7 @@ def wilson_interval(successes: int, count: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def shares_interval(
+def share_difference_interval(
     a: tuple[int, int], b: tuple[int, int], difference: float, of_one: Callable[[int, int], tuple[float, float]]
 ) -> tuple[float, float]:
     """Interval around a difference of shares, b minus a, of (successes, count) each: how far each may be off by its own
@@ -376,7 +378,7 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
     return min(1.0, math.fsum(math.exp(log) for log in logs if log <= limit))
 
 
-def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
+def check_delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
     """Compare what was asked for with what went out, in whole nanoseconds from the run's start, one pair per request;
     `sent_ns` is None or NaN where nothing was sent. The test takes each gap as known to within `resolution_s`: due
     instants are whole nanoseconds, and send instants are late by what `late_s` says (its p99 is taken). Without it,
@@ -391,7 +393,7 @@ def delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts
     late_s = None
     if load.open_loop and sent.any():
         late = percentiles((sent_at - due_at)[sent], 0.5, 0.9, 0.99, 1.0)
-        p50, p90, p99, maximum = (rounded(each / NS_PER_S) for each in late)
+        p50, p90, p99, maximum = (round_to_ns(each / NS_PER_S) for each in late)
         late_s = SendLateness(p50=p50, p90=p90, p99=p99, max=maximum)
     return Delivery(
         arrivals=arrivals,
@@ -423,24 +425,24 @@ def _check(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | No
 
 
 def _rate_per_s(gaps_s: Floats) -> float | None:
-    return rounded(float(1 / gaps_s.mean())) if len(gaps_s) and gaps_s.any() else None
+    return round_to_ns(float(1 / gaps_s.mean())) if len(gaps_s) and gaps_s.any() else None
 
 
 def _cv(gaps_s: Floats) -> float | None:
     """Needs two gaps, and requests that did not all come at once."""
-    return rounded(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
+    return round_to_ns(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
 
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     """Upper end of the lateness bucket that holds the `share`-quantile: at most 19 % more than the truth."""
     bucket = _bucket(counts, share)
-    return None if bucket is None else rounded(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
+    return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
 
 
-def ring_off_s(counts: Counter[int], share: float) -> float | None:
+def ring_difference_s(counts: Counter[int], share: float) -> float | None:
     """Likewise of how far ring and socket stamps are apart: a bucket holds what has so many bits in nanoseconds."""
     bits = _bucket(counts, share)
-    return None if bits is None else rounded(math.exp2(bits) * 1e-9)
+    return None if bits is None else round_to_ns(math.exp2(bits) * 1e-9)
 
 
 def _bucket(counts: Counter[int], share: float) -> int | None:
@@ -462,8 +464,8 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
         return {}, NO_BATCHES
     ended = frame.sampled
     stay_ns = percentiles((frame.end_ns - frame.sent_ns)[ended], 0.5)[0] if ended.any() else math.inf
-    number = min(BATCHES_MOST, int((span[1] - span[0]) / max(1.0, STAYS_PER_BATCH * stay_ns)))
-    if number < BATCHES_LEAST:
+    number = min(MAX_BATCHES, int((span[1] - span[0]) / max(1.0, RESIDENCE_TIMES_PER_BATCH * stay_ns)))
+    if number < MIN_BATCHES:
         return {}, SHORT
     if frame.window.chosen != "set" and not frame.window.steady:
         return {}, UNSTEADY
@@ -490,15 +492,15 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
     turned = (drawn.mean(axis=1) - mean)[known] / errors[known]
     turns = percentiles(turned, (1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
     low, high = (mean - turn * error for turn in turns)
-    return rounded(max(0.0, low)), rounded(high)
+    return round_to_ns(max(0.0, low)), round_to_ns(high)
 
 
 def _amounts(frame: Frame, number: int) -> tuple[Floats, Floats, Floats]:
     """Per second of each batch: requests that ended, tokens that arrived, prompt tokens of those that began; each as
     in the figure of loadgen.analysis.metrics."""
-    ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.begun_ns)
+    ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.prefill_end_ns)
     requests = _counted(frame, number, frame.end_ns[ended], np.ones(int(ended.sum())))
-    prompts = _counted(frame, number, frame.begun_ns[begun], frame.prompt_tokens[begun])
+    prompts = _counted(frame, number, frame.prefill_end_ns[begun], frame.prompt_tokens[begun])
     each = np.where(frame.sent, frame.output_tokens, 0.0) / np.maximum(frame.arrived_tokens, 1)
     tokens, counts = np.zeros(number), frame.chunk_counts
     for rows, chunks in frame.blocks():

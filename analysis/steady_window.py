@@ -34,14 +34,14 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.analysis.frame import NS_PER_S, Floats, Frame, FrameBuilder, Integers, Window, frame_of
+from loadgen.analysis.frame import NS_PER_S, Floats, Frame, FrameBuilder, Integers, Window, build_frame
 from loadgen.analysis.run.runfile import Header, Run, scan
-from loadgen.analysis.stats import BATCHES_LEAST, BATCHES_MOST, STAYS_PER_BATCH, has_trend, rounded
+from loadgen.analysis.stats import MAX_BATCHES, MIN_BATCHES, RESIDENCE_TIMES_PER_BATCH, has_trend, round_to_ns
 from loadgen.analysis.summary import OutsideWindow
 from loadgen.workloads.arrival_facts import LoadFacts
 
 LEVEL_SHARE = 0.8
-STAYS_MIN = BATCHES_LEAST * STAYS_PER_BATCH
+STAYS_MIN = MIN_BATCHES * RESIDENCE_TIMES_PER_BATCH
 EXCLUDED_MAX = 0.1
 """Largest share of the requests that a window may leave out when the plan does not set it."""
 TREND_SHARE = 0.05
@@ -61,24 +61,24 @@ class InFlight(NamedTuple):
     levels: Integers
 
 
-def load(path: Path) -> tuple[Run, Frame]:
+def load_run(path: Path) -> tuple[Run, Frame]:
     """A Run without its Records, and the Frame of them with its measuring window. Raises RunFileError."""
     gathering = FrameBuilder()
     run = scan(path, gathering.add)
-    return run, windowed(gathering.frame(), run.header)
+    return run, with_window(gathering.frame(), run.header)
 
 
 def frame_of_run(run: Run) -> Frame:
     """The Frame of a Run that holds its Records, with its measuring window."""
-    return windowed(frame_of(run.records), run.header)
+    return with_window(build_frame(run.records), run.header)
 
 
-def windowed(frame: Frame, header: Header) -> Frame:
+def with_window(frame: Frame, header: Header) -> Frame:
     """The Frame with the window that its plan sets or its load asks for."""
-    return replace(frame, window=choose(frame, header.load, header.plan.get("window_s")))
+    return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
 
-def choose(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
+def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
     """Return the measuring window of a run. None is the whole run of a burst or of interactive users."""
     if set_s:
         return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
@@ -102,8 +102,8 @@ def outside_window(frame: Frame) -> OutsideWindow | None:
     left_out = frame.measured & ~frame.inside
     if not left_out.any():
         return None
-    names = [ending.state for ending in frame.endings]
-    states = Counter(names[index] for index in frame.ending[left_out & ~frame.complete].tolist())
+    names = [ending.state for ending in frame.outcomes]
+    states = Counter(names[index] for index in frame.outcome_index[left_out & ~frame.complete].tolist())
     complete = left_out & frame.complete
     e2e_s = (frame.last_ns - frame.sent_ns) / NS_PER_S
     ttft_s = (frame.first_ns - frame.sent_ns) / NS_PER_S
@@ -183,7 +183,7 @@ def _steady(values: Floats) -> bool:
     as a clock even the smallest difference is a trend. If they differ by more than UNSTEADY_SHARE, the series is not
     steady, even if it is too short for the test. A batch is longer than a request stays, so batches are nearly
     independent, as the test needs them to be."""
-    if len(values) < BATCHES_LEAST:
+    if len(values) < MIN_BATCHES:
         return False
     half = len(values) // 2
     low, high = sorted((float(values[:half].mean()), float(values[-half:].mean())))
@@ -194,7 +194,7 @@ def _steady(values: Floats) -> bool:
 
 def _edges(from_ns: float, to_ns: float, stay: float) -> Floats:
     """The edges of equal batches of STAYS_PER_BATCH stays or more, at most BATCHES_MOST of them."""
-    number = min(BATCHES_MOST, int((to_ns - from_ns) / (STAYS_PER_BATCH * max(1.0, stay))))
+    number = min(MAX_BATCHES, int((to_ns - from_ns) / (RESIDENCE_TIMES_PER_BATCH * max(1.0, stay))))
     return np.linspace(from_ns, to_ns, max(1, number) + 1)
 
 
@@ -235,4 +235,4 @@ def _median(part: InFlight) -> float:
 def _largest(values: Floats) -> float | None:
     """The largest known value in seconds; None where none is known."""
     known = values[~np.isnan(values)]
-    return rounded(float(known.max())) if len(known) else None
+    return round_to_ns(float(known.max())) if len(known) else None

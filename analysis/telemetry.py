@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 import numpy as np
 
-from loadgen.analysis.frame import Booleans, Frame, total
+from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.run.runfile import Run
-from loadgen.analysis.stats import rounded
+from loadgen.analysis.stats import round_to_ns
 from loadgen.analysis.summary import (
     CounterCheck,
     GpuMemory,
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
     gap: str
 
 
-def samples(run: Run, source: Source) -> list[Reading]:
+def readings(run: Run, source: Source) -> list[Reading]:
     """The readings of one source in order of time; a line that is in the file twice counts once."""
     result = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
@@ -58,7 +58,7 @@ def samples(run: Run, source: Source) -> list[Reading]:
     ]
 
 
-def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
+def values_by_subject(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     """What one reading says of each thing it is about: `server`, `GPU 0`, `host`, `process 123`."""
     if sample.gap:
         return {}
@@ -68,7 +68,7 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
         gpus = [gpu for gpu in sample.values.get("gpus", ()) if not gpu.get("gap")]
         held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
         for process in (each for gpu in gpus for each in gpu.get("processes", ())):
-            if (size := number(process, "memory_used_bytes")) is not None:
+            if (size := number_in(process, "memory_used_bytes")) is not None:
                 total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
                 total["held_bytes"] += size
         return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
@@ -76,7 +76,7 @@ def rows(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
     return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
 
 
-def number(values: Mapping[str, Any], name: str) -> float | None:
+def number_in(values: Mapping[str, Any], name: str) -> float | None:
     """A figure; None where the reading has none."""
     value = values.get(name)
     return None if value is None else float(value)
@@ -158,16 +158,17 @@ CURVES: tuple[Curve, ...] = (
 """Every curve there is, in the order in which they are drawn."""
 
 
-def series(run: Run) -> list[Series]:
+def all_series(run: Run) -> list[Series]:
     """Every curve that the Run has a reading for, on one time axis. Empty for a run without telemetry."""
     read = {
-        source: [(sample.at_s, rows(sample, source)) for sample in samples(run, source)] for source in get_args(Source)
+        source: [(sample.at_s, values_by_subject(sample, source)) for sample in readings(run, source)]
+        for source in get_args(Source)
     }
     things = {source: dict.fromkeys(of for _, about in result for of in about) for source, result in read.items()}
     curves, nothing = [], dict[str, Any]()
     for curve in CURVES:
         for of in things[curve.source]:
-            said = [(at_s, number(about.get(of, nothing), curve.figure)) for at_s, about in read[curve.source]]
+            said = [(at_s, number_in(about.get(of, nothing), curve.figure)) for at_s, about in read[curve.source]]
             points = curve.drawn(said) if any(y is not None for _, y in said) else []
             if any(y is not None for _, y in points):
                 x_s, y = zip(*points, strict=True)
@@ -181,10 +182,10 @@ ALONE = ("cached_prompt_tokens", "preemptions", "requests_failed")
 """Counters that only the server has."""
 
 
-def counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
+def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """What the `server` and the `client` counted from before the first request, warm-up included, to after the last
     one. Empty for a run without readings of the server."""
-    result = samples(run, "server")
+    result = readings(run, "server")
     if not result:
         return {}
     read = [sample for sample in result if not sample.gap]
@@ -222,7 +223,7 @@ def _why_not(run: Run, found: Sequence[Reading], read: Sequence[Reading], first:
 def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
     """What a counter grew by over these readings, and how often it began anew. A counter that the first page did not
     have yet was 0: servers publish some only when there is something to count."""
-    values = [number(sample.values, word) for sample in read]
+    values = [number_in(sample.values, word) for sample in read]
     if all(value is None for value in values):
         return None, 0
     known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]
@@ -243,10 +244,10 @@ def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: 
     elif word == "requests_finished":
         minimum, maximum = int(complete.sum()), int(sent.sum())
     elif word == "prompt_tokens":
-        minimum, maximum = total(frame.prompt_tokens, complete), total(frame.prompt_tokens, sent)
+        minimum, maximum = sum_known(frame.prompt_tokens, complete), sum_known(frame.prompt_tokens, sent)
     else:
-        minimum = total(frame.output_tokens, complete)
-        maximum = minimum + total(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
+        minimum = sum_known(frame.output_tokens, complete)
+        maximum = minimum + sum_known(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
     check.client = minimum
     unknown = int((sent & np.isnan(frame.prompt_tokens)).sum())
     if word == "prompt_tokens" and unknown and growth > maximum:
@@ -289,9 +290,9 @@ Readings = list[tuple[str, Mapping[str, Any]]]
 """Moments, and what was read at each."""
 
 
-def memory(run: Run) -> Memory | None:
-    """`memory` of the summary; None for a run without telemetry."""
-    result = {source: samples(run, source) for source in get_args(Source)}
+def memory_use(run: Run) -> Memory | None:
+    """`memory_use` of the summary; None for a run without telemetry."""
+    result = {source: readings(run, source) for source in get_args(Source)}
     told = run.header.telemetry
     if not told and not any(result.values()):
         return None
@@ -336,14 +337,14 @@ def _by_name(found: Sequence[Reading], source: Source) -> dict[str, Readings]:
     """Readings by what they are about."""
     names: dict[str, Readings] = {}
     for sample in found:
-        for name, values in rows(sample, source).items():
+        for name, values in values_by_subject(sample, source).items():
             names.setdefault(name, []).append((sample.moment, values))
     return names
 
 
 def _levels(of: str, readings: Readings, figure: str) -> dict[str, Any]:
     """The fields of MemoryLevels."""
-    known = [(moment, int(size)) for moment, values in readings if (size := number(values, figure)) is not None]
+    known = [(moment, int(size)) for moment, values in readings if (size := number_in(values, figure)) is not None]
     idle = [size for moment, size in known if moment == "idle"]
     loaded = [size for moment, size in known if moment in AFTER]
     return {
@@ -367,15 +368,15 @@ def _gpu_processes(gpus: Mapping[str, Readings]) -> Iterator[ProcessMemory]:
 
 
 def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
-    read = [(sample.moment, share) for sample in found if (share := number(sample.values, "kv_used")) is not None]
+    read = [(sample.moment, share) for sample in found if (share := number_in(sample.values, "kv_used")) is not None]
     if not read:
         return None
     idle = [round(share, SHARE_DECIMALS) for moment, share in read if moment == "idle"]
     during = [share for moment, share in read if moment == "run"]
     running = [sample.values for sample in found if sample.moment == "run"]
-    fullest = [share for values in running if (share := number(values, "kv_used_max")) is not None]
-    engines = [engines for values in running if (engines := number(values, "engines")) is not None]
-    sizes = [size for sample in found if (size := number(sample.values, "kv_tokens")) is not None]
+    fullest = [share for values in running if (share := number_in(values, "kv_used_max")) is not None]
+    engines = [engines for values in running if (engines := number_in(values, "engines")) is not None]
+    sizes = [size for sample in found if (size := number_in(sample.values, "kv_tokens")) is not None]
     limits = run.header.server.get("limits") or {}
     return KvCache(
         idle_share=idle[0] if idle else None,
@@ -394,13 +395,13 @@ def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
     if "memory_option" not in told or run.header.server.get("simulated"):
         return None
     last = next((each for each in reversed(found) if not each.gap), None)
-    share = number(last.values, "taken_share") if last else None
+    share = number_in(last.values, "taken_share") if last else None
     said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
     note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"
     return MemoryReserved(share=share, note=note)
 
 
-def machine(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
+def machine_clock(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
     """A machine of a run over several: from the header and the `clock` samples."""
     samples = [
         sample.values
@@ -433,4 +434,4 @@ def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float,
     for (first, one), (last, other) in product(enumerate(ends), repeat=2):
         skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
         minimum, maximum = max(minimum, skew_s - off_s), max(maximum, skew_s + off_s)
-    return rounded(minimum), rounded(maximum)
+    return round_to_ns(minimum), round_to_ns(maximum)

@@ -27,7 +27,7 @@ from loadgen.analysis.frame import Floats
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import LATENCIES, Objective, parse
 from loadgen.analysis.steady_window import frame_of_run
-from loadgen.analysis.sweep import evidence
+from loadgen.analysis.sweep import observations
 from loadgen.analysis.sweep.capacity_search import Search
 from loadgen.cli.sweep import SEARCH_RANGE_FACTOR, simulate_sweep
 from loadgen.plan import Plan
@@ -149,7 +149,7 @@ def swept(case: Case, seed: int) -> Found:
     sweep = Sweep(case.plan(100 * seed), "rate", Path())
     search = Search(START / 64, START * SEARCH_RANGE_FACTOR, confidence=CONFIDENCE)
     steps = simulate_sweep(sweep, case.judged, case.modelled, search, START, RUNS_MOST)
-    found = search.capacity(evidence(line for line, _ in steps))
+    found = search.capacity(observations(line for line, _ in steps))
     return Found(found.low, found.capacity or 0.0, found.high or math.inf, len(steps))
 
 

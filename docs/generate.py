@@ -27,7 +27,7 @@ def command_line() -> str:
     return "\n".join([f"# Command line\n\n{NOTE}\n", *sections])
 
 
-LIMITS = """`Whole` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, `Tokens` one from 0 to
+LIMITS = """`Integer` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, `Tokens` one from 0 to
 10,000,000; a line with any other is damaged."""
 
 
@@ -93,7 +93,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
 def metrics() -> str:
     """The page of every metric and of the client's limits, from their registries."""
-    from loadgen.analysis.client_health import LIMITS, text
+    from loadgen.analysis.client_health import LIMITS, figure_text
     from loadgen.analysis.metrics import METRICS
     from loadgen.analysis.stats import PERCENTILES, samples_needed
 
@@ -105,7 +105,7 @@ def metrics() -> str:
         "{percentiles}": [
             f"| {name.replace('_', '.')} | {samples_needed(share):,} |" for name, share in PERCENTILES.items()
         ],
-        "{limits}": [f"| {each.title} | {text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
+        "{limits}": [f"| {each.title} | {figure_text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
     }
     return _filled("reference/metrics.template", rows)
 

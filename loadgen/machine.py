@@ -101,7 +101,7 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     errors: dict[str, dict[str, Any]]
     """An loadgen.analysis.client_health.StampComparison by kind of stamps, `ring`, `socket` or `user`."""
     events_per_s: float
-    """The largest rate seen at which TTFT was exact (loadgen.analysis.client_health.EXACT_S); 0 for none."""
+    """The largest rate seen at which TTFT was exact (loadgen.analysis.client_health.EXACT_TTFT_ERROR_S); 0 for none."""
     limited_by: str
     """What kept it from being larger."""
 

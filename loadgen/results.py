@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.compare.figures import Gate
     from loadgen.analysis.frame import Frame
     from loadgen.analysis.objectives import Objective
-    from loadgen.analysis.repeats import BetweenRuns, IndexedRun
+    from loadgen.analysis.repeats import IndexedRun, RepeatsSummary
     from loadgen.analysis.report.run_document import ReportedRun
     from loadgen.analysis.run.runfile import Header, Run
     from loadgen.analysis.summary import Summary
@@ -88,7 +88,7 @@ class RunGroup(NamedTuple):
     parts: list[ReportedRun]
     json: dict[str, Any]
     """summary.json of a run; of repeats what they say together, and all of theirs."""
-    between: BetweenRuns | None = None
+    between: RepeatsSummary | None = None
     """What repeats say together; None for a run by itself."""
 
 
@@ -160,9 +160,9 @@ def load_and_summarise(
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.slo import goodput, judge
-    from loadgen.analysis.steady_window import load
+    from loadgen.analysis.steady_window import load_run
 
-    run, frame = known or load(path)
+    run, frame = known or load_run(path)
     summary = summarise(run, frame)
     objectives, bounds, notes = expressions_for(run.header, objectives, bounds)
     summary.run.notes = [*summary.run.notes, *notes]

@@ -38,15 +38,24 @@ from loadgen.analysis.compare.figures import (
     judge_gates,
 )
 from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun, run_name
-from loadgen.analysis.format import UNKNOWN, figure_title, percent, pluralise, significant, simulated, started, unit_of
-from loadgen.analysis.repeats import state
+from loadgen.analysis.format import (
+    UNKNOWN,
+    figure_title,
+    percent,
+    pluralise,
+    significant,
+    simulated,
+    start_time,
+    unit_of,
+)
+from loadgen.analysis.repeats import start_states
 from loadgen.analysis.report import tables, terminal
 from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, chart_spec, visible_charts
 from loadgen.analysis.report.findings import hardware_limit_sentence
 from loadgen.analysis.report.run_document import DEFINITIONS, ReportedRun
 from loadgen.analysis.report.tables import LEVELS as GATE_LEVELS
 from loadgen.analysis.report.tables import Cells, table
-from loadgen.analysis.steady_window import load
+from loadgen.analysis.steady_window import load_run
 from loadgen.analysis.summary import Summary
 
 __all__ = ["FIGURES", "ComparedRun", "Comparison", "compare", "document", "page_document", "read_run"]
@@ -138,7 +147,7 @@ class Comparison:
 
 def read_run(path: Path) -> ComparedRun:
     """Read a run. Raises RunFileError."""
-    run, frame = load(path)
+    run, frame = load_run(path)
     return ComparedRun(run, frame, summarise(run, frame))
 
 
@@ -201,7 +210,7 @@ def _measured(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[Compar
 
 def _cold(title: str, group: Sequence[ComparedRun]) -> list[str]:
     """A sentence where some repeats met a cold server and vary by it."""
-    states = state([run.summary for run in group])
+    states = start_states([run.summary for run in group])
     if len(set(states)) < 2:
         return []
     cold = ", ".join(str(index) for index, each in enumerate(states, 1) if each == "cold")
@@ -384,7 +393,7 @@ def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.
     named, commands = [], list[doc.Block]()
     for index, (side, run) in enumerate(runs):
         name = doc.TableCell(run_name(run.run), link=links[index] if links else "")
-        named.append((side, name, started(run.summary).removesuffix(" UTC")))
+        named.append((side, name, start_time(run.summary).removesuffix(" UTC")))
         commands.append(doc.Code(run.summary.run.command, f"Command of {name.text}", copy=True))
     return doc.Section(
         "runs",

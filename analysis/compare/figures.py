@@ -20,9 +20,9 @@ from loadgen.analysis import stats
 from loadgen.analysis.compare import run_variance
 from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
 from loadgen.analysis.format import pluralise, significant, unit_of
-from loadgen.analysis.metrics import Metric, by_key
-from loadgen.analysis.objectives import LATENCIES, RATES, read_each
-from loadgen.analysis.repeats import completed
+from loadgen.analysis.metrics import Metric, metric_by_key
+from loadgen.analysis.objectives import LATENCIES, RATES, parse_each
+from loadgen.analysis.repeats import complete_and_planned
 from loadgen.analysis.stats import student_cdf, student_quantile
 from loadgen.analysis.summary import Summary
 
@@ -134,13 +134,13 @@ def compare_single_runs(
     for figure in figures:
         name, _, statistic = figure.partition(".")
         if figure == "complete":
-            yield compare_run_shares(completed(a.summary), completed(b.summary))
+            yield compare_run_shares(complete_and_planned(a.summary), complete_and_planned(b.summary))
         elif statistic == "pairs":
-            yield _pairs(figure, by_key(name), a, b, vary)
+            yield _pairs(figure, metric_by_key(name), a, b, vary)
         elif statistic:
-            yield _quantile(by_key(name), statistic, a, b, vary)
+            yield _quantile(metric_by_key(name), statistic, a, b, vary)
         else:
-            yield _rate(by_key(name), a, b, vary)
+            yield _rate(metric_by_key(name), a, b, vary)
 
 
 def compare_groups(
@@ -150,7 +150,7 @@ def compare_groups(
     groups has two runs."""
     for figure in figures:
         if figure == "complete":
-            yield compare_group_shares(*([completed(summary) for summary in group] for group in (a, b)))
+            yield compare_group_shares(*([complete_and_planned(summary) for summary in group] for group in (a, b)))
         elif not figure.endswith(".pairs"):
             values_a, values_b = ([_value(figure, each) for each in group] for group in (a, b))
             yield compare_values(figure, values_a, values_b, run_variation)
@@ -169,7 +169,7 @@ def _blank(figure: str) -> ComparedFigure:
     name, _, statistic = figure.partition(".")
     if figure == "complete" or statistic == "pairs":
         return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower")
-    metric = by_key(name)
+    metric = metric_by_key(name)
     return ComparedFigure(figure, "per second" if metric.unit.endswith("/s") else "s", metric.direction)
 
 
@@ -289,7 +289,7 @@ def compare_run_shares(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure
     if not a[1] or not b[1]:
         return _untold("complete", *(good / total if total else math.nan for good, total in (a, b)), why=NOTHING)
     share_a, share_b = a[0] / a[1], b[0] / b[1]
-    low, high = stats.shares_interval(a, b, share_b - share_a, stats.wilson_interval)
+    low, high = stats.share_difference_interval(a, b, share_b - share_a, stats.wilson_interval)
     low, high = max(-1.0, low), min(1.0, high)
     # Half its width as so many standard errors, so that sizes can be worked out as for the others.
     return replace(
@@ -307,7 +307,9 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
         return _untold("complete", math.nan, math.nan, why=NOTHING)
     (good_a, all_a), (good_b, all_b) = (tuple(map(sum, zip(*group, strict=True))) for group in (a, b))
     result = compare_values("complete", [good / total for good, total in a], [good / total for good, total in b])
-    low, high = stats.shares_interval((good_a, all_a), (good_b, all_b), result.difference or 0.0, stats.share_interval)
+    low, high = stats.share_difference_interval(
+        (good_a, all_a), (good_b, all_b), result.difference or 0.0, stats.share_interval
+    )
     between = result.difference_ci95 or (low, high)
     low, high = min(low, between[0]), max(high, between[1])
     error = max(result.effect - low, high - result.effect) / stats.student_quantile(0.975, EXACT_FREEDOM)
@@ -461,7 +463,7 @@ class GateResult:
 
 def parse_gates(expressions: Iterable[str]) -> list[Gate]:
     """Read expressions. Raises ObjectiveError, which names every mistake in all of them."""
-    return read_each(expressions, _gate, "--fail-if", HINT)
+    return parse_each(expressions, _gate, "--fail-if", HINT)
 
 
 def _gate(text: str) -> Gate:

@@ -21,7 +21,7 @@ from loadgen.analysis.compare.figures import RUN_VARIATION, compare_values
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.repeats import OverRuns, figures_of, over_runs
+from loadgen.analysis.repeats import FigureOverRuns, describe_over_runs, figures_of
 from loadgen.analysis.stats import percentile
 from loadgen.analysis.summary import Memory, MemoryLevels, Summary
 from loadgen.analysis.sweep import SweepResult
@@ -125,7 +125,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     """The models that the server said it served."""
     simulated: bool
     speed: float | None
-    figures: dict[str, OverRuns]
+    figures: dict[str, FigureOverRuns]
     """By name, as `ttft.p50`; of the valid runs, where there are any."""
     lengths: CellLengths
     requests: dict[str, int]
@@ -353,7 +353,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
         served=sorted({summary.server.model or "" for summary in summaries}),
         simulated=any(summary.server.simulated for summary in summaries),
         speed=summaries[0].server.speed if summaries else None,
-        figures={name: over_runs([value[name] for value in values]) for name in FIGURES},
+        figures={name: describe_over_runs([value[name] for value in values]) for name in FIGURES},
         lengths=_lengths(runs),
         requests={name: sum(getattr(summary.requests, name) for summary in summaries) for name in STATES},
         errors=dict(errors.most_common()),

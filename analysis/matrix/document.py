@@ -15,13 +15,13 @@ import numpy as np
 from loadgen.analysis import report as doc
 from loadgen.analysis.format import (
     UNKNOWN,
+    byte_size,
     duration,
     figure_title,
     percent,
     pluralise,
     scale_of,
     significant,
-    size,
     times_speed,
     unit_of,
 )
@@ -38,7 +38,7 @@ from loadgen.analysis.matrix import (
     MatrixSummary,
 )
 from loadgen.analysis.matrix.sweeps import sweep_findings, sweep_rows
-from loadgen.analysis.metrics import METRICS, by_key
+from loadgen.analysis.metrics import METRICS, metric_by_key
 from loadgen.analysis.report import (
     Block,
     ChartRef,
@@ -365,7 +365,7 @@ class MatrixReport:
             peaks = [_cache_peak(cache)]  # of the cell, beside the first of its levels
             for level in levels:
                 sizes = (level.idle_bytes, level.peak_bytes, level.loaded_bytes, level.total_bytes)
-                rows.append((cell, (level.of, *map(size, sizes), peaks.pop() if peaks else "")))
+                rows.append((cell, (level.of, *map(byte_size, sizes), peaks.pop() if peaks else "")))
             if cache and not levels:
                 rows.append((cell, ("server", *[UNKNOWN] * 4, *peaks)))
         if not rows:
@@ -548,7 +548,7 @@ def _verdict(told: CellDifference, cell: CellName) -> Literal["better", "worse"]
     """Of this cell of the two; None where chance may explain the difference."""
     if told.verdict != "different" or told.ratio is None:
         return None
-    higher = by_key(told.figure.partition(".")[0]).direction == "higher"
+    higher = metric_by_key(told.figure.partition(".")[0]).direction == "higher"
     return "better" if ((told.ratio > 1) == higher) == (cell == told.a) else "worse"
 
 

@@ -9,8 +9,8 @@ from loadgen.analysis.format import UNKNOWN, pluralise, significant, times_speed
 from loadgen.analysis.matrix import CellName, CellSweep
 from loadgen.analysis.report import ColumnKind, Finding, TableCell
 from loadgen.analysis.report.tables import Cells, number_columns
-from loadgen.analysis.sweep import best, rate_of
-from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, per_s
+from loadgen.analysis.sweep import best_step, throughput_field
+from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, throughput_title
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
@@ -38,15 +38,18 @@ def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()
     for sweep in sweeps:
-        result, step = sweep.result, best(sweep.result) if sweep.result else None
+        result, step = sweep.result, best_step(sweep.result) if sweep.result else None
         capacity = TableCell(UNKNOWN)
         if result and result.capacity is not None:
             ends = (significant(end) for end in (result.capacity_low, result.capacity_high) if end is not None)
             text = f"{significant(result.capacity)} {UNITS[result.over]}"
             capacity = TableCell(text, result.capacity, " to ".join(ends), link=sweep.page)
         report = f"{sweep.folder}/{step.folder}/report.html" if step else ""
-        values = [None if step is None else getattr(step, name) for name in (rate_of(known), *COMPARED)]
+        values = [None if step is None else getattr(step, name) for name in (throughput_field(known), *COMPARED)]
         cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
         rows.append((sweep.cell, (sweep.state, capacity, *cells)))
-    heads: dict[str, ColumnKind] = {"state": "text", **number_columns("capacity", per_s(*known), "tokens/s per user")}
+    heads: dict[str, ColumnKind] = {
+        "state": "text",
+        **number_columns("capacity", throughput_title(*known), "tokens/s per user"),
+    }
     return heads | number_columns("cost per M tokens", "J per token"), rows

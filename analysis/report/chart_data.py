@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.analysis.chunk_columns import Ranked
+from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
 from loadgen.analysis.objectives import Distribution
 from loadgen.analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
@@ -60,11 +60,11 @@ def nice_step(least: float) -> float:
     return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9)))
 
 
-def distribution(samples: Floats | Ranked, requests: int) -> dict[str, Any]:
+def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, Any]:
     """The empirical distribution function: x in seconds, y the share of samples at or below x; `margin`, the half-width
     of its 95 % band. Samples of one request resemble each other, so that counts requests."""
     ranks = plotted_ranks(len(samples))
-    drawn = np.array(samples.at(ranks)) if isinstance(samples, Ranked) else np.sort(samples)[ranks]
+    drawn = np.array(samples.at(ranks)) if isinstance(samples, OrderStatistics) else np.sort(samples)[ranks]
     return {
         "x": np.round(drawn, 7).tolist(),
         "y": np.round((ranks + 1) / max(1, len(samples)), 6).tolist(),
@@ -249,9 +249,9 @@ def timeline(frame: Frame) -> dict[str, Any]:
     """When each request was sent, got its first and its last token, and ended; and its tokens, where they fit."""
     order = _order_sent(frame)
     chosen = _some(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
-    named = np.isin(frame.id[order], [seen.id for how, seen in frame.endings.items() if how.kind])
+    named = np.isin(frame.id[order], [seen.id for how, seen in frame.outcomes.items() if how.kind])
     chosen = np.union1d(chosen, np.flatnonzero(named)[:BAD_MOST])
-    rows, why = order[chosen], [": ".join(filter(None, (how.kind, how.detail[:SAID_MAX]))) for how in frame.endings]
+    rows, why = order[chosen], [": ".join(filter(None, (how.kind, how.detail[:SAID_MAX]))) for how in frame.outcomes]
     columns = [(f"{name}_s", getattr(frame, f"{name}_ns")) for name in ("sent", "first", "last", "end")]
     return {
         "request": frame.id[rows].tolist(),
@@ -259,7 +259,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
         **{
             name: [None if np.isnan(at) else round(at / 1e9, 6) for at in each[rows].tolist()] for name, each in columns
         },
-        "bad": [why[index] for index in frame.ending[rows]],
+        "bad": [why[index] for index in frame.outcome_index[rows]],
         "tokens": _ticks(frame, rows),
         "n": len(order),
         "drawn": len(rows),

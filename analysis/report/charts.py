@@ -25,7 +25,7 @@ import msgspec
 
 from loadgen.analysis.format import duration, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
-from loadgen.analysis.itl_distribution import samples_of
+from loadgen.analysis.itl_distribution import metric_samples
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data
 from loadgen.analysis.stats import PERCENTILES, samples_needed
@@ -179,7 +179,7 @@ def _cdf(name: str) -> Chart:
     metric = METRICS[name]
 
     def data(given: ChartInput) -> Data:
-        curve = chart_data.distribution(samples_of(metric, given.frame), int(given.frame.sampled.sum()))
+        curve = chart_data.distribution(metric_samples(metric, given.frame), int(given.frame.sampled.sum()))
         return curve | chart_data.confidence_band(curve) | chart_data.percentile_marks(given.summary.latency[name])
 
     def caption(curve: Data, summary: Summary) -> str:

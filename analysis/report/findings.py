@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loadgen.analysis.client_health import RING_OFF
-from loadgen.analysis.format import duration, percent, pluralise, significant, size, times_speed
+from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant, times_speed
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
@@ -448,9 +448,9 @@ def memory_sentences(summary: Summary) -> list[str]:
 def _level(each: MemoryLevels) -> str:
     name = f" ({named})" if (named := getattr(each, "name", "")) else ""
     total = getattr(each, "total_bytes", None)
-    whole = f" of {size(total)}" if total else ""
-    before = f"{size(each.idle_bytes)} before the first request, " if each.idle_bytes is not None else ""
-    return f"{each.of[0].upper()}{each.of[1:]}{name}: {before}peak {size(each.peak_bytes)}{whole}."
+    whole = f" of {byte_size(total)}" if total else ""
+    before = f"{byte_size(each.idle_bytes)} before the first request, " if each.idle_bytes is not None else ""
+    return f"{each.of[0].upper()}{each.of[1:]}{name}: {before}peak {byte_size(each.peak_bytes)}{whole}."
 
 
 def _counters(summary: Summary) -> list[Finding]:

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from loadgen.analysis import report as doc
 from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
+    byte_size,
     page_mark,
     pluralise,
     server_label,
     simulated,
-    size,
     speed_of,
-    started,
+    start_time,
     workload_sentence,
 )
 from loadgen.analysis.frame import Frame
@@ -36,7 +36,7 @@ from loadgen.analysis.report.charts import (
 )
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import Summary
-from loadgen.analysis.telemetry import series
+from loadgen.analysis.telemetry import all_series
 
 TIMELINE_RUNS = 3
 """A page of more runs has no room for the instant of each token in the timelines."""
@@ -91,7 +91,7 @@ class ReportedRun(msgspec.Struct, frozen=True):
 
 def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
     """Of a run with its columns and its figures, what a report needs."""
-    return ReportedRun(run, summary, build_chart_data(ChartInput(frame, summary, series(run))))
+    return ReportedRun(run, summary, build_chart_data(ChartInput(frame, summary, all_series(run))))
 
 
 def brief_document(summary: Summary) -> Document:
@@ -172,7 +172,7 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
 
 
 def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
-    facts = " · ".join(filter(None, (started(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
+    facts = " · ".join(filter(None, (start_time(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
     cards, result = list(tables.cards(summary).values()), findings.findings(summary)
     verdict, met = findings.verdict(summary, result), findings.objectives_finding(summary)
     shown = [*findings.top_failure(summary), *(each for each in result if each.level != "note")]
@@ -285,7 +285,7 @@ def _said(values: Mapping[str, Any]) -> dict[str, str]:
         if value not in (None, ""):
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
             known = name.endswith("_bytes") and type(value) is int and value < 2**63  # damaged files hold anything
-            result[name.removesuffix("_bytes").replace("_", " ")] = size(value) if known else text
+            result[name.removesuffix("_bytes").replace("_", " ")] = byte_size(value) if known else text
     return result
 
 

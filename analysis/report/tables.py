@@ -7,16 +7,16 @@ from statistics import median_low
 from typing import Any
 
 from loadgen.analysis.client_health import LIMITS
-from loadgen.analysis.client_health import text as limit_text
+from loadgen.analysis.client_health import figure_text as limit_text
 from loadgen.analysis.format import (
     UNKNOWN,
+    byte_size,
     duration,
     figure_title,
     percent,
     pluralise,
     scale_of,
     significant,
-    size,
     unit_of,
 )
 from loadgen.analysis.metrics import METRICS
@@ -349,7 +349,7 @@ def memory(summaries: Summaries) -> Table:
             on = getattr(each, "on", "host")
             of = f"{each.of[0].upper()}{each.of[1:]}{f' on {on}' if on != 'host' else ''}"
             levels = (each.idle_bytes, each.loaded_bytes, each.peak_bytes, getattr(each, "total_bytes", None))
-            cells = [TableCell(size(level), level) for level in levels]
+            cells = [TableCell(byte_size(level), level) for level in levels]
             rows.append([_run(index), TableCell(of, note=getattr(each, "name", "")), *cells])
     columns = number_columns("before the first request", "after the last", "peak", "total")
     heads: Mapping[str, ColumnKind] = {"run": "text", "of": "head", **columns}

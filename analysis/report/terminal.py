@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from loadgen.analysis.format import plain
+from loadgen.analysis.format import printable
 from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph, Table, TableCell
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
@@ -25,7 +25,7 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
     look["color_system"] = "standard" if colour else None
     console = Console(file=output, width=width, highlight=False, **look)
     mark = f"{document.mark}  " if document.mark else ""
-    console.print(Text.assemble((mark, "bold yellow"), (plain(document.title), "bold")))
+    console.print(Text.assemble((mark, "bold yellow"), (printable(document.title), "bold")))
     if document.subtitle:
         console.print(_text(document.subtitle, "note"))
     for section in document.sections:
@@ -56,12 +56,12 @@ def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
             table.add_column(justify="right", style="bold", no_wrap=True)
             for card in cards:
                 row = card.label, f"{card.value} {card.unit}".rstrip(), card.note
-                table.add_row(*(Text(plain(text)) for text in row))
+                table.add_row(*(Text(printable(text)) for text in row))
             yield table
 
 
 def _text(words: str, level: str) -> Text:
-    return Text(plain(words), style=STYLES[level])
+    return Text(printable(words), style=STYLES[level])
 
 
 def _table(block: Table, document: Document) -> RichTable:
@@ -71,7 +71,7 @@ def _table(block: Table, document: Document) -> RichTable:
     for column in block.columns:
         number = column.kind == "number"
         table.add_column(
-            Text(plain(column.title)),
+            Text(printable(column.title)),
             justify="right" if number else "left",
             no_wrap=column.kind != "text",
             min_width=8 if number and len(block.columns) > 7 else None,
@@ -84,5 +84,5 @@ def _table(block: Table, document: Document) -> RichTable:
 
 def _cell(cell: TableCell, document: Document) -> Text:
     name = document.runs[cell.run].name if cell.run is not None and not cell.text else cell.text
-    lines = [plain(line)[:LINE_MAX] for line in cell.lines or (name,)]
+    lines = [printable(line)[:LINE_MAX] for line in cell.lines or (name,)]
     return Text("\n".join(lines), style="dim" if cell.thin else STYLES[cell.level])

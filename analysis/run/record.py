@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
     NoneOrKind = str
 
-Whole = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]  # so that the difference of two has 64 bits
+Integer = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]  # so that the difference of two has 64 bits
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 
@@ -45,31 +45,31 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     run's `start_ns` (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
     None means it never happened."""
 
-    id: Whole
+    id: Integer
     state: State
-    session: Whole | None = None
+    session: Integer | None = None
     """A turn of a session: the id of the session's first turn. None: a request on its own."""
     turn: Count = 0
     """Which turn of its session, from 0."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the run's instant 0 and are in no figure."""
-    due_ns: Whole = 0
-    connected_ns: Whole | None = None
-    sent_ns: Whole | None = None
+    due_ns: Integer = 0
+    connected_ns: Integer | None = None
+    sent_ns: Integer | None = None
     """Immediately before the first `send`; of a request that was sent again, before that of the second attempt."""
-    first_sent_ns: Whole | None = None
+    first_sent_ns: Integer | None = None
     """Immediately before the first attempt, of a request that was sent again: the server had closed an idle connection
     as the request was sent on it, and no byte of a response had come. None: the request was not sent again."""
-    sent_end_ns: Whole | None = None
+    sent_end_ns: Integer | None = None
     """After the kernel had accepted the last byte of the request."""
-    first_byte_ns: Whole | None = None
+    first_byte_ns: Integer | None = None
     """Arrival of the first byte of the response head."""
-    chunk_ns: list[Whole] = []
+    chunk_ns: list[Integer] = []
     """Arrival of each chunk that holds at least one generated token."""
     chunk_tokens: list[Tokens] = []
     """Generated tokens in each of those chunks."""
-    end_ns: Whole | None = None
+    end_ns: Integer | None = None
     """Arrival of the dialect's end marker, or of the instant the request was given up."""
     error_kind: NoneOrKind = ""
     """Why it is not complete, a word of ERROR_KINDS."""
@@ -123,7 +123,7 @@ def record_for(request: Request, state: State, **facts: Any) -> Record:
     )
 
 
-def unsent(request: Request, kind: NoneOrKind, detail: str) -> Record:
+def unsent_record(request: Request, kind: NoneOrKind, detail: str) -> Record:
     """The Record of a request of which no byte was sent."""
     state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
     return record_for(request, state, error_kind=kind, error_detail=detail)
@@ -137,7 +137,7 @@ def encoding_problem(error: Exception) -> str:
 INSTANTS = ("due_ns", "connected_ns", "first_sent_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")
 
 
-def shifted(record: Record, by_ns: int) -> Record:
+def shift_record(record: Record, by_ns: int) -> Record:
     """The same record with every instant moved, for a run whose instant 0 becomes known later."""
     moved = {name: value + by_ns for name in INSTANTS if (value := getattr(record, name)) is not None}
     return msgspec.structs.replace(record, **moved, chunk_ns=[instant + by_ns for instant in record.chunk_ns])

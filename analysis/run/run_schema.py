@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from loadgen.analysis.run.record import Count, Whole
+from loadgen.analysis.run.record import Count, Integer
 
 
 def _of(kind: Any) -> Any:
@@ -25,7 +25,7 @@ def _of(kind: Any) -> Any:
 _LARGEST = 1e18
 """Figures of any unit stay below it, and so their sums and products stay finite."""
 _Real = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
-_Number, _Text = Whole | _Real, str | None
+_Number, _Text = Integer | _Real, str | None
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | Annotated[float, msgspec.Meta(gt=1e-9, le=1e9)]
 _Requests = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """Readers make room for requests that have no record. A plan takes a million at most."""
@@ -33,7 +33,7 @@ _LateBucket = Annotated[int, msgspec.Meta(ge=-1, le=256)]
 """A bucket of lateness (engine.health): four per octave from 1 us on, and -1 for anything below."""
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=64)]
 """A bit length of a difference between timestamps in ns."""
-CLOCK = msgspec.defstruct("Clock", [("workers", list[Count]), ("offset_ns", Whole), ("uncertainty_ns", Whole)])
+CLOCK = msgspec.defstruct("Clock", [("workers", list[Count]), ("offset_ns", Integer), ("uncertainty_ns", Integer)])
 _CARD = {
     "index": int | str,
     "name gap": str,
@@ -42,7 +42,7 @@ _CARD = {
     "processes": [{"pid": int, "name gap": str, "memory_used_bytes rss_bytes": _Number | None}],
 }
 _CLIENT = {
-    "cpu_ns wall_ns stall_ns_max clock_disagreement_ns sweep_ns_max": Whole,
+    "cpu_ns wall_ns stall_ns_max clock_disagreement_ns sweep_ns_max": Integer,
     "reads coalesced_reads full_reads windows retransmits out_of_order": Count,
     "ring_drops ring_missed ring_rejected ring_given_up socket_rejected users pauses paused_ns": Count,
     "late_counts": dict[_LateBucket, Count],
@@ -55,7 +55,7 @@ _SAMPLED = {
     "prompt_tokens output_tokens cached_prompt_tokens": _Number,
     "requests_finished requests_failed preemptions rejections": _Number,
     "moment": str,
-    "took_ns": Whole,
+    "took_ns": Integer,
     "simulated": bool,
     "simulated_speed": _Number,
     "gpus": [_CARD],
@@ -63,7 +63,7 @@ _SAMPLED = {
 _PLAN = {
     "server url endpoint label arrivals workload platform gpu_model": _Text,
     "n": _Requests | None,
-    "workers warmup max_in_flight": Whole | None,
+    "workers warmup max_in_flight": Integer | None,
     "repeat repeats": Count,
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
@@ -76,11 +76,11 @@ _FACTS = {
     "name version model url endpoint title prompts forced over_limit proxied_to": _Text,
     "simulated exact virtual": bool,
     "speed": _Positive | None,
-    "hardware": {"gpu model": str, "tensor_parallel": Whole},
+    "hardware": {"gpu model": str, "tensor_parallel": Integer},
     "prediction": [{"figure": str, "value low high": _Number}],
     "addresses": list[str],
     "addresses_unused": dict[str, str],
-    "limits": dict[str, bool | Whole | _Real | str | None] | None,
+    "limits": dict[str, bool | Integer | _Real | str | None] | None,
     "notes": {
         "prompt_piece_tokens": Count,
         "ignores_eos": bool,

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from loadgen.analysis.run.errors import OutputError, RunFileError
-from loadgen.analysis.run.record import Count, Record, Whole
+from loadgen.analysis.run.record import Count, Integer, Record
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
 from loadgen.servers.auth import hide
 from loadgen.servers.errors import NOT_READABLE
@@ -84,9 +84,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """The command line that repeats the run; secrets are never on it."""
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
-    start_ns: Whole
+    start_ns: Integer
     """CLOCK_MONOTONIC at the run's instant 0."""
-    start_realtime_ns: Whole = 0
+    start_realtime_ns: Integer = 0
     """CLOCK_REALTIME at the same instant: what other logs are compared with."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
@@ -154,7 +154,7 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
 
     source: str
     """`client` (one per worker and second), `server`, `gpu` or `host`; `clock`, of a run over several machines."""
-    at_ns: Whole
+    at_ns: Integer
     worker: Count = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
@@ -169,7 +169,7 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
     """The last line. A run without one was interrupted before it could say so."""
 
-    ended_ns: Whole
+    ended_ns: Integer
     sent: Count
     complete: Count
     truncated: Count
@@ -340,10 +340,10 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
     header.client["stamps_lacking"] = missing_requirement(str(header.plan.get("stamps")), stamps)
-    append(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
+    append_lines(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
 
 
-def append(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:
+def append_lines(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:
     """Append to a file and make sure, or the next time, that it is on the disk. Raises OutputError."""
     try:
         with file.open("ab") as stream:

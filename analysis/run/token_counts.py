@@ -3,7 +3,7 @@
 A response has two numbers. The tokens *generated* are the server's total where it states one; lengths and throughput
 use it. The tokens *streamed* are those that the chunks held; TPOT and ITL use them, because time between chunks is the
 time of streamed tokens. The numbers are the same unless the server generates tokens that it never streams (hidden
-reasoning), states no count for chunks of several tokens, or contradicts itself. `streamed` tells these cases apart.
+reasoning), states no count for chunks of several tokens, or contradicts itself. `streamed_tokens` tells them apart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACE_MIN = 0.5
 """Hidden tokens take at least this part of the time that as many streamed chunks take."""
 
 
-class Streamed(NamedTuple):
+class StreamedTokens(NamedTuple):
     """The streamed tokens of one response."""
 
     counts: Sequence[int]
@@ -43,29 +43,29 @@ class Streamed(NamedTuple):
     """Generated tokens that were not streamed. Where the server's total contradicts the chunks: total minus chunks."""
 
 
-def streamed(record: Record) -> Streamed:
+def streamed_tokens(record: Record) -> StreamedTokens:
     """Return the tokens that this record's chunks held. The record has at least one chunk."""
     counts = record.chunk_tokens
     total = record.output_tokens
-    if record.counted_by == "server" and total is not None and is_valid(record, total):
+    if record.counted_by == "server" and total is not None and is_total_valid(record, total):
         return (_of_known if _is_known(record) else _of_unknown)(record, total)
     known = record.chunk_counts != "chunk" and record.counted_by != "chunks"
     basis: Basis = "counted" if known else "chunks"
     if record.refuted_total is not None:
-        return Streamed(counts, sum(counts), counts[0], "contradicted", record.refuted_total - sum(counts))
-    return Streamed(counts, sum(counts), counts[0], basis, 0)
+        return StreamedTokens(counts, sum(counts), counts[0], "contradicted", record.refuted_total - sum(counts))
+    return StreamedTokens(counts, sum(counts), counts[0], basis, 0)
 
 
-def generated(record: Record) -> int:
+def generated_tokens(record: Record) -> int:
     """Return the tokens that this record's server generated, as far as they are known. Of a response that failed
     because it was said to be longer than asked, what arrived counts."""
     total = record.output_tokens
-    if record.counted_by != "server" or total is None or not is_valid(record, total):
+    if record.counted_by != "server" or total is None or not is_total_valid(record, total):
         return sum(record.chunk_tokens)
     return total
 
 
-def is_valid(record: Record, total: int) -> bool:
+def is_total_valid(record: Record, total: int) -> bool:
     """Return whether the server's total stands: that of a failed response that is longer than asked does not."""
     return record.state == "complete" or total <= record.output_tokens_asked
 
@@ -78,7 +78,7 @@ def _is_known(record: Record) -> bool:
     return any(tokens > 1 for tokens in record.chunk_tokens)
 
 
-def _of_known(record: Record, total: int) -> Streamed:
+def _of_known(record: Record, total: int) -> StreamedTokens:
     """Each chunk has a count of its own, and the server states a total."""
     counts, counted = record.chunk_tokens, sum(record.chunk_tokens)
     if counted > total:
@@ -88,15 +88,15 @@ def _of_known(record: Record, total: int) -> Streamed:
         counts = _without_first(counts, within)
     hidden = total - sum(counts)
     if hidden <= 1:  # one token that was not streamed is the end-of-text token, which has no text
-        return Streamed(counts, sum(counts), counts[0], "counted", 0)
-    return Streamed(counts, sum(counts), counts[0], "hidden", hidden)
+        return StreamedTokens(counts, sum(counts), counts[0], "counted", 0)
+    return StreamedTokens(counts, sum(counts), counts[0], "hidden", hidden)
 
 
-def _of_unknown(record: Record, total: int) -> Streamed:
+def _of_unknown(record: Record, total: int) -> StreamedTokens:
     """Nothing says how many tokens a chunk holds, and the server states a total."""
     chunks = len(record.chunk_tokens)
     missing = total - chunks
-    one_each = Streamed([1] * chunks, chunks, 1, "chunks", 0)
+    one_each = StreamedTokens([1] * chunks, chunks, 1, "chunks", 0)
     end_of_text = missing == 1 and record.finish_reason not in ("", "length")  # it has no text
     if missing == 0 or (end_of_text and not record.hidden_tokens):
         return one_each
@@ -120,12 +120,12 @@ def _without_first(counts: Sequence[int], hidden: int) -> list[int]:
     return retained
 
 
-def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> Streamed:
+def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedTokens:
     """Spread tokens evenly over chunks, in whole numbers of at least one."""
     tokens = max(tokens, 1)
     ends = [tokens * (index + 1) // chunks for index in range(chunks)]
     counts = [max(1, end - start) for start, end in pairwise([0, *ends])]
-    return Streamed(counts, tokens, tokens / chunks, basis, hidden)
+    return StreamedTokens(counts, tokens, tokens / chunks, basis, hidden)
 
 
 def _looks_hidden(record: Record, chunks: int, total: int) -> bool:

@@ -19,7 +19,7 @@ from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import CONFIDENCE
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.sweep.capacity_search import Capacity, LoadObservation, State
-from loadgen.analysis.telemetry import number, samples
+from loadgen.analysis.telemetry import number_in, readings
 
 FORMAT = 1
 CARRIED_SHARE = 0.9
@@ -104,7 +104,7 @@ class SweepResult(msgspec.Struct, kw_only=True):
     version: str
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step as it was read."""
 
     line: Mapping[str, Any]
@@ -113,12 +113,12 @@ class Measured(NamedTuple):
     summary: Summary
 
 
-def evidence(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
+def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
     """Of the steps that ended."""
     return [LoadObservation(line["load"], line["over"], line.get("carried")) for line in lines]
 
 
-def carried(summary: Summary, load: float, *, overloaded: bool) -> float | None:
+def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | None:
     """Requests per second of a server that clearly does not keep up with a rate. Of a run that was ended early by its
     tokens: few requests were complete by then."""
     rate, tokens, requested = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.tokens
@@ -127,7 +127,7 @@ def carried(summary: Summary, load: float, *, overloaded: bool) -> float | None:
     return rate if rate and (overloaded or rate < CARRIED_SHARE * load) else None
 
 
-def bounds_of(objectives: Iterable[Objective]) -> list[Objective]:
+def request_bounds(objectives: Iterable[Objective]) -> list[Objective]:
     """What makes a single request good, by objectives of a run: `ttft.p99 < 500ms` is `ttft < 500ms` of each."""
     results = {}
     for objective in objectives:
@@ -137,17 +137,17 @@ def bounds_of(objectives: Iterable[Objective]) -> list[Objective]:
     return list(results.values())
 
 
-def watts(run: Run) -> float | None:
+def mean_power_w(run: Run) -> float | None:
     """The mean power of all GPUs together during a run; None where nobody read it."""
     read = [
-        sample.values.get("gpus", ()) for sample in samples(run, "gpu") if sample.moment == "run" and not sample.gap
+        sample.values.get("gpus", ()) for sample in readings(run, "gpu") if sample.moment == "run" and not sample.gap
     ]
-    powers = [[number(gpu, "power_w") for gpu in gpus] for gpus in read]
+    powers = [[number_in(gpu, "power_w") for gpu in gpus] for gpus in read]
     totals = [fsum(each for each in known if each is not None) for known in powers if known and None not in known]
     return fmean(totals) if totals else None
 
 
-def expected(summary: Summary, load: float) -> dict[str, float]:
+def expected_point(summary: Summary, load: float) -> dict[str, float]:
     """What a twin's simulation says of a load, as far as it is drawn."""
     tpot, ttft = summary.latencies["tpot_s"].p50, summary.latencies["ttft_s"].p50
     results = {"tokens_per_s_per_user": 1 / tpot if tpot else None, "ttft_p50_s": ttft}
@@ -155,9 +155,9 @@ def expected(summary: Summary, load: float) -> dict[str, float]:
     return {"load": load, **{name: value for name, value in results.items() if value is not None}}
 
 
-def result(
+def build_result(
     plan: Mapping[str, Any],
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredStep],
     found: Capacity | None,
     search: Mapping[str, Any],
     ended: str,
@@ -200,7 +200,7 @@ def result(
     )
 
 
-def best(found: SweepResult) -> SweepStep | None:
+def best_step(found: SweepResult) -> SweepStep | None:
     """The step at the largest load that kept the objectives: what the server can be relied on for."""
     maximum = float("inf") if found.capacity is None else found.capacity
     retained = [
@@ -209,12 +209,12 @@ def best(found: SweepResult) -> SweepStep | None:
     return max(retained, key=lambda step: step.load, default=None)
 
 
-def rate_of(sweeps: Iterable[SweepResult]) -> str:
+def throughput_field(sweeps: Iterable[SweepResult]) -> str:
     """What is compared: tokens/s per GPU; of whole servers, where of one nobody knows how many it has."""
     return RATE if all(sweep.gpus for sweep in sweeps) else WHOLE
 
 
-def pareto(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
+def pareto_front(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
     """The steps of which no other has both a higher `rate` and a better `x`, in order of it."""
     known = [step for step in steps if getattr(step, x) is not None and getattr(step, rate)]
     known.sort(key=lambda each: (getattr(each, x) * (1 if less else -1), -getattr(each, rate)))
@@ -234,7 +234,7 @@ def _data_sheet(name: str, gpus: int) -> float | None:
         return None
 
 
-def _step(measured: Measured, gpus: int | None, hour: float | None, sheet: float | None) -> SweepStep:
+def _step(measured: MeasuredStep, gpus: int | None, hour: float | None, sheet: float | None) -> SweepStep:
     line, folder, summary = measured
     rate, tpot, limit = summary.throughput.output_tokens_per_s, summary.latencies["tpot_s"], summary.limit
     ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet

@@ -174,7 +174,7 @@ class Search:
         return float(loads[int(np.argmax(told))])
 
 
-def usable(objectives: Iterable[Objective]) -> None:
+def check_objectives(objectives: Iterable[Objective]) -> None:
     """Raises ObjectiveError for objectives that more load does not break."""
     for objective in objectives:
         worse = (

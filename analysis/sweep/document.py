@@ -24,7 +24,7 @@ from loadgen.analysis.report import (
 )
 from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import Cells, number_columns, table
-from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best, pareto, rate_of
+from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best_step, pareto_front, throughput_field
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
@@ -58,7 +58,7 @@ Links = Callable[[SweepResult, str], str]
 """From the page to the report of a step's folder."""
 
 
-def answer(found: SweepResult) -> str:
+def capacity_sentence(found: SweepResult) -> str:
     """How much it carries, in one sentence."""
     unit, holds = UNITS[found.over], " and ".join(found.objectives)
     low, high = (significant(each) for each in (found.capacity_low, found.capacity_high))
@@ -75,7 +75,7 @@ def answer(found: SweepResult) -> str:
     return f"Capacity: {significant(found.capacity)} {unit} ({chance}: {low} to {high}) with {holds}.{rough}"
 
 
-def chance(over: float) -> str:
+def format_chance(over: float) -> str:
     """In whole percent, never quite sure."""
     return "< 1 %" if over < 0.01 else "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
 
@@ -83,7 +83,7 @@ def chance(over: float) -> str:
 def findings(found: SweepResult) -> list[Finding]:
     """The verdict first, then what limits it."""
     sure = _sure(found)
-    listed = [Finding("capacity", "ok" if sure else "warning", answer(found), "steps")]
+    listed = [Finding("capacity", "ok" if sure else "warning", capacity_sentence(found), "steps")]
     if found.ended in ENDED:
         level: doc.Level = "error" if found.ended == "client" else "note" if sure else "warning"
         listed.append(Finding("ended", level, ENDED[found.ended]))
@@ -104,16 +104,16 @@ def _sure(found: SweepResult) -> bool:
     return found.state in ("found", None) or (found.state == "open" and found.ended == "done")
 
 
-def brief(found: SweepResult) -> Document:
+def terminal_document(found: SweepResult) -> Document:
     """For the terminal."""
     heads: dict[str, ColumnKind] = {
         "step": "head",
-        **number_columns("load", per_s(found), "per user", "TTFT p99", "TPOT p99"),
+        **number_columns("load", throughput_title(found), "per user", "TTFT p99", "TPOT p99"),
     }
     rows: list[Cells] = [
         (
             f"{step.step}",
-            *map(significant, (step.load, getattr(step, rate_of([found])), step.tokens_per_s_per_user)),
+            *map(significant, (step.load, getattr(step, throughput_field([found])), step.tokens_per_s_per_user)),
             *(duration(each) for each in (step.ttft_p99_s, step.tpot_p99_s)),
             _verdict(step) + ", knee" * (step.step == found.knee),
         )
@@ -125,7 +125,7 @@ def brief(found: SweepResult) -> Document:
     return Document("loadgen sweep", found.name, [section], found.model or "", found.mark, [RunStyle(found.name)])
 
 
-def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
+def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     """The page of one sweep, or of several by their names."""
     result, several = list(sweeps.values()), len(sweeps) > 1
     looks = [RunStyle(name, colour, each.mark) for (name, each), colour in zip(sweeps.items(), cycle(PALETTE))]
@@ -137,7 +137,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
         answers.append(_compared(sweeps, link))
     if mixed := len({each.over for each in result}) > 1:
         answers.append(Paragraph("Rates and numbers of requests at a time are different loads: compare tokens."))
-    per = " per GPU" if rate_of(result) == RATE else ""
+    per = " per GPU" if throughput_field(result) == RATE else ""
     if not per:
         answers.append(Paragraph(WHOLE_SERVERS))
     drawn = [
@@ -147,7 +147,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
     steps: list[Block] = []
     for index, each in enumerate(result):
         steps += [Paragraph("", run=index)] if several else []
-        steps.append(_steps(each, rate_of(result), link))
+        steps.append(_steps(each, throughput_field(result), link))
     title = f"{pluralise(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
     unit = "load" if mixed else LOADS[result[0].over]
     sections = [
@@ -164,7 +164,7 @@ def frontier(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
 
 
 def _cards(found: SweepResult, link: Links) -> list[Block]:
-    step = best(found)
+    step = best_step(found)
     if step is None:
         return []
     cards, leads = list[Card](), link(found, step.folder)
@@ -174,7 +174,7 @@ def _cards(found: SweepResult, link: Links) -> list[Block]:
     at = f"at {significant(step.load)} {UNITS[found.over]}"
     priced = f"{at}, {significant(found.gpu_hour_cost)} per {'GPU hour' if found.gpus else 'hour of the server'}"
     figures = (
-        ("Per GPU" if found.gpus else "Throughput", getattr(step, rate_of([found])), "tokens/s", at),
+        ("Per GPU" if found.gpus else "Throughput", getattr(step, throughput_field([found])), "tokens/s", at),
         ("Per user", step.tokens_per_s_per_user, "tokens/s", at),
         ("Cost", step.cost_per_million_tokens, "per million tokens", priced),
         ("Energy", step.joules_per_token, "J per token", f"{at}, power {found.power}"),
@@ -185,9 +185,9 @@ def _cards(found: SweepResult, link: Links) -> list[Block]:
     return [Cards(cards)]
 
 
-def per_s(*sweeps: SweepResult) -> str:
+def throughput_title(*sweeps: SweepResult) -> str:
     """What throughput is called."""
-    return "tokens/s per GPU" if rate_of(sweeps) == RATE else "tokens/s"
+    return "tokens/s per GPU" if throughput_field(sweeps) == RATE else "tokens/s"
 
 
 def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
@@ -219,7 +219,7 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
                 cell(str(step.step) + ", knee" * (step.step == found.knee), step.step),
                 cell(significant(step.load), step.load),
                 VERDICTS.get(step.verdict, step.verdict),
-                cell(chance(step.over), step.over),
+                cell(format_chance(step.over), step.over),
                 cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
                 cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
                 *(cell(significant(each), each) for each in plain),
@@ -232,15 +232,15 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
 
 def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     """What each gives at the largest load that it carries."""
-    rate = rate_of(sweeps.values())
+    rate = throughput_field(sweeps.values())
     heads: dict[str, ColumnKind] = {
         "server": "head",
-        **number_columns("capacity", per_s(*sweeps.values()), "tokens/s per user"),
+        **number_columns("capacity", throughput_title(*sweeps.values()), "tokens/s per user"),
     }
     heads |= number_columns("cost per M tokens", "J per token")
     rows = []
     for index, each in enumerate(sweeps.values()):
-        step = best(each)
+        step = best_step(each)
         leads = "" if step is None else link(each, step.folder)
         values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
         carried = f"{significant(each.capacity)} {UNITS[each.over]}" if each.capacity is not None else UNKNOWN
@@ -256,10 +256,10 @@ COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_toke
 def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
     """The data of each sweep; the frontier over all of them stands with the first."""
     everything = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
-    rate, runs = rate_of(sweeps.values()), []
+    rate, runs = throughput_field(sweeps.values()), []
     for index, ((name, each), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
         steps = [step for step in each.steps if step.verdict != "overload"]
-        frontier, first = ({}, {}) if index else (pareto(everything, x, rate, less=x in TIMES) for x in AXES)
+        frontier, first = ({}, {}) if index else (pareto_front(everything, x, rate, less=x in TIMES) for x in AXES)
         by_load = _columns(each.steps, "load", "requests_per_s", each, link)
         good = [step.goodput_per_s if step.goodput_per_s is not None else step.requests_per_s for step in each.steps]
         requested = each.over == "rate"

@@ -50,7 +50,7 @@ def run_capacity(
     quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
 ) -> None:
     """Simulate each candidate at several rates, and print what each takes."""
-    from loadgen.analysis.capacity import figures_of, met, unplannable
+    from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
@@ -74,7 +74,9 @@ def run_capacity(
     for index, candidate in enumerate(tried, 1):
         if not quiet and sys.stderr.isatty():
             print(f"\r\033[K{index}/{len(tried)}: {candidate.tensor} x {candidate.gpu}", end="", file=sys.stderr)
-        options.append(capacity.option(plan, candidate, base, rate, figures_of(objectives), met(objectives)))
+        options.append(
+            capacity.option(plan, candidate, base, rate, figure_reader(objectives), objectives_check(objectives))
+        )
     if not quiet and sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if as_json:

@@ -90,7 +90,7 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     """
     import msgspec
 
-    from loadgen.analysis.format import plain
+    from loadgen.analysis.format import printable
     from loadgen.analysis.matrix.document import MatrixReport
     from loadgen.analysis.report import page, terminal
 
@@ -103,7 +103,7 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
     pages = [*sorted({sweep.page for sweep in result.sweeps if (folder / sweep.page).exists()}), "matrix.html"]
-    where = "\n".join(plain(str(folder / page)) for page in pages)
+    where = "\n".join(printable(str(folder / page)) for page in pages)
     output.document(text, lambda: f"\n{terminal.render(report.brief_document(), width=width, colour=colour)}\n{where}")
     if output.quiet:
         for finding in report.findings():
@@ -136,10 +136,10 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
 
     def after_run(folder: Path) -> str:
         from loadgen.analysis.matrix.document import one_line_summary  # numpy, which is not loaded before the first run
-        from loadgen.analysis.sweep.document import answer
+        from loadgen.analysis.sweep.document import capacity_sentence
 
         return (
-            answer(read_sweep(folder)).rstrip(".")
+            capacity_sentence(read_sweep(folder)).rstrip(".")
             if is_sweep(folder)
             else one_line_summary(_summarised(folder, anew=True).summary)
         )

@@ -200,7 +200,7 @@ class Output:
         return summaries
 
     def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> RunGroup:
-        from loadgen.analysis.repeats import between
+        from loadgen.analysis.repeats import summarise_repeats
         from loadgen.analysis.summary import as_dict
 
         parts = []
@@ -212,7 +212,7 @@ class Output:
         summaries = [as_dict(part.summary) for part in parts]
         if runs_in(path) == [path]:
             return RunGroup(folder_of(path), parts, summaries[0])
-        together = between([part.summary for part in parts])
+        together = summarise_repeats([part.summary for part in parts])
         result = {"repeats": to_builtins(together), "runs": summaries}
         named = result | {"runs": [part.run.path.parent.name for part in parts]}
         with _collect_errors(problems):

@@ -89,7 +89,7 @@ def report(
 def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
     """Write the page of a folder of runs, and print the list of them as asked."""
     from loadgen.analysis.format import pluralise
-    from loadgen.analysis.repeats import index, listed
+    from loadgen.analysis.repeats import index_document, list_document
     from loadgen.analysis.report.page import render
     from loadgen.analysis.summary import as_dict
 
@@ -99,11 +99,11 @@ def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> l
     if not runs:
         raise OutputError(f"no run in {folder} can be read.", "Name the folder of a run.")
     title = f"{pluralise(len(runs), 'run')} in {folder}"
-    write_text(page, render(index(runs, title, unread)))
+    write_text(page, render(index_document(runs, title, unread)))
     if output.as_json:
         print(json.dumps([as_dict(run.summary) for run in runs], indent=2))
     elif not output.quiet:
-        print_document(listed(runs, title))
+        print_document(list_document(runs, title))
         print(page)
     return [run.summary for run in runs]
 

@@ -105,14 +105,14 @@ def _simulate(
 ) -> None:
     """Simulate one plan into a folder, and keep its figures for the report."""
     from loadgen.analysis.frame import FrameBuilder
-    from loadgen.analysis.steady_window import windowed
+    from loadgen.analysis.steady_window import with_window
     from loadgen.cli.twin import predict
     from loadgen.studies import simulate
 
     gathering = FrameBuilder()
     prediction = predict(plan, modelled) if modelled.twin else ()
     run = simulate.run(plan, modelled, folder, command, prediction, gathering.add, output.say)
-    output.loaded(folder, run, windowed(gathering.frame(), run.header), drawn=drawn)
+    output.loaded(folder, run, with_window(gathering.frame(), run.header), drawn=drawn)
 
 
 @run_command(run_simulation, without=REAL_SERVER_OPTIONS, defaults={"label": "simulated"})

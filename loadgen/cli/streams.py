@@ -87,10 +87,10 @@ class SafeStream:
         self.unfiltered = own
 
     def write(self, text: str) -> int:
-        from loadgen.analysis.format import plain
+        from loadgen.analysis.format import printable
         from loadgen.servers.auth import hide
 
-        return self.unfiltered.write(hide(plain(text, "\n\t"), whole=True))
+        return self.unfiltered.write(hide(printable(text, "\n\t"), whole=True))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unfiltered, name)

@@ -166,7 +166,7 @@ def is_sweep(path: Path) -> bool:
 
 def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
     """Write sweep.json of each sweep and one page for all, and print them as asked. Raises OutputError."""
-    from loadgen.analysis.sweep.document import brief
+    from loadgen.analysis.sweep.document import terminal_document
 
     results = [read_sweep(folder) for folder in folders]
     if len(speeds := sorted({each.speed for each in results})) > 1:
@@ -186,7 +186,7 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
     elif not output.quiet:
         for each in results:
             print()
-            print_document(brief(each))
+            print_document(terminal_document(each))
         print(f"\n{page}")
     return results
 
@@ -196,14 +196,14 @@ def write_sweeps(named: Mapping[str, tuple[Path, SweepResult]], page: Path) -> l
     import msgspec
 
     from loadgen.analysis.report.page import render
-    from loadgen.analysis.sweep.document import frontier
+    from loadgen.analysis.sweep.document import frontier_document
 
     texts = [msgspec.json.format(msgspec.json.encode(each), indent=2).decode() + "\n" for _, each in named.values()]
     for (folder, _), text in zip(named.values(), texts, strict=True):
         write_text(folder / "sweep.json", text)
     where = {id(each): folder for folder, each in named.values()}
     sweeps = {name: each for name, (_, each) in named.items()}
-    write_text(page, render(frontier(sweeps, lambda each, of: report_link(where[id(each)] / of, page))))
+    write_text(page, render(frontier_document(sweeps, lambda each, of: report_link(where[id(each)] / of, page))))
     return texts
 
 
@@ -213,7 +213,7 @@ def read_sweep(folder: Path) -> SweepResult:
 
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.analysis.summary import from_json
-    from loadgen.analysis.sweep import Measured, evidence, result
+    from loadgen.analysis.sweep import MeasuredStep, build_result, observations
     from loadgen.studies.sweep import ended, read_lines, step_folder
 
     lines = read_lines(folder)
@@ -230,12 +230,12 @@ def read_sweep(folder: Path) -> SweepResult:
                 summary = from_json((run / "summary.json").read_bytes())
             except (OSError, MsgspecError):
                 summary = load_and_summarise(run, objectives, _bounds(objectives), drawn=False).summary
-            measured.append(Measured(line, step_folder(line["step"]), summary))
-        results = _search(begun["plan"]["over"], settled).capacity(evidence(ended(lines))) if objectives else None
+            measured.append(MeasuredStep(line, step_folder(line["step"]), summary))
+        results = _search(begun["plan"]["over"], settled).capacity(observations(ended(lines))) if objectives else None
         why = next(
             (line["why"] for line in reversed(lines) if line["type"] in ("ended", "resumed") and "why" in line), ""
         )
-        return result(begun["plan"], measured, results if measured else None, settled, why)
+        return build_result(begun["plan"], measured, results if measured else None, settled, why)
     except (AttributeError, KeyError, TypeError, ObjectiveError) as error:
         raise OutputError(f"{folder}: sweep.jsonl is damaged: {error}", "Begin anew with --out.") from None
 
@@ -245,14 +245,14 @@ def parse_targets(
 ) -> tuple[list[Objective], tuple[float, ...], Literal["rate", "concurrency"]]:
     """Objectives, fixed loads, and what grows. Raises PlanError."""
     from loadgen.analysis.objectives import ObjectiveError, parse
-    from loadgen.analysis.sweep.capacity_search import usable
+    from loadgen.analysis.sweep.capacity_search import check_objectives
     from loadgen.studies.sweep import loads_of
 
     if rates and concurrency:
         raise PlanError("--rates and --concurrency are two sweeps", "Name one of them.")
     try:
         judged = parse(objectives or (), "--objective")
-        usable(judged)
+        check_objectives(judged)
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     if rates:
@@ -354,9 +354,9 @@ def _search(over: str, settled: dict[str, Any], *, guided: bool = False) -> Sear
 
 
 def _bounds(judged: Sequence[Objective]) -> list[Objective]:
-    from loadgen.analysis.sweep import bounds_of
+    from loadgen.analysis.sweep import request_bounds
 
-    return bounds_of(judged)
+    return request_bounds(judged)
 
 
 def run_steps(
@@ -371,7 +371,7 @@ def run_steps(
     most: tuple[int, float | None],
 ) -> Why:
     """Run what is left of a sweep; why it ended. `most` runs and seconds."""
-    from loadgen.analysis.sweep import evidence
+    from loadgen.analysis.sweep import observations
     from loadgen.studies.sweep import journal, run
 
     search = _search(sweep.over, settled, guided=True)
@@ -383,7 +383,7 @@ def run_steps(
 
     def next_load(lines: Sequence[JournalLine]) -> float | None:
         if not sweep.loads:
-            return search.next_load(evidence(lines), settled["start"])
+            return search.next_load(observations(lines), settled["start"])
         most_load = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
         done = {line["load"] for line in lines}
         return next((load for load in sweep.loads if load not in done and load < most_load), None)
@@ -406,12 +406,12 @@ def _predict(
     sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, settled: dict[str, Any]
 ) -> dict[str, Any]:
     """The same sweep of a twin, in virtual time: the capacity that it predicts, and what it predicts at each load."""
-    from loadgen.analysis.sweep import evidence, expected
+    from loadgen.analysis.sweep import expected_point, observations
 
     search = _search(sweep.over, settled)
     steps = simulate_sweep(sweep, judged, modelled, search, settled["start"], MAX_PREDICTED_STEPS)
-    points = [expected(summary, line["load"]) for line, summary in steps]
-    results = search.capacity(evidence(line for line, _ in steps)).capacity if judged else None
+    points = [expected_point(summary, line["load"]) for line, summary in steps]
+    results = search.capacity(observations(line for line, _ in steps)).capacity if judged else None
     return {"capacity": results, "points": points}
 
 
@@ -421,13 +421,13 @@ def simulate_sweep(
     """A sweep in virtual time that is not written: of each step its line and its summary."""
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.steady_window import frame_of_run
-    from loadgen.analysis.sweep import evidence
+    from loadgen.analysis.sweep import observations
     from loadgen.analysis.sweep.capacity_search import chance_over
     from loadgen.studies import simulate
 
     steps, loads = list[tuple["JournalLine", "Summary"]](), iter(sweep.loads)
     while len(steps) < runs_most and (
-        load := next(loads, None) if sweep.loads else search.next_load(evidence(line for line, _ in steps), start)
+        load := next(loads, None) if sweep.loads else search.next_load(observations(line for line, _ in steps), start)
     ):
         run = simulate.in_memory(sweep.step(len(steps) + 1, load), modelled)
         frame = frame_of_run(run)
@@ -439,9 +439,9 @@ def simulate_sweep(
 
 
 def _carried_load(over: str, summary: Summary, load: float, chance: float, *, overloaded: bool = False) -> float | None:
-    from loadgen.analysis.sweep import carried
+    from loadgen.analysis.sweep import carried_rate
 
-    return carried(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
+    return carried_rate(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
 
 
 def judge_step(
@@ -449,11 +449,11 @@ def judge_step(
 ) -> dict[str, Any]:
     """Write summary and report of a step; what its line says of it."""
     from loadgen.analysis.matrix.document import one_line_summary
-    from loadgen.analysis.steady_window import load as loaded
-    from loadgen.analysis.sweep import watts
+    from loadgen.analysis.steady_window import load_run as loaded
+    from loadgen.analysis.sweep import mean_power_w
     from loadgen.analysis.sweep.capacity_search import chance_over
     from loadgen.analysis.sweep.document import UNITS
-    from loadgen.analysis.sweep.document import chance as shown_chance
+    from loadgen.analysis.sweep.document import format_chance as shown_chance
 
     run, frame = loaded(folder)
     bounds = _bounds(judged)
@@ -467,4 +467,4 @@ def judge_step(
     say(f"  {load:g} {UNITS[over]}: {one_line_summary(summary)}; {said}")
     dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1  # for too many in flight: an overload
     client = "ok" if dropped else summary.client.verdict
-    return {"over": chance, "carried": back, "client": client, "power_w": watts(run)}
+    return {"over": chance, "carried": back, "client": client, "power_w": mean_power_w(run)}

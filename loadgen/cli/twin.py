@@ -136,9 +136,9 @@ def check(
 def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list[Predicted]:
     """Figures of the plan on a twin, each with its 95 % interval; nothing is written. Empty for a load so long that it
     would take minutes. Raises as loadgen.studies.simulate.run does."""
+    from loadgen.analysis import prediction
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.compare.figures import RUN_VARIATION
-    from loadgen.analysis.prediction import predicted
     from loadgen.analysis.repeats import figures_of
     from loadgen.engine.prepare import schedule_of
     from loadgen.studies.simulate import in_memory
@@ -152,17 +152,17 @@ def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list
     central, *others = (
         figures_of(summarise(in_memory(plan, modelled, draw)), thin=True) for draw in (None, *range(number))
     )
-    return predicted(central, others, modelled.twin.residual, RUN_VARIATION)
+    return prediction.predict(central, others, modelled.twin.residual, RUN_VARIATION)
 
 
 def predict_run(run: Observed, known: Twin) -> list[Predicted]:
     """The same, of the requests of a run."""
+    from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION
-    from loadgen.analysis.prediction import predicted
     from loadgen.studies.twin_fitting import simulate_run
 
     central, *others = (simulate_run(run, known, draw) for draw in (None, *range(len(known.draws))))
-    return predicted(central, others, known.residual, RUN_VARIATION)
+    return prediction.predict(central, others, known.residual, RUN_VARIATION)
 
 
 REAL_TIME_HINT = "Run it again with --speed 1."

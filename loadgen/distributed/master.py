@@ -17,8 +17,8 @@ import msgspec
 
 from loadgen import folders
 from loadgen import machine as host
-from loadgen.analysis.run.record import Record, shifted
-from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append, open_run
+from loadgen.analysis.run.record import Record, shift_record
+from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append_lines, open_run
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
 from loadgen.engine import prepare
@@ -264,7 +264,7 @@ class Master:
         machines = self.present
         for machine in machines:
             machine.offset = offset_of(machine.samples, start_ns)
-        append(main, chain.from_iterable(map(self._clock_lines, machines)))
+        append_lines(main, chain.from_iterable(map(self._clock_lines, machines)))
         outcomes = list(chain.from_iterable(map(self._outcomes, machines)))
         notes = [
             f"{machine.name} was interrupted there"
@@ -461,7 +461,7 @@ def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool =
     except NOT_READABLE:
         return line
     at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
-    moved = shifted(record, offset.correction(start_ns, at_ns))
+    moved = shift_record(record, offset.correction(start_ns, at_ns))
     if not closed:
         moved.due_ns = record.due_ns
     return msgspec.json.encode(moved) + b"\n"

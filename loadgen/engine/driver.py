@@ -23,9 +23,9 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
-from loadgen.analysis.run.record import ErrorKind, NoneOrKind, Record, unsent
+from loadgen.analysis.run.record import ErrorKind, NoneOrKind, Record, unsent_record
 from loadgen.analysis.run.runfile import RunWriter, Telemetry
-from loadgen.analysis.run.token_counts import generated
+from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.client_health import FirstTokens, Health, LiveCounters
 from loadgen.engine.clock import ClockPairs, SystemClock
@@ -562,14 +562,14 @@ class Recorder:
         received = [(exchange, slot.request) for slot, exchange, *_ in taken if exchange is not None]
         decoded = iter(records_of(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
         for slot, exchange, kind, detail in taken:
-            record = unsent(slot.request, kind, detail) if exchange is None else next(decoded)
+            record = unsent_record(slot.request, kind, detail) if exchange is None else next(decoded)
             record.worker = self._worker
             record.due_ns = slot.due_ns
             record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
             record.reopened = slot.reopened
             record.first_sent_ns = None if slot.first_sent_ns is None else slot.first_sent_ns - self.start_ns
             self._sink.add(record)
-            self._tokens += generated(record)
+            self._tokens += generated_tokens(record)
             self._first.take(exchange, record)
             setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
             slot.exchange, slot.payload = None, b""

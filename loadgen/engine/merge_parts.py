@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.analysis.run.record import ErrorKind, unsent
-from loadgen.analysis.run.runfile import Footer, Header, append
+from loadgen.analysis.run.record import ErrorKind, unsent_record
+from loadgen.analysis.run.runfile import Footer, Header, append_lines
 from loadgen.errors import OutputError
 from loadgen.servers.errors import NOT_READABLE
 
@@ -60,8 +60,8 @@ def gather(
     counts, all_notes = Counter[str](), list(notes)
     try:
         for outcome in outcomes:
-            append(main, _accounted(outcome, counts, all_notes, interrupted=interrupted))
-        append(main, whole_lines(beside, all_notes, "telemetry"))
+            append_lines(main, _accounted(outcome, counts, all_notes, interrupted=interrupted))
+        append_lines(main, whole_lines(beside, all_notes, "telemetry"))
         footer = Footer(
             ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=counts.total() - counts["dropped"],
@@ -69,7 +69,7 @@ def gather(
             notes=all_notes,
             **{state: counts[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")},
         )
-        append(main, [msgspec.json.encode(footer) + b"\n"])
+        append_lines(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:
         error.hint = (
             f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it."
@@ -102,7 +102,7 @@ def _accounted(outcome: WorkerExit, counts: Counter[str], notes: list[str], *, i
     for request, due_ns in zip(requests, chain(open_loop, repeat(0)), strict=False):
         if request.id not in seen:
             lost += 1
-            record = unsent(request, kind, detail)
+            record = unsent_record(request, kind, detail)
             record.worker, record.due_ns = worker, due_ns
             yield msgspec.json.encode(record) + b"\n"
     if lost:

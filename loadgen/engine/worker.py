@@ -29,7 +29,7 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
-from loadgen.analysis.run.record import encoding_problem, shifted
+from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, Feed, Sessions
@@ -228,7 +228,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
         pipe.send(("ready", stamps.active_source.name))
     start_ns = await started
     for record in held.records:
-        part.add(shifted(structs.replace(record, phase="warmup"), warm_ns - start_ns))
+        part.add(shift_record(structs.replace(record, phase="warmup"), warm_ns - start_ns))
     await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
 

@@ -26,12 +26,19 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen import machine as host
-from loadgen.analysis.client_health import SAMPLE_S_MIN, first_off_s, median_off_s, of_samples, own_error, reasons
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.client_health import (
+    MIN_SAMPLE_S,
+    health_from_samples,
+    max_ttft_errors_s,
+    median_ttft_error_s,
+    reasons,
+    timestamp_error,
+)
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent
+from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent_record
 from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
-from loadgen.analysis.run.token_counts import generated
+from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen.engine import prepare
 from loadgen.engine.client_health import ADDED, LOOKED_AT_BYTES, Health
@@ -237,7 +244,7 @@ class LiveFigures:
     def add(self, record: Record) -> None:
         """Take the Record of a request that has ended; its latencies are worked out by `digest`."""
         self.states[record.state] += 1
-        self.tokens += generated(record)
+        self.tokens += generated_tokens(record)
         self._pending.append(record)
         if record.error_kind == "cancelled":
             self.cut_off += 1
@@ -251,9 +258,9 @@ class LiveFigures:
         pieces of the work."""
         while self._pending:
             records, self._pending = self._pending[:AT_ONCE], self._pending[AT_ONCE:]
-            frame = frame_of(records)
+            frame = build_frame(records)
             self.send_late.extend((frame.first_sent_ns - frame.due_ns)[frame.sent] / 1e9)
-            self.first_off.extend(first_off_s(frame)[frame.sampled & ~np.isnan(frame.first_ns)])
+            self.first_off.extend(max_ttft_errors_s(frame)[frame.sampled & ~np.isnan(frame.first_ns)])
             for name, samples in self.samples.items():
                 values = self.metrics[name].values(frame)
                 samples.extend(values)
@@ -347,11 +354,11 @@ class LiveRun:
     def give_up(self, request: Request, due_ns: int, error: OSError) -> Record:
         """Record a request for which no connection could be opened, so that nothing was sent."""
         kind: ErrorKind = "client_limit" if isinstance(error, LocalLimitError) else "connect"
-        return self._add(unsent(request, kind, no_connection(error)), due_ns)
+        return self._add(unsent_record(request, kind, no_connection(error)), due_ns)
 
     def not_encoded(self, request: Request, error: Exception) -> Record:
         """Record a request that could not be turned into bytes, so that nothing was sent."""
-        return self._add(unsent(request, "not_encoded", encoding_problem(error)), time.monotonic_ns())
+        return self._add(unsent_record(request, "not_encoded", encoding_problem(error)), time.monotonic_ns())
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns
@@ -445,13 +452,13 @@ class LiveRun:
         late.update(values["late_counts"])
         total["late_counts"] = late
         busier = values["cpu_ns"] * total["wall_ns"] >= total["cpu_ns"] * values["wall_ns"]
-        if values["wall_ns"] >= SAMPLE_S_MIN * 1e9 and busier:
+        if values["wall_ns"] >= MIN_SAMPLE_S * 1e9 and busier:
             total |= {name: values[name] for name in ("cpu_ns", "wall_ns")}
 
     def _judged(self, latency: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         figures = self.figures
         passed_ns = time.monotonic_ns() - self.start_ns
-        result = of_samples(
+        result = health_from_samples(
             [Telemetry(source="client", at_ns=passed_ns, values=self._total)],
             stamp_facts(self._stamps.active_source.name),
             np.sort(figures.send_late.copy()),
@@ -459,9 +466,9 @@ class LiveRun:
             coalesced=self._total["coalesced_reads"],
             last_s=passed_ns / 1e9,
         )
-        if (own := own_error(result)) is not None:
+        if (own := timestamp_error(result)) is not None:
             off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)
-            result.error_ttft_p50_s = own.stamp_s + median_off_s(figures.samples["ttft_s"].copy(), off_s)
+            result.error_ttft_p50_s = own.stamp_s + median_ttft_error_s(figures.samples["ttft_s"].copy(), off_s)
             result.error_bar_e2e_s = own.stamp_s
         result.reasons = reasons(result, latency["ttft_s"]["p50"], latency["e2e_s"]["p50"])
         shown: dict[str, Any] = msgspec.to_builtins(result)

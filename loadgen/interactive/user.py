@@ -37,7 +37,7 @@ from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.token_counts import generated
+from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.servers.auth import Address, Target
@@ -149,7 +149,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             request_type="POST",
             name=dialect.path,
             response_time=took_ns / 1e6,
-            response_length=generated(record),
+            response_length=generated_tokens(record),
             exception=failure,
             context={"record": record},
         )

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.analysis.run.record import Record, record_for, unsent
-from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append
+from loadgen.analysis.run.record import Record, record_for, unsent_record
+from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append_lines
 from loadgen.engine.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, schedule_of
 from loadgen.engine.request_queue import Schedule
 from loadgen.engine.resolve_server import Say, max_length
@@ -130,7 +130,7 @@ def _run(
     header = _header(plan, modelled, served, command)
     header.server |= {"prediction": list(prediction)} if prediction else {}
     line, file = msgspec.json.encode(header), folder / "run.jsonl"
-    append(file, [line + b"\n"])
+    append_lines(file, [line + b"\n"])
     writer, result = RunWriter(file), Run(file, msgspec.json.decode(line, type=Header), [], [], None)
 
     def keep(item: Record | Telemetry) -> None:
@@ -372,7 +372,7 @@ class VirtualRun:
         if self._schedule.due_ns is not None and not request.turn:
             self._begin(1)
         if len(self._live) >= self._schedule.in_flight:
-            record = unsent(request, "dropped", "")
+            record = unsent_record(request, "dropped", "")
             record.due_ns = due_ns
             self._keep(asked, record, due_ns)
             return
@@ -446,7 +446,7 @@ class VirtualRun:
                 heappush(self._following, (due_ns, next(self._places), turn))
                 return
             for request in () if complete else conversation.to_come():
-                self._write(unsent(request, "session_ended", "the session ended before it"))
+                self._write(unsent_record(request, "session_ended", "the session ended before it"))
                 self._counts["dropped"] += 1
         schedule, due_ns = self._schedule, end_ns + self._schedule.think_ns
         if schedule.due_ns is None and (schedule.until_ns is None or due_ns < schedule.until_ns):

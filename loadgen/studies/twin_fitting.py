@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.analysis.run.runfile import Run
-from loadgen.analysis.run.token_counts import streamed
+from loadgen.analysis.run.token_counts import streamed_tokens
 from loadgen.errors import PlanError
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
@@ -118,7 +118,7 @@ def observed(run: Run) -> Observed:
     begun_ns = sent[0].sent_ns or 0
     ttft, tpot, tokens = [], [], []
     for index, (each, whole) in enumerate(zip(sent, complete, strict=True)):
-        counts = streamed(each).counts
+        counts = streamed_tokens(each).counts
         later = sum(counts[1:])
         ttft.append((each.chunk_ns[0] - (each.sent_ns or 0)) / 1e9 if whole else np.nan)
         tpot.append((each.chunk_ns[-1] - each.chunk_ns[0]) / 1e9 / later if whole and later else np.nan)

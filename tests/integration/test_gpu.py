@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run.runfile import read
-from loadgen.analysis.telemetry import series
+from loadgen.analysis.telemetry import all_series
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import ROOT, burst, start, summary_of, wait_for
 from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state
@@ -155,7 +155,7 @@ def test_a_card_lost_during_the_run_is_a_gap_from_then_on(library: Path, tmp_pat
         state(library.parent / "lost", LOST, A800)
         process.communicate(timeout=100)
     assert process.returncode in (0, 5)
-    curves = {each.of: each.y for each in series(read(tmp_path / "run")) if each.name == "gpu_memory_used"}
+    curves = {each.of: each.y for each in all_series(read(tmp_path / "run")) if each.name == "gpu_memory_used"}
     known = sum(y is not None for y in curves["GPU 0"])
     assert 2 <= known < len(curves["GPU 0"])
     assert curves["GPU 0"] == [73_000 * MIB] * known + [None] * (len(curves["GPU 1"]) - known)

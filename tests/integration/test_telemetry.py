@@ -15,7 +15,7 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.analysis.run.run_schema import SAMPLE
-from loadgen.analysis.telemetry import series
+from loadgen.analysis.telemetry import all_series
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import Reply
 from loadgen.servers.simulated.server import find_protocol
@@ -121,7 +121,7 @@ def test_readings_go_on_during_the_run(tmp_path: Path) -> None:
             *options("vllm", simulated, "--n", "6", "--output-tokens", "24", "--server-pid", str(os.getpid())),
         )
     assert moments(tmp_path, "server").count("run") >= 2
-    curves = {(each.name, each.of): each for each in series(runfile.read(tmp_path / "run"))}
+    curves = {(each.name, each.of): each for each in all_series(runfile.read(tmp_path / "run"))}
     assert max(y or 0 for y in curves["running", "server"].y) == 6
     assert (curves["prompt_tokens_per_s", "server"].y[2] or 0) > 0  # vLLM counts a prompt when it has been read
     assert ("process_memory", f"process {os.getpid()}") in curves
@@ -152,7 +152,7 @@ def test_metrics_that_die_during_the_run_leave_a_gap(tmp_path: Path, monkeypatch
     assert summary["memory"]["gaps"]["server"]["/metrics answers 503"] >= 2
     assert summary["server_counters"]["output_tokens"]["agree"] is None
     assert "after the run (/metrics answers 503)" in summary["server_counters"]["output_tokens"]["why"]
-    (waiting,) = [each for each in series(runfile.read(tmp_path / "run")) if each.name == "waiting"]
+    (waiting,) = [each for each in all_series(runfile.read(tmp_path / "run")) if each.name == "waiting"]
     assert waiting.y[:3] == [0, 0, 0]
     assert set(waiting.y[3:]) == {None}
 
@@ -203,7 +203,7 @@ def test_a_killed_run_keeps_its_telemetry(tmp_path: Path) -> None:
         process.communicate()
     run = runfile.read(tmp_path / "run")
     assert {"idle", "start", "run"} <= {line.values["moment"] for line in run.telemetry if line.source == "server"}
-    assert [each.of for each in series(run) if each.name == "running"] == ["server"]
+    assert [each.of for each in all_series(run) if each.name == "running"] == ["server"]
 
 
 def test_gpus_of_another_machine_by_their_exporter(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from loadgen.analysis import chunk_columns as chunks
 from loadgen.analysis import frame, metrics
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.chunk_columns import ChunkInstants, GrowingTokens, Ranked, steps_of
-from loadgen.analysis.frame import frame_of, offsets_of
+from loadgen.analysis.chunk_columns import ChunkInstants, GrowingTokens, OrderStatistics, chunk_steps
+from loadgen.analysis.frame import build_frame, offsets_of
 from loadgen.analysis.itl_distribution import ranked_gaps
 from loadgen.analysis.report.chart_data import distribution
 from loadgen.analysis.stats import describe
@@ -28,7 +28,7 @@ def test_instants_come_back_to_the_nanosecond(rows: list[list[int]], data: st.Da
     flat = [instant for row in rows for instant in row]
     offsets = offsets_of(np.array([*map(len, rows)], np.int64))
     firsts = np.array([row[0] if row else np.nan for row in rows])
-    found = ChunkInstants(steps_of(np.array(flat, np.int64), offsets), firsts, offsets)
+    found = ChunkInstants(chunk_steps(np.array(flat, np.int64), offsets), firsts, offsets)
     first = data.draw(st.integers(0, len(flat)))
     last = data.draw(st.integers(0, len(flat)))
     assert found[first:last].tolist() == flat[first:last]
@@ -39,10 +39,10 @@ def test_instants_come_back_to_the_nanosecond(rows: list[list[int]], data: st.Da
 def test_ranks_are_those_of_the_sorted_numbers(numbers: list[int], zeros: int, pieces: int) -> None:
     """Each of them, with zeros beside them, in however many blocks; asked for together or one by one."""
     blocks = np.array_split(np.array(numbers), pieces)
-    ranked = Ranked(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
+    ranked = OrderStatistics(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
     ordered = sorted([*numbers, *[0] * zeros])
     assert ranked.at(range(len(ordered))) == ordered
-    again = Ranked(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
+    again = OrderStatistics(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
     assert [again[rank] for rank in (0, -1, len(ordered) // 2)] == [ordered[0], ordered[-1], ordered[len(ordered) // 2]]
 
 
@@ -65,14 +65,14 @@ def test_what_is_counted_is_what_sorting_gives(merged: bool, monkeypatch: pytest
         records.append(complete(number, instants.tolist(), tokens=[1 + merged] * len(instants)))
     run = run_of(tmp_path / "run", records)
     whole = summarise(run)
-    found = frame_of(records)
+    found = build_frame(records)
     curve = distribution(metrics.METRICS["itl_s"].values(found), 300)
-    monkeypatch.setattr(metrics, "MANY", 0)
+    monkeypatch.setattr(metrics, "MAX_SORTED_GAPS", 0)
     monkeypatch.setattr(frame, "ENTRIES_PER_BLOCK", 64)
-    monkeypatch.setattr(chunks, "COUNTERS_MOST", 1 << 10)
+    monkeypatch.setattr(chunks, "MAX_COUNTERS", 1 << 10)
     assert summarise(run) == whole
     itl = metrics.METRICS["itl_s"]
     assert whole.latencies["itl_s"] == describe(itl.values(found), itl.groups(found))
-    zeros = itl.many(found)
+    zeros = itl.zero_counts(found)
     assert zeros is not None
     assert distribution(ranked_gaps(found, int(zeros.sum())), 300) == curve

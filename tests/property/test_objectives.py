@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from scipy.stats import t as student
 
 from loadgen.analysis import stats
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.objectives import COMPARISONS, LATENCIES, STATES, ObjectiveError, parse
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
@@ -70,7 +70,7 @@ def test_widening_a_bound_never_fails_what_passed(
     name, unit = figure
     asked = [f"{name} {comparison} {bound}{unit}" for bound in wider(comparison, bounds)]
     records, summary = run
-    strict, loose = (entry.verdict for entry in judge(parse(asked), frame_of(records), summary))
+    strict, loose = (entry.verdict for entry in judge(parse(asked), build_frame(records), summary))
     assert (strict, loose) != ("pass", "fail")
 
 
@@ -82,7 +82,7 @@ def test_opposite_bounds_are_never_both_kept(
     name, unit = figure
     records, summary = run
     asked = parse([f"{name} < {bound}{unit}", f"{name} >= {bound}{unit}"])
-    below, above = judge(asked, frame_of(records), summary)
+    below, above = judge(asked, build_frame(records), summary)
     assume(below.measured is not None)
     opposite = {"pass": "fail", "fail": "pass", "inconclusive": "inconclusive"}
     assert above.verdict == opposite[below.verdict]
@@ -120,7 +120,7 @@ def test_repeating_a_sample_adds_nothing(samples: list[float], times: int) -> No
 @given(st.floats(0, 1), st.floats(0.001, 0.999), st.integers(0, 1000))
 def test_the_samples_that_tell_do_tell(reached: float, share: float, more_than: int) -> None:
     """With that many the interval of a share lies on one side, and it is more than there were."""
-    needed = stats.samples_to_tell(reached, share, more_than)
+    needed = stats.samples_to_decide(reached, share, more_than)
     assume(needed is not None)
     assert needed is not None
     assert needed > more_than

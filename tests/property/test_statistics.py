@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from loadgen.analysis import stats
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.report.chart_data import distribution, plotted_ranks, throughput_series
 from loadgen.analysis.run.record import Record
 from tests.runs import complete, failed, truncated
@@ -71,7 +71,7 @@ def test_figures_are_in_order(samples: list[float]) -> None:
 def test_inter_token_times_add_up(found: list[Record]) -> None:
     """Over all complete requests they sum to last chunk minus first, as the inter-chunk times do, and n tokens give
     n - 1 of them."""
-    frame = frame_of(found)
+    frame = build_frame(found)
     whole = [record for record in found if record.state == "complete"]
     span_s = sum(record.chunk_ns[-1] - record.chunk_ns[0] for record in whole) / 1e9
     assert frame.token_gaps_s().sum() == pytest.approx(span_s)
@@ -82,7 +82,7 @@ def test_inter_token_times_add_up(found: list[Record]) -> None:
 @given(records())
 def test_the_frame_says_what_the_records_say(found: list[Record]) -> None:
     """Every column has the record's value, and NaN where the record has none."""
-    frame = frame_of(found)
+    frame = build_frame(found)
     for row, record in enumerate(found):
         part = slice(frame.offsets[row], frame.offsets[row + 1])
         assert frame.chunk_ns[part].tolist() == record.chunk_ns
@@ -94,7 +94,7 @@ def test_the_frame_says_what_the_records_say(found: list[Record]) -> None:
 @given(records())
 def test_no_token_is_lost_on_the_way_to_the_chart(found: list[Record]) -> None:
     """Tokens per second times seconds, over all pieces of the window, are the tokens that arrived in it."""
-    frame = frame_of([record for record in found if record.chunk_ns])
+    frame = build_frame([record for record in found if record.chunk_ns])
     drawn = throughput_series(frame)
     starts = drawn["start_s"]
     if starts:

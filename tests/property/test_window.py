@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import load_facts
-from loadgen.analysis.steady_window import choose
+from loadgen.analysis.steady_window import choose_window
 from loadgen.workloads.arrival_facts import LoadFacts
 
 INSTANTS = st.integers(0, 10**10)
@@ -44,8 +44,8 @@ def test_a_window_that_was_not_set_leaves_out_little(requests: list[tuple[int, i
     """The whole run counts, or all that was due but a tenth at most, none of which failed; it goes forward and ends
     with the last request that was due."""
     records = [record(number, *request) for number, request in enumerate(requests)]
-    frame = frame_of(records)
-    window = choose(frame, load_facts(arrivals, ""))
+    frame = build_frame(records)
+    window = choose_window(frame, load_facts(arrivals, ""))
     inside = replace(frame, window=window).inside
     if window is None or window.chosen == "whole":
         assert inside.all()
@@ -61,8 +61,8 @@ def test_no_figure_is_more_than_that_of_the_whole_run(
     requests: list[tuple[int, int, list[int]]], from_ns: int, length_ns: int
 ) -> None:
     """A window holds at most as many samples, answers and tokens as there are, and every figure is a number."""
-    frame = frame_of([record(number, *request) for number, request in enumerate(requests)])
-    window = choose(frame, LoadFacts(), (from_ns / 1e9, (from_ns + length_ns) / 1e9))
+    frame = build_frame([record(number, *request) for number, request in enumerate(requests)])
+    window = choose_window(frame, LoadFacts(), (from_ns / 1e9, (from_ns + length_ns) / 1e9))
     inside = replace(frame, window=window)
     for metric in METRICS.values():
         if metric.per == "run":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadgen.analysis.run import runfile
-from loadgen.analysis.telemetry import series
+from loadgen.analysis.telemetry import all_series
 
 if TYPE_CHECKING:
     from tests.real.conftest import Burst, Engine, Outcome
@@ -110,7 +110,7 @@ def test_what_the_run_read_of_vllm_agrees_with_the_client(measured: Measured) ->
     assert memory["kv_cache"]["tokens"] > N * (INPUT_TOKENS + OUTPUT_TOKENS)
     assert memory["kv_cache"]["idle_share"] == 0
     assert "server" not in memory["gaps"]
-    running = [each for each in series(runfile.read(measured.outcome.folder)) if each.name == "running"]
+    running = [each for each in all_series(runfile.read(measured.outcome.folder)) if each.name == "running"]
     assert max(y or 0 for each in running for y in each.y) <= N
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from loadgen.analysis.run.runfile import Header, read
-from loadgen.analysis.steady_window import load as loaded
+from loadgen.analysis.steady_window import load_run as loaded
 from loadgen.cli import app
 from loadgen.engine.prepare import schedule_of
 from loadgen.errors import PlanError

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from loadgen.analysis.run.runfile import Header, read
-from loadgen.analysis.steady_window import load as loaded
+from loadgen.analysis.steady_window import load_run as loaded
 from loadgen.cli import app
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source, open_source

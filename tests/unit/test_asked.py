@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.analysis.format import length, workload_sentence
+from loadgen.analysis.format import token_length, workload_sentence
 from loadgen.analysis.run.runfile import load_facts
 from loadgen.plan import Plan
 from loadgen.workloads import arrivals as known_arrivals
@@ -102,12 +102,12 @@ def test_arrivals_have_words(text: str, words: str) -> None:
 def test_lengths_have_words(text: str, words: str) -> None:
     """A number, or a distribution with its mean, from the canonical text."""
     assert str(known_lengths.parse(text)) == text
-    assert length(text) == words
+    assert token_length(text) == words
 
 
 def test_lengths_from_a_file_name_the_file() -> None:
     """Without its folders."""
-    assert length("empirical:data/azure.csv,column=ContextTokens") == (
+    assert token_length("empirical:data/azure.csv,column=ContextTokens") == (
         "as many tokens as azure.csv,column=ContextTokens says"
     )
 
@@ -115,4 +115,4 @@ def test_lengths_from_a_file_name_the_file() -> None:
 def test_a_plan_of_another_time_reads_as_it_stands() -> None:
     """Arrivals and lengths that are not known are quoted."""
     assert load_facts("lunar:3", "").text == "arriving as lunar:3"
-    assert length("zipf:3") == "zipf:3 tokens"
+    assert token_length("zipf:3") == "zipf:3 tokens"

@@ -29,10 +29,10 @@ POINT = CalibrationPoint("vllm", 1000, 0.02, 64, 1)
 MACHINE = {"hostname": "bench-1", "kernel": "6.1", "cpu": "EPYC", "python": "3.11.9", "cores": 2}
 
 
-def sends(*sent_ms: float, late_ms: float = 0) -> compared.Sends:
+def sends(*sent_ms: float, late_ms: float = 0) -> compared.ServerLogLine:
     """What the log says of a request whose tokens left at these instants of the run, so late."""
     sent_ns = [START_NS + round(instant * MS) for instant in sent_ms]
-    return compared.Sends(sent_ns=sent_ns, due_ns=[instant - round(late_ms * MS) for instant in sent_ns])
+    return compared.ServerLogLine(sent_ns=sent_ns, due_ns=[instant - round(late_ms * MS) for instant in sent_ns])
 
 
 def run_with(folder: Path, records: Sequence[Record], **health: int) -> Run:
@@ -90,7 +90,7 @@ def test_merged_first_tokens_are_held_against_the_lag(tmp_path: Path) -> None:
 def test_a_server_that_falls_behind_is_named(tmp_path: Path) -> None:
     """The rate is the one reached. Below nine tenths of the rate asked the note says so, and whose doing it is."""
     run = run_with(tmp_path, [complete(1, [500 * MS, 540 * MS, 580 * MS])])
-    line = compared.Sends(sent_ns=sends(500, 540, 580).sent_ns, due_ns=sends(500, 520, 540).sent_ns)
+    line = compared.ServerLogLine(sent_ns=sends(500, 540, 580).sent_ns, due_ns=sends(500, 520, 540).sent_ns)
     seen = compared.compare_with_log(run, {1: line})
     assert (seen.events_per_s, seen.asked_per_s, seen.server_kept_up) == (25, 50, False)
     assert "sent 25 of the 50 events/s asked" in compared.stamps_notes(seen)[0]
@@ -119,7 +119,7 @@ def test_the_log_is_read_by_request(tmp_path: Path) -> None:
     log = tmp_path / "sim.jsonl"
     line = {"request_id": "7", "received_ns": 1, "due_ns": [2], "sent_ns": [3], "tokens": [1]}
     log.write_text("\n".join(json.dumps(each) for each in (line, line | {"request_id": ""}, {"summary": {}})))
-    assert compared.read_log(log) == {7: compared.Sends("7", [2], [3])}
+    assert compared.read_log(log) == {7: compared.ServerLogLine("7", [2], [3])}
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,10 @@ def test_a_run_quotes_the_calibration_of_its_stamps() -> None:
     del header["errors"]["socket"]["tpot_s"]
     expected = {"made_at": "2026-11-21T09:00:00+00:00", "version": "0.1.0", "events_per_s": 50_000.0}
     for stamps, ttft_p99_s in (("socket", 5e-6), ("user", 0.4)):
-        assert compared.quoted(header, stamps) == QuotedCalibration(**expected, ttft_p99_s=ttft_p99_s)
-    assert [compared.quoted(other, "socket") for other in (None, 5, {}, {"errors": {}}, header | {"errors": {}})] == (
-        [None] * 5
-    )
+        assert compared.quoted_calibration(header, stamps) == QuotedCalibration(**expected, ttft_p99_s=ttft_p99_s)
+    assert [
+        compared.quoted_calibration(other, "socket") for other in (None, 5, {}, {"errors": {}}, header | {"errors": {}})
+    ] == ([None] * 5)
 
 
 def _never(point: CalibrationPoint) -> Seen:

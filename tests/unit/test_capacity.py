@@ -20,7 +20,7 @@ from loadgen.analysis.sweep.capacity_search import (
     autocorrelation_time,
     chance_of_share,
     chance_over,
-    usable,
+    check_objectives,
 )
 from tests.runs import burst, complete, failed, rejected, run_of
 
@@ -163,7 +163,7 @@ def test_each_kind_of_objective_is_judged(tmp_path: Path) -> None:
 def test_what_more_load_does_not_break_is_no_objective_of_a_sweep(text: str) -> None:
     """It is refused with what to name instead."""
     with pytest.raises(ObjectiveError, match="more load does not break it") as caught:
-        usable(parse([text]))
+        check_objectives(parse([text]))
     assert "ttft.p99" in caught.value.hint
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.analysis.capacity import figures_of, met, unplannable
+from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
@@ -23,7 +23,7 @@ from tests.runs import header
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)
 OBJECTIVES = parse(["ttft.p99 < 500ms"])
-MET = met(OBJECTIVES)
+MET = objectives_check(OBJECTIVES)
 
 
 class Queue(Replica):
@@ -65,7 +65,7 @@ def test_figures_are_those_of_the_report() -> None:
     """Of the requests in the window; None where any was lost."""
     run = in_memory(PLAN.replaced(arrivals="poisson:4", n=300), ServerModel(gpu="H100", model="llama-3.1-8b"))
     objectives = parse(["ttft.p50 < 1s", "tpot.mean < 1s", "e2e.max <= 9s"])
-    ttft, tpot, e2e = figures_of(objectives)(run)
+    ttft, tpot, e2e = figure_reader(objectives)(run)
     assert ttft is not None
     assert tpot is not None
     assert e2e is not None
@@ -73,13 +73,13 @@ def test_figures_are_those_of_the_report() -> None:
     assert 0.004 < tpot < 0.02
     assert ttft + 127 * tpot < e2e < 2
     lost = Run(Path(), header(1), [*run.records, Record(id=999, state="failed")], [], run.footer)
-    assert figures_of(objectives)(lost) == [None, None, None]
+    assert figure_reader(objectives)(lost) == [None, None, None]
 
 
 def test_a_faster_card_takes_fewer() -> None:
     """H100 against L40S; the interval holds the figure, the cost is that of all GPUs, and the load is shared."""
     base = ServerModel(model="llama-3.1-8b")
-    figures = figures_of(OBJECTIVES)
+    figures = figure_reader(OBJECTIVES)
     found = {
         name: option(PLAN, Candidate(name, 1, "bf16", 2.0), base, 50.0, figures, MET) for name in ("H100 SXM", "L40S")
     }
@@ -101,12 +101,17 @@ def test_a_faster_card_takes_fewer() -> None:
 
 def test_what_cannot_be_is_said() -> None:
     """A model that does not fit, and a card that is too slow, with what it reaches."""
-    figures, base = figures_of(OBJECTIVES), ServerModel(model="llama-3.1-70b")
+    figures, base = figure_reader(OBJECTIVES), ServerModel(model="llama-3.1-70b")
     large = option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
     assert large.not_possible == "Llama-3.1-70B does not fit 1 x L4 in bf16"
     strict = parse(["tpot.p50 < 1ms"])
     slow = option(
-        PLAN, Candidate("L4", 1, "bf16", None), ServerModel(model="llama-3.1-8b"), 1.0, figures_of(strict), met(strict)
+        PLAN,
+        Candidate("L4", 1, "bf16", None),
+        ServerModel(model="llama-3.1-8b"),
+        1.0,
+        figure_reader(strict),
+        objectives_check(strict),
     )
     said = format_options([large, slow], strict)
     assert "  L4 x 1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said

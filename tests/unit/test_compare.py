@@ -52,7 +52,7 @@ def test_shares_agree_with_scipy(a: tuple[int, int], b: tuple[int, int]) -> None
     table = [[a[0], a[1] - a[0]], [b[0], b[1] - b[0]]]
     assert stats.fisher_exact(a, b) == pytest.approx(reference.fisher_exact(table).pvalue, rel=1e-6)
     difference = b[0] / b[1] - a[0] / a[1]
-    low, high = stats.shares_interval(a, b, difference, stats.wilson_interval)
+    low, high = stats.share_difference_interval(a, b, difference, stats.wilson_interval)
     assert low <= difference <= high
 
 

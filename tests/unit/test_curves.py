@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import loadgen.analysis.frame
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.report import chart_data
 from loadgen.analysis.report.chart_data import (
     BUCKET,
@@ -40,7 +40,7 @@ RECORDS = [
 
 def test_the_course_counts_tokens_and_streams_in_each_piece() -> None:
     """1.6 s in 160 pieces of 10 ms: tokens over the piece's length, and the most streams open at once."""
-    drawn = throughput_series(frame_of(RECORDS))
+    drawn = throughput_series(build_frame(RECORDS))
     assert drawn["bin_s"] == 0.01
     assert len(drawn["start_s"]) == 160
     assert {i: rate for i, rate in enumerate(drawn["tokens_per_s"]) if rate} == {10: 100, 15: 100, 20: 300, 90: 100}
@@ -54,7 +54,7 @@ def test_a_short_dip_does_not_hide_the_most_streams() -> None:
         complete(1, [1 * MS], end_ns=105 * MS),
         complete(2, [107 * MS], sent_ns=106 * MS, end_ns=160_000 * MS),
     ]
-    assert max(throughput_series(frame_of(records))["in_flight"]) == 1
+    assert max(throughput_series(build_frame(records))["in_flight"]) == 1
 
 
 def drawn_of(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_nothing_sent_draws_nothing(tmp_path: Path, records: list[Record]) -> No
 
 def test_the_burst_counts_from_its_first_request() -> None:
     """When each request left after the first one, in order; one never sent is not drawn."""
-    drawn = send_times(frame_of([*RECORDS, complete(4, [9 * MS], sent_ns=20 * MS)]))
+    drawn = send_times(build_frame([*RECORDS, complete(4, [9 * MS], sent_ns=20 * MS)]))
     assert drawn["x"] == [0.0, 0.02, 0.05]
     assert drawn["y"] == [1, 2, 3]
 
@@ -110,7 +110,7 @@ def test_pieces_have_round_lengths(least: float, step: float) -> None:
 def test_a_gap_belongs_to_the_token_that_ends_it() -> None:
     """A chunk of several tokens counts once, before its first; the longest gaps have their place."""
     drawn = gaps_by_token(
-        frame_of(
+        build_frame(
             [
                 complete(5, [10 * MS, 20 * MS, 320 * MS], tokens=[1, 2, 1]),
                 complete(6, [10 * MS, 11 * MS]),
@@ -131,15 +131,15 @@ def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: py
     no difference in how many blocks the chunks are walked through."""
     records = burst(700, 5)
     gaps = np.diff([record.chunk_ns for record in records], axis=1) / 1e9
-    drawn = gaps_by_token(frame_of(records))
+    drawn = gaps_by_token(build_frame(records))
     monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", 64)
-    assert gaps_by_token(frame_of(records)) == drawn
+    assert gaps_by_token(build_frame(records)) == drawn
     assert drawn["token"] == [2, 3, 4, 5]
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         exact = np.quantile(gaps, share, axis=0, method="inverted_cdf")
         assert np.array(drawn[name]) == pytest.approx(exact, rel=BUCKET - 1)
     assert drawn["max"] == pytest.approx(gaps.max(axis=0), abs=1e-7)
-    few = gaps_by_token(frame_of(burst(40, 5)))
+    few = gaps_by_token(build_frame(burst(40, 5)))
     assert None not in few["p50"]
     assert few["p90"] == few["p99"] == [None] * 4
 
@@ -150,14 +150,14 @@ def test_of_equal_gaps_the_last_are_named(monkeypatch: pytest.MonkeyPatch, entri
     monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", entries)
     stalled = [complete(number, [10 * MS, 11 * MS, 41 * MS, 42 * MS], end_ns=42 * MS) for number in range(50)]
     longer = complete(50, [10 * MS, 50 * MS], end_ns=50 * MS)
-    found = gaps_by_token(frame_of([*stalled[:5], longer, *stalled[5:]]))["longest"]
+    found = gaps_by_token(build_frame([*stalled[:5], longer, *stalled[5:]]))["longest"]
     assert [(each["request"], each["token"]) for each in found] == [(50, 2), *((n, 3) for n in range(49, 30, -1))]
     assert {(each["from_s"], each["gap_s"]) for each in found[1:]} == {(0.011, 0.03)}
 
 
 def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
     """1,000 tokens make groups of 10; the first token of a group names it, token 0 does not exist."""
-    drawn = gaps_by_token(frame_of(burst(12, 1000)))
+    drawn = gaps_by_token(build_frame(burst(12, 1000)))
     assert drawn["width"] == 10
     assert drawn["token"][:3] == [1, 10, 20]
     assert sum(drawn["n"]) == 12 * 999
@@ -166,7 +166,7 @@ def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
 @pytest.mark.parametrize("records", [[], [dropped(1)], [failed(1)], [complete(1, [])], [complete(1, [5 * MS])]])
 def test_without_a_gap_there_is_nothing(records: list[Record]) -> None:
     """No request, none complete, no chunk, one chunk: empty, and nothing raises."""
-    drawn = gaps_by_token(frame_of(records))
+    drawn = gaps_by_token(build_frame(records))
     assert drawn["token"] == drawn["p50"] == drawn["longest"] == []
 
 
@@ -178,7 +178,7 @@ def test_points_have_their_place_in_the_queue() -> None:
         complete(8, [40 * MS], sent_ns=1 * MS, prompt_tokens=99),
         dropped(1),
     ]
-    drawn = first_tokens(frame_of(records))
+    drawn = first_tokens(build_frame(records))
     assert (drawn["request"], drawn["position"]) == ([8, 9], [1, 3])
     assert (drawn["prompt"], drawn["ttft_s"]) == ([99, 10], [0.039, 0.047])
     assert drawn["prompts"] == [10, 99]
@@ -190,12 +190,12 @@ def test_a_prompt_of_unknown_length_has_no_place_among_the_lengths() -> None:
     records = burst(60, 2)
     for number, record in enumerate(records):
         record.prompt_tokens_asked, record.prompt_tokens = 0, number or None
-    drawn = first_tokens(frame_of(records))
+    drawn = first_tokens(build_frame(records))
     assert (drawn["n"], drawn["prompts"]) == (60, [1, 59])
     assert drawn["prompt"].count(None) == 1
     for record in records:
         record.prompt_tokens = None
-    drawn = first_tokens(frame_of(records))
+    drawn = first_tokens(build_frame(records))
     assert (drawn["prompts"], drawn["by_prompt"]["x"]) == ([], [])
     assert len(drawn["by_position"]["x"]) > 1
 
@@ -203,11 +203,11 @@ def test_a_prompt_of_unknown_length_has_no_place_among_the_lengths() -> None:
 def test_lines_are_of_all_requests() -> None:
     """The medians along the queue are those of equally many requests each, none of fewer than 25."""
     records = burst(100, 2)
-    drawn = first_tokens(frame_of(records))["by_position"]
+    drawn = first_tokens(build_frame(records))["by_position"]
     ttft_s = np.array([(record.chunk_ns[0] - (record.sent_ns or 0)) / 1e9 for record in records])
     assert len(drawn["x"]) == 4
     assert drawn["p50"][-1] == pytest.approx(np.median(ttft_s[75:]), rel=0.1)
-    assert first_tokens(frame_of(burst(49, 2)))["by_position"]["x"] == []
+    assert first_tokens(build_frame(burst(49, 2)))["by_position"]["x"] == []
 
 
 def test_one_prompt_length_draws_no_line(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_one_prompt_length_draws_no_line(tmp_path: Path) -> None:
 def test_the_timeline_has_every_instant_of_a_small_run() -> None:
     """Seconds from the run's start; null for what never happened; chunks as steps from sent on."""
     drawn = timeline(
-        frame_of([complete(4, [50 * MS, 70 * MS], sent_ns=10 * MS), failed(2, sent_ns=20 * MS), dropped(3)])
+        build_frame([complete(4, [50 * MS, 70 * MS], sent_ns=10 * MS), failed(2, sent_ns=20 * MS), dropped(3)])
     )
     assert drawn["request"] == [4, 2]
     assert drawn["sent_s"] == [0.01, 0.02]
@@ -239,7 +239,7 @@ def test_of_many_requests_some_are_drawn_by_a_rule(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chart_data, "ROWS_MAX", 300)
     records: list[Record] = [*loop(1000), *(failed(2000 + i, sent_ns=i * 9_000_000) for i in range(150))]
     records[500] = complete(500, [90_000 * MS], sent_ns=5_000 * MS)
-    drawn = timeline(frame_of(records))
+    drawn = timeline(build_frame(records))
     assert drawn["n"] == 1150
     assert 200 < drawn["drawn"] == len(drawn["request"]) <= 300
     assert 500 in drawn["request"]
@@ -251,7 +251,7 @@ def test_of_many_requests_some_are_drawn_by_a_rule(monkeypatch: pytest.MonkeyPat
 def test_tokens_that_do_not_fit_are_left_out_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a third of the chunks every third request has its own, whole."""
     monkeypatch.setattr(chart_data, "CHUNKS_MAX", 40)
-    drawn = timeline(frame_of(burst(12, 10)))
+    drawn = timeline(build_frame(burst(12, 10)))
     assert [len(steps) for steps in drawn["tokens"]] == [10, 0, 0] * 4
 
 
@@ -294,7 +294,7 @@ def test_latencies_over_time_hold_every_request_once() -> None:
     ]
     records.append(failed(95, "timeout", "", sent_ns=40 * 10**9, end_ns=45 * 10**9))
     records += [rejected(96 + each, sent_ns=50 * 10**9, end_ns=50 * 10**9 + MS) for each in range(3)]
-    drawn = chart_data.latency_series(frame_of(records))
+    drawn = chart_data.latency_series(build_frame(records))
     assert drawn
     assert sum(drawn["ttft_n"]) == sum(drawn["tpot_n"]) == 90
     assert {*drawn["ttft_p50"]} == {0.2}
@@ -305,9 +305,9 @@ def test_latencies_over_time_hold_every_request_once() -> None:
 def test_a_long_run_has_a_heat_map() -> None:
     """Every first token is in one cell, within the TTFT that the cell says; a short run has none."""
     records = [complete(each, [each * 10**9 + (100 + each) * MS], sent_ns=each * 10**9) for each in range(90)]
-    drawn = chart_data.ttft_heat_map(frame_of(records))
+    drawn = chart_data.ttft_heat_map(build_frame(records))
     assert drawn
     assert sum(drawn["n"]) == 90
     assert drawn["low"][0] == pytest.approx(0.1)
     assert max(drawn["high"]) == pytest.approx(0.189, rel=0.01)
-    assert chart_data.ttft_heat_map(frame_of(records[:50])) is None
+    assert chart_data.ttft_heat_map(build_frame(records[:50])) is None

@@ -22,7 +22,7 @@ US = 1_000
 
 def delivery(due_ns: Sequence[int], sent_ns: Sequence[int | None], arrivals: str) -> Delivery:
     """What became of these arrivals."""
-    return of_instants.delivery(due_ns, sent_ns, arrivals, load_facts(arrivals, ""))
+    return of_instants.check_delivery(due_ns, sent_ns, arrivals, load_facts(arrivals, ""))
 
 
 def test_what_was_not_sent_is_counted() -> None:

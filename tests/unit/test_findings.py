@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from loadgen.analysis.format import started
+from loadgen.analysis.format import start_time
 from loadgen.analysis.objectives import ObjectiveVerdict
 from loadgen.analysis.report import findings, tables
 from loadgen.analysis.run.runfile import read
@@ -249,7 +249,7 @@ def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
 )
 def test_the_start_is_shown_in_utc(tmp_path: Path, stored: str, shown: str) -> None:
     """Whatever the zone it was written in; what is not a time stays as it is."""
-    assert started(summary_of(tmp_path, [], started_at=stored)) == shown
+    assert start_time(summary_of(tmp_path, [], started_at=stored)) == shown
 
 
 def poisson(folder: Path, *, rate: float = 200, named: float = 200, late_ms: float = 0.05) -> Summary:

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import fields
 
 from loadgen.analysis import frame
-from loadgen.analysis.frame import DETAILS_MAX, OTHER_DETAIL, RECORDS_PER_BLOCK, Frame, blocks, frame_of, sum_by_row
-from loadgen.analysis.steady_window import frame_of_run, load
+from loadgen.analysis.frame import MAX_DETAILS, OTHER_DETAIL, RECORDS_PER_BLOCK, Frame, blocks, build_frame, sum_by_row
+from loadgen.analysis.steady_window import frame_of_run, load_run
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, dropped, failed, part_of, run_of, summarise, truncated
 
@@ -41,9 +41,9 @@ def same(one: Frame, other: Frame) -> bool:
 @pytest.mark.parametrize("size", [1, 2, 7, 36, 1000])
 def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """One Record at a time or all at once give the same columns, also where a later block needs wider counts."""
-    whole = frame_of(RECORDS)
+    whole = build_frame(RECORDS)
     monkeypatch.setattr(frame, "RECORDS_PER_BLOCK", size)
-    assert same(frame_of(RECORDS), whole)
+    assert same(build_frame(RECORDS), whole)
     assert whole.chunk_tokens.max() == 70_000
     assert whole.chunk_tokens.sum() == 30 * 7 + 1 + 70_300 + 1
 
@@ -63,7 +63,7 @@ def test_figures_and_curves_do_not_depend_on_blocks_of_chunks(
 def test_more_records_than_a_block_are_all_there() -> None:
     """Two and a half blocks of Records make as many rows, in their order."""
     number = RECORDS_PER_BLOCK * 5 // 2
-    found = frame_of(complete(i, [i, i + 1]) for i in range(number))
+    found = build_frame(complete(i, [i, i + 1]) for i in range(number))
     assert len(found) == number
     assert found.first_ns.tolist() == list(range(number))
 
@@ -71,7 +71,7 @@ def test_more_records_than_a_block_are_all_there() -> None:
 def test_a_loaded_run_is_the_one_that_was_read(tmp_path: Path) -> None:
     """Without its Records in memory, a run has the same header, telemetry, footer and columns."""
     run = run_of(tmp_path / "run", RECORDS)
-    loaded, columns = load(tmp_path / "run")
+    loaded, columns = load_run(tmp_path / "run")
     assert loaded.records == []
     assert (loaded.header, loaded.telemetry, loaded.footer) == (run.header, run.telemetry, run.footer)
     assert same(columns, frame_of_run(run))
@@ -80,9 +80,9 @@ def test_a_loaded_run_is_the_one_that_was_read(tmp_path: Path) -> None:
 
 def test_words_of_errors_are_told_apart_up_to_a_limit() -> None:
     """Something new in each refusal fills no memory: beyond the limit they are counted together."""
-    found = frame_of(failed(i, detail=f"no room for request {i}") for i in range(DETAILS_MAX + 50)).endings
-    assert len(found) == DETAILS_MAX + 1
-    assert sum(seen.number for seen in found.values()) == DETAILS_MAX + 50
+    found = build_frame(failed(i, detail=f"no room for request {i}") for i in range(MAX_DETAILS + 50)).outcomes
+    assert len(found) == MAX_DETAILS + 1
+    assert sum(seen.number for seen in found.values()) == MAX_DETAILS + 50
     assert {ending: seen for ending, seen in found.items() if ending.detail == OTHER_DETAIL}.popitem()[1] == (50, 1000)
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.repeats import INDEXED_MOST, IndexedRun, index
+from loadgen.analysis.repeats import MAX_INDEXED, IndexedRun, index_document
 from loadgen.analysis.report.page import render
 from loadgen.cli.output import Output
 from loadgen.cli.report import report
@@ -52,14 +52,14 @@ def test_a_page_of_many_runs_stays_small(tmp_path: Path) -> None:
     """At most 1.5 MB: the newest runs, and the sentence that says so."""
     summary = summarise(run_of(tmp_path / "run", burst(1000, 8)))
     runs = []
-    for place in range(INDEXED_MOST + 10):
+    for place in range(MAX_INDEXED + 10):
         at = f"2026-01-01T00:{place // 60:02d}:{place % 60:02d}Z"
         own = replace(summary, run=replace(summary.run, started_at=at))
         name = f"20260101T{place:06d}Z-vllm-nightly-of-the-main-branch"
         runs.append(IndexedRun(name, f"runs/{name}", f"{name}/report.html", own))
-    page = render(index(runs, "runs", []))
+    page = render(index_document(runs, "runs", []))
     assert len(page.encode()) < 1_500_000
-    assert f"The newest {INDEXED_MOST} of {len(runs)} runs" in page
+    assert f"The newest {MAX_INDEXED} of {len(runs)} runs" in page
     assert runs[-1].name in page
     assert runs[0].name not in page
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.littles_law import check
 from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
@@ -46,7 +46,7 @@ def test_a_whole_run_agrees_with_itself() -> None:
     """Over a whole run in which every request completed the law is exact, whatever the load looked like."""
     random = np.random.default_rng(2)
     for records in (burst(200, 8), stalled(), asked_at(random.uniform(0, 9000, 90).tolist(), random.gamma(1, 900, 90))):
-        law = check(frame_of(records))
+        law = check(build_frame(records))
         assert law is not None
         assert law.in_flight == pytest.approx(law.expected, rel=1e-4)
         assert law.holds
@@ -78,15 +78,15 @@ def test_time_in_requests_that_failed_is_told_apart(tmp_path: Path) -> None:
 def test_what_an_interrupt_cut_off_is_no_contradiction() -> None:
     """Requests that were in flight when the run was stopped say nothing about the server."""
     cut = [failed(100 + place, "cancelled", sent_ns=0, end_ns=900 * MS, http_status=None) for place in range(8)]
-    law = check(frame_of([*asked_at([0.0] * 8, 500), *cut]))
+    law = check(build_frame([*asked_at([0.0] * 8, 500), *cut]))
     assert law is not None
     assert law.holds
 
 
 def test_a_run_without_an_answer_has_no_law() -> None:
     """There is no mean E2E to multiply with."""
-    assert check(frame_of([])) is None
-    assert check(frame_of([failed(0), failed(1)])) is None
+    assert check(build_frame([])) is None
+    assert check(build_frame([failed(0), failed(1)])) is None
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 16.0], ids=["heavy tail", "exponential", "even"])
@@ -113,6 +113,6 @@ def _of_window(records: Sequence[Record], from_ms: float, to_ms: float) -> Any:
 
     from loadgen.analysis.frame import Window
 
-    law = check(replace(frame_of(records), window=Window(from_ms * MS, to_ms * MS, "set", "set by the plan")))
+    law = check(replace(build_frame(records), window=Window(from_ms * MS, to_ms * MS, "set", "set by the plan")))
     assert law is not None
     return law

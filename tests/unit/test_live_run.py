@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.stats import describe
@@ -38,7 +38,7 @@ def test_they_are_the_figures_of_the_report() -> None:
     for record in records:
         live.add(record)
     live.digest()
-    frame = frame_of(records)
+    frame = build_frame(records)
     for name, samples in live.samples.items():
         expected = describe(METRICS[name].values(frame))
         found = described(samples.copy())

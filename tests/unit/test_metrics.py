@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from tests.runs import MILLISECOND_NS as MS
@@ -17,7 +17,7 @@ MERGED = complete(1, [200 * MS, 250 * MS, 300 * MS], tokens=[2, 1, 3], sent_ns=1
 
 def values(name: str, *records: Record) -> list[float]:
     """What a metric makes of these requests."""
-    metric, frame = METRICS[name], frame_of(records)
+    metric, frame = METRICS[name], build_frame(records)
     if metric.per == "run":
         return [] if (found := metric.formula(frame)) is None else [found]
     return metric.values(frame).tolist()
@@ -88,7 +88,7 @@ def test_gaps_never_cross_from_one_request_to_the_next() -> None:
     ]
     assert values("icl_s", *records) == pytest.approx([0.001, 0.003, 0.005])
     assert values("itl_s", *records) == pytest.approx([0.001, 0.003, 0.005, 0.0])
-    frame = frame_of(records)
+    frame = build_frame(records)
     assert np.asarray(METRICS["icl_s"].groups(frame)).tolist() == [0, 1, 3, 3]
     assert np.asarray(METRICS["itl_s"].groups(frame)).tolist() == [0, 1, 4, 4]
     assert METRICS["ttft_s"].groups(frame) is None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from scipy import stats as reference
 
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.repeats import between, document, over_runs, state
+from loadgen.analysis.repeats import describe_over_runs, document, start_states, summarise_repeats
 from loadgen.analysis.report.terminal import render
 from loadgen.analysis.summary import Summary
 from loadgen.plan import Plan
@@ -28,7 +28,7 @@ def summaries(folder: Path, paces: list[float], n: int = 20) -> list[Summary]:
 @pytest.mark.parametrize("values", [[3.0, 3.5, 3.1], [5.0, 5.5, 4.5, 5.1, 4.9, 5.3]])
 def test_the_interval_is_students(values: list[float]) -> None:
     """Mean, deviation and interval are those of scipy's t distribution over the runs."""
-    found = over_runs(list(values))
+    found = describe_over_runs(list(values))
     low, high = reference.t.interval(0.95, len(values) - 1, found.mean, reference.sem(values))
     assert found.ci95 == pytest.approx([low, high], rel=1e-7)
 
@@ -38,20 +38,20 @@ def test_the_interval_is_students(values: list[float]) -> None:
 )
 def test_too_few_values_have_no_interval(values: list[float | None], mean: float | None) -> None:
     """One run or two have a figure and no interval; a figure that one of the runs lacks is no figure of them all."""
-    found = over_runs(values)
+    found = describe_over_runs(values)
     assert (found.mean, found.ci95) == (mean, None)
 
 
 def test_shares_are_no_surer_than_their_requests(tmp_path: Path) -> None:
     """Three runs of 20 that were all complete: at least so many as the exact interval of 60 of 60 says."""
-    low, high = between(summaries(tmp_path, [1.0, 3.0, 2.0])).figures["complete"].ci95
+    low, high = summarise_repeats(summaries(tmp_path, [1.0, 3.0, 2.0])).figures["complete"].ci95
     assert (low, high) == (pytest.approx(reference.binomtest(60, 60).proportion_ci().low), 1.0)
 
 
 def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
     """Each figure has the value of each run, in order, by the name it has elsewhere; a percentile of too few samples is
     marked."""
-    found = between(summaries(tmp_path, [1.0, 3.0, 2.0]))
+    found = summarise_repeats(summaries(tmp_path, [1.0, 3.0, 2.0]))
     assert found.runs == 3
     values = found.figures["e2e.p50"].values
     assert values == [
@@ -75,10 +75,10 @@ def test_the_first_repeat_is_cold_unless_warmed_up(tmp_path: Path) -> None:
     first, second = summaries(tmp_path, [1.0, 1.0])
     elsewhere = replace(second, server=replace(second.server, url="http://127.0.0.1:9"))
     warmed = replace(first, requests=replace(first.requests, warmup=8))
-    assert state([first, second]) == ["cold", "warm"]
-    assert state([first, elsewhere]) == ["cold", "cold"]
-    assert state([warmed, second]) == ["warm", "warm"]
-    assert "Repeat 1 was cold" in between([first, second]).state_said
+    assert start_states([first, second]) == ["cold", "warm"]
+    assert start_states([first, elsewhere]) == ["cold", "cold"]
+    assert start_states([warmed, second]) == ["warm", "warm"]
+    assert "Repeat 1 was cold" in summarise_repeats([first, second]).state_said
 
 
 def test_each_repeat_has_a_seed_of_its_own() -> None:

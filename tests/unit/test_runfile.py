@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append, open_run, read, scan
+from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append_lines, open_run, read, scan
 from loadgen.results import runs_in
 
 HEADER = Header(version="0", started_at="2026-01-01T00:00:00Z", start_ns=5, plan={"n": 3}, server={"name": "tgi"})
@@ -34,7 +34,7 @@ def test_a_busy_disk_makes_no_start_late(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("loadgen.analysis.run.runfile.os.fsync", waited.append)
     open_run(tmp_path, msgspec.structs.replace(HEADER), "socket", 5, 6)
     assert (read(tmp_path).header.start_ns, waited) == (5, [])
-    append(tmp_path / "run.jsonl", [lines(FOOTER)])
+    append_lines(tmp_path / "run.jsonl", [lines(FOOTER)])
     assert (read(tmp_path).footer, len(waited)) == (FOOTER, 1)
 
 

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.analysis import frame as frames
-from loadgen.analysis.client_health import STEPS_PER_OCTAVE, StampError, error_bars
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.client_health import BUCKETS_PER_OCTAVE, StampError, error_bars
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import stamp_facts
 from tests.runs import MILLISECOND_NS as MS
@@ -22,7 +22,7 @@ from tests.runs import burst, complete, healthy, run_of, said, summarise, trunca
 ALONE_S = stamp_facts("socket").error_s or 0.0
 """What a kernel stamp is off by that stands for one token alone."""
 OWN = StampError(ALONE_S, 2 * ALONE_S, None)
-ROUNDED_UP = 2 ** (1 / STEPS_PER_OCTAVE)
+ROUNDED_UP = 2 ** (1 / BUCKETS_PER_OCTAVE)
 
 
 def stalled(truth_ns: Sequence[int], stall_ns: tuple[int, int], request_id: int = 0, sent_ns: int = 0) -> Record:
@@ -93,7 +93,7 @@ def test_one_token_a_read_keeps_tens_of_microseconds(tmp_path: Path) -> None:
 def test_what_came_before_a_merged_first_token_bounds_it(changes: dict[str, Any], since_ms: int) -> None:
     """It came after the first byte of the answer, where that was read before; else after the request was sent."""
     merged = complete(1, [500 * MS, 500 * MS, 600 * MS], sent_ns=50 * MS, **changes)
-    bars = error_bars(frame_of([merged]), OWN)
+    bars = error_bars(build_frame([merged]), OWN)
     assert bars["error_bar_ttft_s"] == pytest.approx(ALONE_S + (500 - since_ms) / 1e3)
     assert bars["error_bar_tpot_s"] == pytest.approx((2 * ALONE_S + (500 - since_ms) / 1e3) / 2)
 
@@ -101,7 +101,7 @@ def test_what_came_before_a_merged_first_token_bounds_it(changes: dict[str, Any]
 def test_nothing_is_off_by_more_than_the_client_was_away() -> None:
     """A first token read with others by a client that was away for 80 ms at most is off by 80 ms at most."""
     merged = complete(1, [500 * MS, 500 * MS, 600 * MS])
-    bars = error_bars(frame_of([merged]), replace(OWN, away_s=0.08))
+    bars = error_bars(build_frame([merged]), replace(OWN, away_s=0.08))
     assert bars["error_bar_ttft_s"] == pytest.approx(ALONE_S + 0.08)
     assert 0.08 <= (bars["error_bar_itl_s"] or 0) - 2 * ALONE_S <= 0.08 * ROUNDED_UP
 
@@ -109,9 +109,9 @@ def test_nothing_is_off_by_more_than_the_client_was_away() -> None:
 def test_the_newest_token_of_a_read_is_exact() -> None:
     """The last of three in a read has its own stamp: two stamps of 200 are off, which 99 % are not."""
     instants = [*every(20, 100), *[3_000 * MS] * 3, *every(20, 97, 3_100)]
-    assert error_bars(frame_of([complete(1, instants)]), OWN)["error_bar_s"] == ALONE_S
+    assert error_bars(build_frame([complete(1, instants)]), OWN)["error_bar_s"] == ALONE_S
     instants[103] = 3_000 * MS
-    bars = error_bars(frame_of([complete(1, instants)]), OWN)
+    bars = error_bars(build_frame([complete(1, instants)]), OWN)
     assert (bars["error_bar_s"] or 0) > 0.5 < (bars["error_bar_itl_s"] or 0)
 
 
@@ -119,9 +119,9 @@ def test_a_hundredth_may_be_worse() -> None:
     """One merged first token of 100 is the hundredth that the bar does not hold for; two are not."""
     alone = [complete(each, [500 * MS, 600 * MS]) for each in range(98)]
     merged = [complete(98 + each, [500 * MS, 500 * MS]) for each in range(2)]
-    one = frame_of([*alone, complete(200, [500 * MS, 600 * MS]), merged[0]])
+    one = build_frame([*alone, complete(200, [500 * MS, 600 * MS]), merged[0]])
     assert error_bars(one, OWN)["error_bar_ttft_s"] == ALONE_S
-    assert error_bars(frame_of([*alone, *merged]), OWN)["error_bar_ttft_s"] == pytest.approx(ALONE_S + 0.5)
+    assert error_bars(build_frame([*alone, *merged]), OWN)["error_bar_ttft_s"] == pytest.approx(ALONE_S + 0.5)
 
 
 def test_a_few_merged_first_tokens_do_not_touch_the_median(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_few_merged_first_tokens_do_not_touch_the_median(tmp_path: Path) -> No
 def test_only_complete_measured_answers_count() -> None:
     """What was cut off is in no latency, and so in no error bar; without any answer there is no TPOT's."""
     records = [truncated(1, [5 * MS] * 9), complete(2, [5 * MS] * 9, phase="warmup"), complete(3, [])]
-    bars = error_bars(frame_of(records), OWN)
+    bars = error_bars(build_frame(records), OWN)
     assert [bars["error_bar_ttft_s"], bars["error_bar_tpot_s"]] == [ALONE_S, None]
     assert bars["error_bar_itl_s"] == 2 * ALONE_S
 
@@ -163,7 +163,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         complete(each, np.sort(random.integers(1, 40, random.integers(0, 30)) * 10 * MS).tolist())
         for each in range(300)
     ]
-    frame = frame_of(records)
+    frame = build_frame(records)
     whole = error_bars(frame, OWN)
     monkeypatch.setattr(frames, "ENTRIES_PER_BLOCK", 64)
     assert error_bars(frame, OWN) == whole
@@ -172,7 +172,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_room_it_takes_does_not_grow_with_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 chunks a request, half of them merged: beside a few columns per request only blocks are held."""
     monkeypatch.setattr(frames, "ENTRIES_PER_BLOCK", 1 << 14)
-    frame = frame_of(complete(each, [instant * MS for instant in range(32) for _ in "ab"]) for each in range(4_000))
+    frame = build_frame(complete(each, [instant * MS for instant in range(32) for _ in "ab"]) for each in range(4_000))
     tracemalloc.start()
     error_bars(frame, OWN)
     _, most = tracemalloc.get_traced_memory()

@@ -13,7 +13,7 @@ from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
-from loadgen.analysis.telemetry import counters, memory, series
+from loadgen.analysis.telemetry import all_series, check_counters, memory_use
 from tests.runs import complete, failed, loop, rejected, run_of, said, summarise, text_of, typed
 from tests.telemetry import line, told
 
@@ -22,7 +22,7 @@ GIB = 1 << 30
 
 
 def curve(run: Any, name: str, of: str = "server") -> dict[float, float | None]:
-    (found,) = [each for each in series(run) if (each.name, each.of) == (name, of)]
+    (found,) = [each for each in all_series(run) if (each.name, each.of) == (name, of)]
     return dict(zip(found.x_s, found.y, strict=True))
 
 
@@ -30,7 +30,7 @@ def test_a_run_without_telemetry_says_nothing(tmp_path: Path) -> None:
     """Runs from before there was any are read as ever: no curve, no memory, no counts, no word of it."""
     run = run_of(tmp_path / "run", [complete(0, [MS])])
     summary = summarise(run)
-    assert series(run) == []
+    assert all_series(run) == []
     assert (summary["memory"], summary["server_counters"]) == ({}, {})
     assert said(summary, "memory") == said(summary, "counters") == ""
 
@@ -50,7 +50,7 @@ def test_gauges_and_rates_share_one_axis_and_keep_their_gaps(tmp_path: Path) -> 
     )
     assert curve(run, "running") == {-1: 0, 1: 8, 2: None, 3: 8, 4: None, 5: 1}
     assert curve(run, "output_tokens_per_s") == {-1: None, 1: 100, 2: None, 3: None, 4: None, 5: 50}
-    assert {each.name for each in series(run)} == {"running", "output_tokens_per_s"}
+    assert {each.name for each in all_series(run)} == {"running", "output_tokens_per_s"}
 
 
 def test_rare_events_are_counted_from_the_first_reading(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_cards_and_processes_have_curves_of_their_own(tmp_path: Path) -> None:
     assert curve(run, "gpu_memory_held", "process 5") == {1: 20, 2: 10}
     assert curve(run, "host_memory_used", "host") == {1: 7, 2: 8}
     assert curve(run, "process_memory", "process 5") == {1: 3, 2: None}
-    assert not [each for each in series(run) if each.of == "process 6"]
+    assert not [each for each in all_series(run) if each.of == "process 6"]
 
 
 @pytest.mark.parametrize("listed", [None, 7, "no list", [7, None, {"index": 0, "pid": 5}], {"index": 0}])
@@ -125,7 +125,7 @@ def levels(tmp_path: Path, server: str = "vllm", **more: Any) -> Memory:
             line("server", at, moment, kv_used=share, **more),
         )
     ]
-    found = memory(told(tmp_path / server, lines, server=server, facts={"gpu": {"gpus": [CARD]}}))
+    found = memory_use(told(tmp_path / server, lines, server=server, facts={"gpu": {"gpus": [CARD]}}))
     assert found is not None
     return found
 
@@ -146,7 +146,7 @@ def test_the_fullest_of_several_engines_is_told_too(tmp_path: Path) -> None:
         for moment, at, mean, fullest in shares
     ]
     run = told(tmp_path / "run", lines, server="vllm")
-    found = memory(run)
+    found = memory_use(run)
     assert found is not None
     assert found.kv_cache is not None
     assert (found.kv_cache.peak_share, found.kv_cache.peak_fullest_share, found.kv_cache.engines) == (0.5, 0.9, 2)
@@ -179,7 +179,7 @@ def test_what_an_engine_takes_at_its_start_is_named(
 def test_gaps_and_what_is_not_measured_are_told(tmp_path: Path) -> None:
     """How often and why, so that a missing figure is never taken for a zero."""
     lines = [line("server", 1, gap="busy"), line("server", 2, gap="busy"), line("host", 1, memory_used_bytes=5)]
-    found = memory(told(tmp_path / "run", lines, facts={"not_measured": {"gpu": "none"}}))
+    found = memory_use(told(tmp_path / "run", lines, facts={"not_measured": {"gpu": "none"}}))
     assert found is not None
     assert found.gaps == {"server": {"busy": 2}}
     assert found.not_measured == {"gpu": "none"}
@@ -195,7 +195,7 @@ def counted(prompt: float, output: float, finished: float, **more: float) -> dic
 
 def compared(folder: Path, lines: list[Any], records: list[Record], **changes: Any) -> dict[str, CounterCheck]:
     run = told(folder, lines, records, **changes)
-    return counters(run, frame_of_run(run))
+    return check_counters(run, frame_of_run(run))
 
 
 RECORDS = loop(10, warmup=2)
@@ -338,7 +338,7 @@ def test_texts_that_vllm_ranks_by_embeddings_are_explained(tmp_path: Path, endpo
     """It runs the query and the document of a request by themselves, and has finished two."""
     run = told(tmp_path / "run", [BEFORE, line("server", 9, "after", **counted(6244, 130, 25))], RECORDS, server="vllm")
     run.header.plan["endpoint"] = endpoint
-    entry = counters(run, frame_of_run(run))["requests_finished"]
+    entry = check_counters(run, frame_of_run(run))["requests_finished"]
     assert (entry.agree, entry.difference) == (False, 12)
     assert why in entry.why
 

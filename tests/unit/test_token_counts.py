@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import findings
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.token_counts import Basis, generated, streamed
+from loadgen.analysis.run.token_counts import Basis, generated_tokens, streamed_tokens
 from tests.answers import DONE, Key, recorded
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, run_of, said, summarise, typed
@@ -29,7 +29,7 @@ def spaced(chunks: int, *, first: int = 50, step: int = 20, **facts: Any) -> Rec
 
 def mean_ms(name: str, record: Record) -> float:
     """The mean of a metric over one record."""
-    return float(np.mean(METRICS[name].values(frame_of([record])))) * 1e3
+    return float(np.mean(METRICS[name].values(build_frame([record])))) * 1e3
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def mean_ms(name: str, record: Record) -> float:
 )
 def test_tpot_and_itl_are_of_streamed_tokens(record: Record, basis: Basis, tokens: float, tpot_ms: float) -> None:
     """Time between chunks is divided by the tokens that came in it, and ITL has one sample for each."""
-    found = streamed(record)
+    found = streamed_tokens(record)
     assert (found.basis, found.tokens) == (basis, tokens)
     assert len(found.counts) == len(record.chunk_ns)
     assert mean_ms("tpot_s", record) == pytest.approx(tpot_ms)
     between_ms = (record.chunk_ns[-1] - record.chunk_ns[0]) / MS
     assert mean_ms("itl_s", record) == pytest.approx(between_ms / (max(tokens, len(record.chunk_ns)) - 1))
-    assert frame_of([record]).tokens_inside() == generated(record)
+    assert build_frame([record]).tokens_inside() == generated_tokens(record)
 
 
 @pytest.mark.parametrize(("state", "counted"), [("complete", 9_999), ("failed", 2), ("truncated", 2)])
@@ -102,14 +102,14 @@ def test_a_total_beyond_the_request_counts_only_if_complete(state: Any, counted:
         id=1, state=state, chunk_ns=[1, 2], chunk_tokens=[1, 1], output_tokens=9_999, output_tokens_asked=8,
         counted_by="server", sent_ns=0,
     )  # fmt: skip
-    assert generated(record) == counted
-    assert frame_of([record]).output_tokens.tolist() == [counted]
+    assert generated_tokens(record) == counted
+    assert build_frame([record]).output_tokens.tolist() == [counted]
 
 
 def test_older_run_files_are_read_by_the_same_rule() -> None:
     """They do not say how a chunk's tokens are known: counts above 1 show it, and counts of 1 do not."""
-    assert streamed(spaced(4, tokens=[1, 2, 1, 1], output_tokens=9, chunk_counts="")).basis == "hidden"
-    assert streamed(spaced(4, output_tokens=8, chunk_counts="")).basis == "spread"
+    assert streamed_tokens(spaced(4, tokens=[1, 2, 1, 1], output_tokens=9, chunk_counts="")).basis == "hidden"
+    assert streamed_tokens(spaced(4, output_tokens=8, chunk_counts="")).basis == "spread"
 
 
 def summary_of(folder: Path, record: Record, normal: int = 2) -> Any:
@@ -289,4 +289,4 @@ def test_a_finish_reason_is_no_token_of_hidden_ones(server: str) -> None:
     """Where the server counts hidden reasoning, its total is no proof that the last chunk held a token."""
     events = [ROLE, delta("w "), delta("w "), FINISH, final(98, REASONING), DONE]
     record, _ = recorded((server, "chat"), *events, asked=98)
-    assert (record.state, record.chunk_tokens, streamed(record).basis) == ("complete", [1, 1], "hidden")
+    assert (record.state, record.chunk_tokens, streamed_tokens(record).basis) == ("complete", [1, 1], "hidden")

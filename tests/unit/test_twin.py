@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from loadgen.analysis import prediction
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.prediction import predicted
 from loadgen.analysis.repeats import figures_of
 from loadgen.analysis.run.runfile import Run, Telemetry
 from loadgen.cli.twin import predict
@@ -126,7 +126,7 @@ def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:
 
 def test_an_interval_is_of_draws_and_of_what_the_fit_missed() -> None:
     """Logarithms: variances add, that of runs of one server too; 1.96 deviations to either side."""
-    (found,) = predicted({"ttft.p50": 2.0}, [{"ttft.p50": 2.0 * math.exp(0.3)}], {"ttft": 0.4}, 0.1)
+    (found,) = prediction.predict({"ttft.p50": 2.0}, [{"ttft.p50": 2.0 * math.exp(0.3)}], {"ttft": 0.4}, 0.1)
     half = math.hypot(0.98, 0.1)
     assert (found.low, found.high) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.analysis.frame import frame_of
+from loadgen.analysis.frame import build_frame
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report import tables
 from loadgen.analysis.report.findings import goodput_sentences
@@ -80,7 +80,7 @@ def test_goodput_names_no_bound_of_zero(tmp_path: Path) -> None:
     """Answers whose tokens came in one read have a TPOT of 0 and meet any bound, so there is none to name."""
     records = answers(100, [0, 0, 0])
     summary = summary_of(tmp_path / "run", records)
-    summary.goodput = goodput(frame_of(records), parse_bounds(["tpot < 30ms"]))
+    summary.goodput = goodput(build_frame(records), parse_bounds(["tpot < 30ms"]))
     text = " ".join(goodput_sentences(summary))
     assert text.endswith("90 % would have met any bounds, however tight: their tpot is 0 or undefined.")
     assert tables.goodput([summary]).rows[0].cells[-1].text == "any bounds"
@@ -90,7 +90,7 @@ def test_one_latency_of_zero_leaves_the_other_bounds(tmp_path: Path) -> None:
     """All bounds are scaled together, so the latency that is not 0 decides by how much."""
     records = answers(100, [0, 0, 0])
     summary = summary_of(tmp_path / "run", records)
-    summary.goodput = goodput(frame_of(records), parse_bounds(["tpot < 30ms", "ttft < 50ms"]))
+    summary.goodput = goodput(build_frame(records), parse_bounds(["tpot < 30ms", "ttft < 50ms"]))
     assert goodput_sentences(summary)[1] == "90 % would have met tpot < 60.0 ms and ttft < 100 ms (bounds x2.00)."
 
 
@@ -98,5 +98,5 @@ def test_a_tiny_scale_is_not_zero(tmp_path: Path) -> None:
     """Bounds far above the latencies are met at a scale that has its significant digits."""
     records = answers(0.002, [0.001] * 3)
     summary = summary_of(tmp_path / "run", records)
-    summary.goodput = goodput(frame_of(records), parse_bounds(["ttft < 10s"]))
+    summary.goodput = goodput(build_frame(records), parse_bounds(["ttft < 10s"]))
     assert goodput_sentences(summary)[1] == "90 % would have met ttft < 2.00 µs (bounds x0.000000200)."

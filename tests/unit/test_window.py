@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.analysis.frame import Window, frame_of
+from loadgen.analysis.frame import Window, build_frame
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.findings import findings, verdict
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import load_facts
 from loadgen.analysis.slo import goodput
-from loadgen.analysis.steady_window import choose, frame_of_run, in_flight
+from loadgen.analysis.steady_window import choose_window, frame_of_run, in_flight
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import complete, dropped, failed, footer, header, run_of, said, summarise, text_of, truncated, typed
 
@@ -44,7 +44,7 @@ def evenly(number: int, gap_ms: float) -> list[float]:
 
 
 def window_of(records: Sequence[Record], arrivals: str, **plan: Any) -> Window | None:
-    return choose(frame_of(records), load_facts(arrivals, ""), **plan)
+    return choose_window(build_frame(records), load_facts(arrivals, ""), **plan)
 
 
 def test_a_steady_load_is_measured_after_its_ramp() -> None:

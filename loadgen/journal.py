@@ -21,10 +21,13 @@ from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_WAIT_S, FolderClaim
 from loadgen.servers.auth import hide
 from loadgen.servers.errors import NOT_READABLE
+from loadgen.workloads.input_files import open_input, read_input
 
 FORMAT = 1
 TAIL_BYTES = 65_536
 """A footer is shorter, its notes included."""
+JOURNAL_BYTES = 1 << 28
+"""Maximum size of a journal that is read; the line of a run is about 1 kB."""
 MAX_DIFFERENCES = 20
 
 JournalLine = dict[str, Any]
@@ -103,11 +106,16 @@ def _check_not_begun(kind: JournalKind, path: Path, *, resume: bool) -> None:
 
 
 def read_journal(kind: JournalKind, folder: Path) -> list[JournalLine]:
-    """What a journal holds; a line that was cut off or is damaged is left out, the runs themselves tell the rest."""
+    """Return the lines of a journal. A line that was cut off or is damaged is left out: the runs themselves hold the
+    rest. Raises OutputError for a file that cannot be a journal."""
     file, lines = folder / kind.file, list[JournalLine]()
+    try:
+        content = read_input(file, JOURNAL_BYTES, pipes=False) if file.exists() else b""
+    except OSError as error:
+        raise OutputError(f"cannot read {file}: {error.strerror}", "Begin anew with another --out.") from error
     held = {"plan": [("version", str), ("plan", JournalLine), ("format", int)], **kind.line_fields}
     structs = {name: msgspec.defstruct(f"Journal{name}", fields, bases=(LINE,)) for name, fields in held.items()}
-    for text in file.read_bytes().splitlines() if file.is_file() else ():
+    for text in content.splitlines():
         with suppress(*NOT_READABLE):
             line = msgspec.json.decode(text, type=JournalLine)
             msgspec.convert(line, structs.get(str(line.get("type")), LINE))
@@ -119,7 +127,7 @@ def read_footer(run: Path) -> Footer | None:
     """How the run in a folder ended; None where it has not."""
     file = run / "run.jsonl"
     try:
-        with file.open("rb") as stream:
+        with open_input(file, pipes=False) as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
             return msgspec.json.decode(stream.read().splitlines()[-1], type=Footer)
     except (OSError, IndexError, *NOT_READABLE):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.analysis.run.errors import RunFileError
 from loadgen.errors import OutputError, PlanError
+from loadgen.workloads.input_files import read_input
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun, Comparison
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from loadgen.analysis.summary import Summary
 
 RESULTS_ARE_SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
+
+
+SUMMARY_BYTES = 1 << 26
+"""Maximum size of a summary.json that is read; a larger one is made again from its run."""
 
 
 def parse_expressions(
@@ -133,7 +138,7 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
             try:
                 if file.stat().st_mtime < (run / "run.jsonl").stat().st_mtime:
                     raise FileNotFoundError  # as if it were not there
-                summary = from_json(file.read_bytes())
+                summary = from_json(read_input(file, SUMMARY_BYTES, pipes=False))
             except (OSError, MsgspecError):
                 summary = load_and_summarise(run, (), (), drawn=False).summary
                 write_summary(run, summary)

@@ -19,12 +19,15 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 
 from loadgen.servers.errors import LocalLimitError, SecretError
+from loadgen.workloads.input_files import input_path
 
 if TYPE_CHECKING:
     import ssl
 
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
 HIDDEN = "***"
+CA_BYTES = 1 << 24
+"""Maximum size of a file of certificate authorities; those of an operating system are about 0.2 MB."""
 SHORTEST = 6
 """Characters of the shortest secret that `hide` looks for: a shorter one would be found in ordinary words."""
 _FRAMING = ("content-length", "transfer-encoding", "connection")
@@ -111,10 +114,15 @@ def _without(text: str, begin: str, more: str) -> str:
 
 
 def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
-    """Certificates are checked against the system's authorities, or `ca_file`, unless `insecure`."""
+    """Return a context that checks certificates against the system's authorities, or those of `ca_file`, unless
+    `insecure`. Raises OSError for a file that cannot be read or holds no certificates."""
     import ssl  # 30 ms that plain HTTP must not cost
 
-    context = ssl.create_default_context(cafile=ca_file)
+    if ca_file is None:
+        context = ssl.create_default_context()
+    else:
+        with input_path(ca_file, CA_BYTES) as path:
+            context = ssl.create_default_context(cafile=path)
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from loadgen.workloads.input_files import open_input
+
 NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
 
@@ -21,8 +23,9 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
 
 
 def read_settings(path: Path) -> str:
-    """A file that somebody wrote by hand. Raises OSError, and ValueError for one that is larger or no text."""
-    with path.open("rb") as file:
+    """Return the text of a file that somebody wrote by hand. Raises OSError, and ValueError for a file that is larger
+    than such files are or is no text."""
+    with open_input(path) as file:
         content = file.read(SETTINGS_BYTES + 1)
     if len(content) > SETTINGS_BYTES:
         raise ValueError(f"it has more than {SETTINGS_BYTES:,} bytes")

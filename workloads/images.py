@@ -15,7 +15,11 @@ from random import Random
 
 import msgspec
 
+from loadgen.workloads.input_files import read_input
+
 SIDE_LIMIT = 16_384
+PICTURE_BYTES = 1 << 26
+"""Maximum size of a picture in a file."""
 ENDINGS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 _URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
 
@@ -60,7 +64,7 @@ def url_of(given: str, folder: Path) -> str:
     if file.suffix.lower() not in ENDINGS:
         raise ValueError(f"{given!r} has no ending of a picture: {', '.join(ENDINGS)}")
     try:
-        return _data_url(ENDINGS[file.suffix.lower()], file.read_bytes())
+        return _data_url(ENDINGS[file.suffix.lower()], read_input(file, PICTURE_BYTES))
     except OSError as error:
         raise ValueError(f"cannot read the picture {given}: {error.strerror}") from None
 

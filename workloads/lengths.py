@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import math
 import re
+import stat
 from array import array
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
 from statistics import NormalDist
@@ -22,9 +24,12 @@ import msgspec
 
 from loadgen.workloads import random_streams as draws
 from loadgen.workloads import spec_syntax as syntax
+from loadgen.workloads.input_files import LongLineError, limited_lines
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError
 
 VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
+WORD_LIMIT = 40
+"""Characters of one number; of a longer word an error shows the beginning."""
 UNNAMED = 128
 """Tokens of an answer where neither its file nor anybody else says how many."""
 ANSWERS = "answers"
@@ -179,27 +184,38 @@ def _show_bounds(low: int, high: int | None) -> str:
 
 
 def _values(path: Path, column: str | None) -> array[int]:
+    """Return the lengths in a file. They are read once, and again when the file has changed."""
+    try:
+        result = path.stat()
+    except OSError as error:
+        raise WorkloadError(f"cannot read the lengths in {path}: {error.strerror}") from None
+    changed = result.st_mtime_ns if stat.S_ISREG(result.st_mode) else 0  # A pipe changes as it is read
+    return _read_values(path, column, (result.st_dev, result.st_ino, changed))
+
+
+@lru_cache(maxsize=2)  # Of inputs and outputs
+def _read_values(path: Path, column: str | None, _version: tuple[int, int, int]) -> array[int]:
     values = array("I")
     with syntax.opened(path, "the lengths in") as file:
-        for line, text in _numbers(file, path, column):
+        for line, text in _numbers(limited_lines(file), path, column):
+            if len(values) == VALUES_LIMIT:
+                raise WorkloadError(f"{path}: has more than {VALUES_LIMIT:,} lengths", "give a sample of them")
             try:
-                values.append(syntax.whole(text, "length", 1, TOKENS_LIMIT))
+                values.append(syntax.whole(text[:WORD_LIMIT], "length", 1, TOKENS_LIMIT))
             except WorkloadError as error:
-                raise WorkloadError(f"{path}, line {line}: {error}", "mend or remove the line") from None
-            if len(values) > VALUES_LIMIT:
-                raise WorkloadError(f"{path}: more than {VALUES_LIMIT} lengths", "give a sample of them")
+                raise WorkloadError(f"{path}, line {line}: {error}", "correct or remove the line") from None
     if not values:
         raise WorkloadError(f"{path}: holds no lengths", "write one number per line")
     return values
 
 
 def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tuple[int, str]]:
-    """(line number, text) of each number."""
-    if column is None:
-        yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
-        return
-    reader = csv.reader(file)
+    """Yield the line number and the text of each number. Raises WorkloadError."""
     try:
+        if column is None:
+            yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
+            return
+        reader = csv.reader(file)
         header = [name.strip() for name in next(reader, [])]
         if column not in header:
             raise WorkloadError(f"{path}: has no column {column!r}", f"its columns are {', '.join(header)}"[:300])
@@ -207,6 +223,8 @@ def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tu
         yield from ((reader.line_num, (*fields, *repeat("", index))[index].strip()) for fields in reader if fields)
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not CSV: {error}") from error
+    except LongLineError as error:
+        raise WorkloadError(f"{path}: {error}", "name a file with one number per line, or a CSV file") from None
 
 
 def _uniform(rest: str) -> Uniform:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from loadgen.workloads.input_files import check_input, read_input
 from loadgen.workloads.random_streams import picker
 from loadgen.workloads.spec_syntax import WorkloadError
 
@@ -109,7 +110,13 @@ class LocalTokenizer(msgspec.Struct, frozen=True):
 def tokenizer_file(named: Path) -> Path:
     """The tokenizer.json that is meant: a file, one in a folder, or that of a model by its name, such as
     Qwen/Qwen3-0.6B, in the local Hugging Face cache. Nothing is downloaded. Raises PromptError when there is none."""
-    if named.is_file():
+    if named.exists() and not named.is_dir():
+        try:
+            check_input(named)
+        except OSError as error:
+            raise PromptError(
+                f"cannot read {named}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json"
+            ) from None
         return named
     folders, of = [named], f"the folder {named}"
     if not named.is_dir():
@@ -135,12 +142,10 @@ def load_tokenizer(named: Path) -> LocalTokenizer:
     import tokenizers
 
     path = tokenizer_file(named)
-    if path.stat().st_size > TOKENIZER_BYTES:
-        raise PromptError(f"{path} has more than {TOKENIZER_BYTES:,} bytes", "pass a Hugging Face tokenizer.json")
     # Threads of the tokenizers library do not survive a fork, and counting is short.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = tokenizers.Tokenizer.from_str(read_input(path, TOKENIZER_BYTES).decode())
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json") from error
     except Exception as error:  # the library raises plain Exception for everything that is wrong with a file

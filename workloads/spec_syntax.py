@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from io import BufferedReader
+from loadgen.workloads.input_files import open_input
 
 NS_PER_S = 1_000_000_000
 DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month: the longest public trace is a week per file
@@ -116,12 +116,13 @@ def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, 
 def opened(path: Path, what: str) -> Iterator[TextIO]:
     """Open a user's file as text, with its line ends as they are. Raises WorkloadError, which calls the file `what`."""
     try:
-        # A byte that is not UTF-8 becomes half of a surrogate pair, which every reader refuses with its line.
-        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
-        begin = cast("BufferedReader", file.buffer).peek(8)[:8]
+        content = open_input(path)
+        begin = content.read(8)
+        content.seek(0)
     except OSError as error:
         raise WorkloadError(f"cannot read {what} {path}: {error.strerror}") from error
-    with file:
+    # A byte that is not UTF-8 becomes half of a surrogate pair, which every reader refuses with its line.
+    with TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for magic, form, hint in NOT_TEXT:
             if begin.startswith(magic):
                 raise WorkloadError(f"{what} {path} is {form}, not text in UTF-8", hint)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,12 @@ from loadgen.servers.errors import NOT_READABLE
 from loadgen.servers.marks import FIELD
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrivals import facts_of
+from loadgen.workloads.input_files import open_input
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
+LINE_BYTES = 1 << 28
+"""Maximum length of a line that is read. A Record of ten million chunks is shorter."""
 STAMPS_RENAMED = {"kernel": "socket"}
 """Sources of stamps as older runs have them, and as they are called today."""
 
@@ -257,7 +260,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(f"{path}: no run here. Give a folder that holds run.jsonl, as `loadgen burst` prints it.")
-    lines = _lines(main)
+    lines = _lines(main, pipes=main == path)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
     parts = sorted(main.parent.glob("part-*.jsonl"))
     seen: set[int] = set()  # a part that was being gathered when the disk filled up is there twice
@@ -302,7 +305,9 @@ def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
 
 
 def _being_written(file: Path) -> bool:
-    """Whether a RunWriter has it open."""
+    """Return whether a RunWriter has the file open."""
+    if not file.is_file():
+        return False
     try:
         with file.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -322,10 +327,16 @@ def _header(main: Path, line: bytes) -> Header:
     return header
 
 
-def _lines(file: Path) -> Iterator[bytes]:
+def _lines(file: Path, *, pipes: bool = False) -> Iterator[bytes]:
+    """Yield the lines that are not blank. Raises RunFileError for a file that cannot be read or is no run."""
     try:
-        with file.open("rb") as stream:
-            for line in stream:
+        with open_input(file, pipes=pipes) as stream:
+            for number in count(1):
+                line = stream.readline(LINE_BYTES + 1)
+                if not line:
+                    return
+                if len(line) > LINE_BYTES:
+                    raise RunFileError(f"{file}: line {number} has more than {LINE_BYTES:,} bytes. Is this a run?")
                 if not line.isspace():
                     yield line
     except OSError as error:

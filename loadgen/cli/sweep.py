@@ -18,7 +18,8 @@ from loadgen.cli.output import Output, Quiet, print_document, print_error
 from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
 from loadgen.cli.streams import results_are_kept
 from loadgen.errors import OutputError, PlanError
-from loadgen.results import load_and_summarise, report_link, write_page, write_summary, write_text
+from loadgen.results import SUMMARY_BYTES, load_and_summarise, report_link, write_page, write_summary, write_text
+from loadgen.workloads.input_files import read_input
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
@@ -227,7 +228,7 @@ def read_sweep(folder: Path) -> SweepResult:
         for line in ended(lines):
             run = folder / step_folder(line["step"])
             try:
-                summary = from_json((run / "summary.json").read_bytes())
+                summary = from_json(read_input(run / "summary.json", SUMMARY_BYTES, pipes=False))
             except (OSError, MsgspecError):
                 summary = load_and_summarise(run, objectives, _bounds(objectives), drawn=False).summary
             measured.append(MeasuredStep(line, step_folder(line["step"]), summary))

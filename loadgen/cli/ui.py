@@ -12,6 +12,7 @@ from typer import Exit, Option
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
 from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, write_results
 from loadgen.errors import EXIT_USAGE, PlanError
+from loadgen.workloads.input_files import open_input
 
 if TYPE_CHECKING:
     from loadgen.interactive.session import LocustSession
@@ -66,6 +67,7 @@ def ui(
     from loadgen.interactive import interactive_plan, locust_option
 
     interactive_plan(settings)  # mistakes are told before anything is started
+    _check_locustfile(locustfile)
     output, report = _output(**shared)
     words = ["-f", str(locustfile or LOCUSTFILE), "--users", str(users), "--spawn-rate", str(spawn_rate)]
     if headless:
@@ -88,6 +90,16 @@ def ui(
         raise Exit(write_results(output, session.folders[0], report=report))
     for folder in session.folders:
         output.say(str(folder / "run.jsonl"))
+
+
+def _check_locustfile(file: Path | None) -> None:
+    """Refuse what Python cannot import, such as a device. Raises PlanError. Locust reports missing files itself."""
+    if file is None or file.is_dir() or not file.exists():
+        return
+    try:
+        open_input(file, pipes=False).close()
+    except OSError as error:
+        raise PlanError(f"cannot read {file}: {error.strerror}", "Name a Python file.") from None
 
 
 def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:

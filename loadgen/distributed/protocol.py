@@ -45,6 +45,7 @@ from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
 from loadgen.servers.auth import secret_in
 from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.lifeline import lifeline
 from loadgen.workloads.request import Request
 
 PORT = 5557
@@ -310,10 +311,10 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start a command's own Locust process, and end it."""
+    """Start the Locust process of a command, and end it. It also ends when the command is killed."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno())]
-    with ours, theirs:
+    with ours, theirs, lifeline(ours):
         child = subprocess.Popen(  # noqa: S603 - our own interpreter and our own arguments
             command,
             pass_fds=[theirs.fileno()],

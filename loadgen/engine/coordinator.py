@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import signal
 import time
@@ -30,6 +31,9 @@ START_LEAD_NS, LOOKED_AT_NS = 20_000_000, 5_000
 """From the order to start to the start: enough for every worker to have read it, to have looked at each of its
 connections once more, and to be watching the clock."""
 POLL_S = 0.1
+BUSY_LIMIT_S = 5.0
+"""Time that a worker has to answer an interrupt before the start. A worker that still draws prompts is then killed,
+because it has measured nothing."""
 
 
 class Worker(msgspec.Struct):
@@ -126,7 +130,13 @@ def run_workers(
             workers.append(Worker(task, process, ours, counts))
         before()
         _order(workers, ("connect",))
-        _until(workers, lambda worker: bool(worker.stamps), interrupts, lambda: on_progress("connecting", workers))
+        _until(
+            workers,
+            lambda worker: bool(worker.stamps),
+            interrupts,
+            lambda: on_progress("connecting", workers),
+            patience_s=BUSY_LIMIT_S,
+        )
         start_ns = begin(least_exact_source(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
         _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
@@ -147,10 +157,17 @@ def run_workers(
 
 
 def _until(
-    workers: Sequence[Worker], reached: Callable[[Worker], bool], interrupts: Interrupts, show: Callable[[], None]
+    workers: Sequence[Worker],
+    reached: Callable[[Worker], bool],
+    interrupts: Interrupts,
+    show: Callable[[], None],
+    *,
+    patience_s: float = math.inf,
 ) -> None:
-    """Wait until each worker has reached a point or is dead, passing interrupts on."""
+    """Wait until every worker has reached a point or has ended. The first interrupt stops the workers; the second, or
+    `patience_s` after the first, kills those that have not answered."""
     told = 0
+    limit_s = math.inf
     while pending := [worker for worker in workers if not (reached(worker) or worker.done)]:
         ready = wait([worker.pipe for worker in pending], POLL_S)
         for worker in (each for each in pending if each.pipe in ready):
@@ -166,9 +183,10 @@ def _until(
             told = interrupts.count
             if told == 1:
                 _order(pending, ("stop",))
-            else:
-                for worker in pending:
-                    worker.process.kill()
+                limit_s = time.monotonic() + patience_s
+        if told > 1 or time.monotonic() > limit_s:
+            for worker in pending:
+                worker.process.kill()
         show()
 
 

@@ -33,8 +33,10 @@ from loadgen.workloads import arrival_processes as processes
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads import images as pictures
 from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import load_tokenizer
 from loadgen.workloads.sessions import MultiTurn
+from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.workload import Prompts, WorkloadSpec, prompts_for
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     from loadgen.servers.discovery import dialect_on, marked, tokenizer_of
     from loadgen.servers.wire.addresses import addresses_said, reachable
 
+    check_inputs(plan)
     access = access_of(plan)
     requested = dialect_on(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
@@ -148,6 +151,22 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         header = header_of(plan, facts, dialect, prompts, schedule.at_once)
         header.server |= target.facts
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
+
+
+def check_inputs(plan: Plan) -> None:
+    """Open every file that the requests come from, before the server is contacted and before workers are forked, which
+    inherit what was read of pipes and of lists of lengths. Raises loadgen.workloads.spec_syntax.WorkloadError."""
+    inputs, outputs = lengths.parse(str(plan.input_tokens)), lengths.outputs(str(plan.output_tokens)).lengths
+    for name, named in (("input", inputs), ("output", outputs)):
+        if isinstance(named, lengths.Empirical):
+            next(named.tokens(plan.seed, name))
+    for source in (workload.parse(plan.workload), arrivals.parse(plan.arrivals)):
+        path: Path | None = getattr(source, "path", None)
+        if path is not None:
+            try:
+                check_input(path)
+            except OSError as error:
+                raise WorkloadError(f"cannot read {path}: {error.strerror}") from None
 
 
 def schedule_of(plan: Plan) -> Schedule:

@@ -31,6 +31,7 @@ import msgspec
 from loadgen.analysis.run.runfile import RunWriter, Telemetry
 from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import LoadgenError, OutputError, PlanError
+from loadgen.servers.lifeline import end_with_parent
 from loadgen.servers.telemetry import (
     Dcgm,
     GapError,
@@ -355,7 +356,8 @@ class SamplerProcess:
 
 
 def main() -> None:
-    """The other end of a SamplerProcess: answer each line in turn."""
+    """Answer each line of a SamplerProcess in turn, in the child process."""
+    end_with_parent(pipe=sys.stdin.fileno())
     from loadgen.plan import Plan
     from loadgen.servers import json_client as calls  # noqa: F401 - not in the time of the run
 

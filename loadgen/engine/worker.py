@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, repeat
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.auth import Target
 from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.lifeline import close_inherited, end_with_parent
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.packet_socket import may_see_packets
 from loadgen.servers.wire.timestamp_sources import load, open_source
@@ -142,12 +144,14 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
     """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies; `share`
     says which of this machine's workers it is."""
     for other in inherited:
-        other.close()  # or nobody would notice the coordinator's death
+        other.close()  # Otherwise no worker would notice the coordinator's death
+    close_inherited()
     for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
     with ThreadPoolExecutor(1) as beside:  # the kernel takes 20 ms to open a packet ring, and imports as long
         opening = beside.submit(_open_stamps, task, share)
-        may_see_packets(now=False)  # of this thread alone
+        may_see_packets(now=False)  # of this thread alone, and of those that it starts
+        end_with_parent(parent.pid if (parent := parent_process()) else None, pipe.fileno())
         import asyncio
 
         import uvloop

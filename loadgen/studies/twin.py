@@ -20,9 +20,12 @@ from loadgen.errors import PlanError
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.simulated.scheduler_presets import Engine
 from loadgen.servers.simulated.step_time import LinearStepTime, StepDurations
+from loadgen.workloads.input_files import read_input
 
 FORMAT = 1
 """Of the file: rises when a key goes or changes its meaning, not when one is added."""
+TWIN_BYTES = 1 << 26
+"""Maximum size of a twin file; thousands of draws of the constants are about 1 MB."""
 
 
 class Meaning(NamedTuple):
@@ -152,7 +155,7 @@ def step_time_of(values: Mapping[str, float], engine: Engine, deployment: Deploy
 def read(path: Path) -> Twin:
     """Raises PlanError for a file that is no twin, or another version's."""
     try:
-        twin = msgspec.json.decode(path.read_bytes(), type=Twin)
+        twin = msgspec.json.decode(read_input(path, TWIN_BYTES), type=Twin)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "loadgen twin fit RUN... writes one.") from None
     except msgspec.MsgspecError as error:

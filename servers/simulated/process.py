@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadgen.servers.lifeline import lifeline
 from loadgen.servers.simulated import StartError
 from loadgen.servers.simulated.config import SimulatedConfig
 
@@ -31,15 +32,16 @@ def spawn(config: SimulatedConfig) -> Iterator[str]:
 
 @contextlib.contextmanager
 def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
-    """A simulated server in a process of its own; yields its URL and its process id. It is in a session of its own, so
-    Ctrl-C does not reach it, and ends when its standard input does, which is when this process dies, of whatever.
-    Raises StartError when it does not come up."""
+    """Start a simulated server in a separate process; yield its URL and its process id. The process is in a separate
+    session, so Ctrl-C does not reach it. It ends when this process ends, also by SIGKILL (loadgen.servers.lifeline).
+    Raises StartError when it does not start."""
     command, pipe = [sys.executable, "-c", CHILD], subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+b") as complaints,
         subprocess.Popen(  # noqa: S603 - our own interpreter and our own words
             command, bufsize=0, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True
         ) as process,
+        lifeline(process.stdin),
     ):
         try:
             assert process.stdin is not None

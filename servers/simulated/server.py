@@ -30,6 +30,7 @@ from aiohttp.web_request import BaseRequest
 from loadgen.servers import marks
 from loadgen.servers.backends import KINDS
 from loadgen.servers.hardware import HardwareError
+from loadgen.servers.lifeline import end_with_parent
 from loadgen.servers.simulated import ConfigError, SimulatedError
 from loadgen.servers.simulated.config import SimulatedConfig, fault_for, parse_fault
 from loadgen.servers.simulated.process import READY
@@ -111,7 +112,8 @@ def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[st
 
 
 def child() -> None:
-    """A process whose standard input says which config, on one line, and which ends when its parent does."""
+    """Serve in a child process. Its standard input has the config, in one line, and ends when the parent ends."""
+    end_with_parent(pipe=sys.stdin.fileno())
     line = sys.stdin.buffer.readline()
     try:
         run(SimulatedConfig.from_json(line), until_stdin_closes=True)

@@ -41,8 +41,8 @@ PLAYED_S = 0.2
 """Long after the server has sent it all."""
 WITHOUT = """
 from loadgen.servers.wire.packet_socket import may_see_packets
-from loadgen.servers.wire.timestamp_sources import RingStamps, open_source
-held = RingStamps.open([(2, ('127.0.0.1', 1))])
+from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps, open_source
+held = PacketRingTimestamps.open([(2, ('127.0.0.1', 1))])
 may_see_packets(now=False)
 print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])
 """

@@ -65,10 +65,12 @@ def test_machines_find_our_own_packages(beside: Path) -> None:
     assert (worker.returncode, master.returncode in {0, 5}, "own" in ours + theirs) == (0, True, False), ours + theirs
 
 
-def test_a_module_that_came_first_is_named(beside: Path) -> None:
-    """Python has one module of a name: who imported another before loadgen is told so."""
-    (beside / "workloads.py").write_text("")
-    command = [sys.executable, "-c", "import loadgen.workloads\nimport loadgen"]
+def test_a_module_of_our_name_that_came_first_does_no_harm(beside: Path) -> None:
+    """Only the name `loadgen` is ours: a script may import its own `workloads` before or after it."""
+    (beside / "workloads.py").write_text("OWN = True\n")
+    script = "import workloads, loadgen, sys\nfrom loadgen.workloads.request import Request\n"
+    script += "assert workloads.OWN and not [finder for finder in sys.meta_path if 'loadgen' in repr(finder)]"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=beside, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert "another module named workloads was imported before: import loadgen first" in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")

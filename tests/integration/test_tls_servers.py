@@ -114,7 +114,7 @@ def test_packet_timestamps_that_are_wrong_are_not_used(tmp_path: Path, monkeypat
         connection.received = before
         return closed
 
-    monkeypatch.setattr(Connection, "gone", uncounted)
+    monkeypatch.setattr(Connection, "closed_by_peer", uncounted)
     with SERVERS["uvloop"](tmp_path) as (url, log):
         _, err, run = measure(tmp_path / "wrong", tmp_path, url, "closed loop")
         late = late_s(run, log())

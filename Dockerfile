@@ -25,8 +25,8 @@ RUN /opt/loadgen/bin/pip install --no-deps --force-reinstall .
 
 FROM python:${PYTHON}
 COPY --from=build /opt/loadgen /opt/loadgen
-# This Python may open packet sockets where the container may: each packet then has a stamp of its own (setcap cap_net_raw+p).
-RUN ["python", "-c", "import os, struct; os.setxattr(os.path.realpath('/opt/loadgen/bin/python'), 'security.capability', struct.pack('<5I', 2 << 24, 1 << 13, 0, 0, 0))"]
+# This Python may open packet sockets and raise its priority where the container may (setcap cap_net_raw,cap_sys_nice+p).
+RUN ["python", "-c", "import os, struct; os.setxattr(os.path.realpath('/opt/loadgen/bin/python'), 'security.capability', struct.pack('<5I', 2 << 24, 1 << 13 | 1 << 23, 0, 0, 0))"]
 ENV PATH=/opt/loadgen/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /tmp
 USER 10001:10001

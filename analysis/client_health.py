@@ -32,7 +32,7 @@ import numpy as np
 from loadgen.analysis.format import UNKNOWN, duration, percent
 from loadgen.analysis.frame import Floats, Frame, Integers
 from loadgen.analysis.objectives import Distribution
-from loadgen.analysis.run.runfile import Run, StampFacts, Telemetry, stamp_facts
+from loadgen.analysis.run.runfile import Run, SchedulingFacts, StampFacts, Telemetry, stamp_facts
 from loadgen.analysis.stats import late_percentile_s, percentile, percentiles, ring_difference_s, round_to_ns
 from loadgen.analysis.summary import ClientHealth, QuotedCalibration
 
@@ -64,6 +64,8 @@ class HealthLimit(msgspec.Struct, frozen=True):
     title: str
     most: float
     meaning: str
+    when_waited: str = ""
+    """What it means where the client waited for a CPU core. Empty where that wait cannot be the cause."""
 
 
 RING_OFF = "packet ring against socket stamps, p99"
@@ -72,6 +74,11 @@ CLIENT_LIMIT = "client_limit"
 """Figure, and error kind, of requests that failed on the client's own machine."""
 MAX_CAUSES = 3
 """Causes of such failures that a reason names."""
+HELD_BACK = "TCP may have held the server back meanwhile"
+SHARED_STAMP = "tokens that came meanwhile share a timestamp"
+CORE_WAIT_SHARE = 0.5
+"""A wait for a core explains a delay if it is at least this share of it, and of the client's own processor time."""
+CORE_WAIT_MIN_S = 0.001
 LIMITS = (
     HealthLimit("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
     HealthLimit(
@@ -79,12 +86,13 @@ LIMITS = (
         "dispatch delay (p99) relative to the median E2E",
         0.05,
         "requests left later than due; more --workers send sooner",
+        "requests left later than due",
     ),
     HealthLimit(
         "cpu_share", "busiest second", 0.95, "no processor time left: the server may have waited for the client"
     ),
-    HealthLimit("late_p99_s", "read delay (p99)", 0.25, "TCP may have held the server back meanwhile"),
-    HealthLimit("stall_max_s", "longest stall", 0.2, "tokens that came meanwhile share a timestamp"),
+    HealthLimit("late_p99_s", "read delay (p99)", 0.25, HELD_BACK, HELD_BACK),
+    HealthLimit("stall_max_s", "longest stall", 0.2, SHARED_STAMP, SHARED_STAMP),
     HealthLimit("coalesced_late_share", "late coalesced reads", 0.05, "inter-token latencies are blurred"),
     HealthLimit("full_reads", "reads of a full TCP window", 0, "TCP held the server back"),
     HealthLimit("retransmit_share", "TCP retransmits per request", 0.01, "the network lost parts of requests"),
@@ -120,6 +128,9 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     result.sent_again = int(frame.sent_again[measured].sum())
     result.worker_lost = _ended(frame, "worker_lost")
     result.client_limit = _ended(frame, CLIENT_LIMIT)
+    result.scheduling = _scheduling(run)
+    if result.scheduling is not None and result.scheduling.policy == "realtime":
+        result.realtime_given_up = len({sample.worker for sample in samples if sample.values.get("realtime") is False})
     result.lacking = str(run.header.client.get("stamps_lacking", ""))
     result.calibration = quoted_calibration(run.header.client.get("calibration"), result.stamps)
     if (own := timestamp_error(result)) is not None:
@@ -165,13 +176,25 @@ def reasons(
         "coalesced_late_share": found.coalesced_share if late else 0,
         "dropped": dropped,
     }
-    return [
-        f"{limit.title} {figure_text(limit.figure, value)} (limit {figure_text(limit.figure, limit.most)}): "
-        + ("; ".join(causes) if causes and limit.figure == CLIENT_LIMIT else limit.meaning)
+    exceeded = [
+        (limit, value)
         for limit in LIMITS
         if limit.figure not in blurs
         and (value := derived[limit.figure] if limit.figure in derived else getattr(found, limit.figure)) is not None
         and value > limit.most
+    ]
+    meanings = {limit.figure: limit.meaning for limit, _ in exceeded}
+    if causes and CLIENT_LIMIT in meanings:
+        meanings[CLIENT_LIMIT] = "; ".join(causes)
+    if waited_for_core(found):
+        delayed = [limit for limit, _ in exceeded if limit.when_waited]
+        for limit in delayed:
+            advice = core_wait_advice(found) if limit is delayed[0] else "the client waited for a CPU core"
+            meanings[limit.figure] = f"{limit.when_waited}; {advice}"
+    return [
+        f"{limit.title} {figure_text(limit.figure, value)} (limit {figure_text(limit.figure, limit.most)}): "
+        f"{meanings[limit.figure]}"
+        for limit, value in exceeded
     ]
 
 
@@ -213,6 +236,9 @@ def health_from_samples(
         send_late_p99_s=round_to_ns(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
         clock_disagreement_s=off_s,
         clock_step_s=None if off_s is None else round_to_ns(max(0.0, off_s - MAX_SLEW * max(1.0, last_s))),
+        cpu_s=_ratio(sum(sample.values.get("cpu_sum_ns", sample.values.get("cpu_ns", 0)) for sample in samples), 1e9),
+        core_wait_s=_ratio(_known(samples, "core_wait_ns", sum), 1e9),
+        core_wait_max_s=_ratio(_known(samples, "core_wait_ns", max), 1e9),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= MIN_SAMPLE_S * 1e9), default=None),
         full_reads=_known(samples, "full_reads", sum),
         windows=_known(samples, "windows", sum),
@@ -265,6 +291,49 @@ def _ring_given_up(samples: Sequence[Telemetry]) -> int | None:
     """Return how many workers stopped using packet timestamps; None where no sample says."""
     known = [sample for sample in samples if "ring_given_up" in sample.values]
     return len({sample.worker for sample in known if sample.values["ring_given_up"]}) if known else None
+
+
+def _scheduling(run: Run) -> SchedulingFacts | None:
+    """Return the client's priority as the run's header has it; None in older runs."""
+    facts = run.header.client.get("scheduling")
+    return None if facts is None else msgspec.convert(facts, SchedulingFacts)
+
+
+def waited_for_core(found: ClientHealth) -> bool:
+    """Return whether requests left late because the client waited for a core, not because it was busy itself.
+
+    The wait must be long enough to explain half of the dispatch delay, and no less than half of the client's own
+    processor time: a client that uses most of a core is late by itself.
+    """
+    longest_s = found.core_wait_max_s or 0.0
+    total_s = found.core_wait_s or 0.0
+    delay_s = found.send_late_p99_s or 0.0
+    enough_s = max(CORE_WAIT_MIN_S, CORE_WAIT_SHARE * delay_s)
+    return longest_s >= enough_s and total_s >= CORE_WAIT_SHARE * (found.cpu_s or 0.0)
+
+
+def core_wait_advice(found: ClientHealth) -> str:
+    """Say for how long the client waited for a core, who used the cores, and what to do about it."""
+    scheduling = found.scheduling
+    others = (
+        f"other processes, probably the server, {f'or its {found.workers} workers ' * (found.workers > 1)}use all cores"
+    )
+    apart = "give client and server separate cores (`taskset`), or run the client on another host"
+    raise_it = "raise its priority (`chrt -r 1 loadgen ...` as root)"
+    if scheduling is not None and scheduling.policy == "realtime":
+        remedy = apart
+    elif scheduling is not None and scheduling.refused:
+        remedy = (
+            f"loadgen may not raise its priority ({scheduling.refused}): run it as root, grant CAP_SYS_NICE, or start "
+            f"it with `sudo chrt -r 1 loadgen ...`; or {apart}"
+        )
+    elif scheduling is not None and scheduling.requested == "auto":
+        remedy = f"use --client-priority realtime (`chrt -r 1 loadgen ...`), {apart}"
+    elif scheduling is not None and scheduling.requested == "normal":
+        remedy = f"leave --client-priority normal out, {raise_it}, {apart}"
+    else:
+        remedy = f"{raise_it}, {apart}"
+    return f"the client waited {duration(found.core_wait_s)} for a CPU core: {others}; {remedy}"
 
 
 def timestamp_error(found: ClientHealth) -> StampError | None:

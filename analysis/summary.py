@@ -13,7 +13,7 @@ import msgspec
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.analysis.prediction import Predicted
-from loadgen.analysis.run.runfile import StampFacts
+from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
 from loadgen.workloads.arrival_facts import LoadFacts
 
 FORMAT = 1
@@ -405,6 +405,16 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """The part of it that slewing does not explain."""
     cpu_share: float | None = None
     """Of one core, by the busiest worker in its busiest second."""
+    cpu_s: float | None = None
+    """Processor time of all workers together."""
+    core_wait_s: float | None = None
+    """How long the workers were ready to run and waited for a core, added up; null where the kernel does not say."""
+    core_wait_max_s: float | None = None
+    """The longest of these waits in one health sample (one second) of one worker, added up."""
+    scheduling: SchedulingFacts | None = None
+    """The client's scheduling priority at the start of the run; null in older runs."""
+    realtime_given_up: int | None = None
+    """Workers that gave up the real-time policy, because they used a core for 200 ms without a pause."""
     full_reads: int | None = None
     """Reads that found the receive window full."""
     windows: int | None = None

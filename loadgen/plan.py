@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import msgspec
 
@@ -163,6 +163,9 @@ class Plan:
     stamps: Annotated[str, KNOWN_TIMESTAMP_SOURCE, RunOption("Advanced", "start")] = AUTO
     """Where arrival instants come from: ring, the kernel's stamp of each packet; socket, that of each read; user, this
     process's clock, as late as it is; or auto, the best that works here."""
+    client_priority: Annotated[Literal["auto", "realtime", "normal"], RunOption("Advanced", "start")] = "auto"
+    """CPU priority of the load generator during a run: auto raises it to nice -10 where permitted; realtime uses
+    SCHED_RR; normal leaves it as it is."""
     metrics_every_s: Annotated[float, SAMPLING_INTERVAL, RunOption("Advanced", "start")] = 1.0
     """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
     never."""

@@ -45,6 +45,7 @@ def findings(summary: Summary) -> list[Finding]:
     result = [
         Finding("client", client_level(client), client_sentence(summary), "client"),
         *_error_bars(client, summary),
+        *filter(None, [priority(client)]),
         Finding("complete", _endings_level(requests), outcome_sentence(summary), "failures"),
         Finding("lengths", exact, lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
@@ -250,6 +251,34 @@ def client_sentence(summary: Summary) -> str:
 def client_level(client: ClientHealth) -> Level:
     """Return the level of `client_sentence`: a warning where the run has other timestamps than it was meant to have."""
     return "error" if not client.ok else "warning" if client.ring_given_up or client.socket_rejected else "ok"
+
+
+def priority(client: ClientHealth) -> Finding | None:
+    """Say at which scheduling priority the client ran, where it is not the usual one or was refused on request.
+
+    A refusal of the default is no fault of a run that was fast enough: the reasons name it where it was not.
+    """
+    facts = client.scheduling
+    if facts is None:
+        return None
+    nice = f"nice {facts.nice}" if facts.nice < 0 else "normal priority"
+    if client.realtime_given_up:
+        text = (
+            f"{pluralise(client.realtime_given_up, 'worker')} gave up real-time priority after 200 ms on a core "
+            f"without a pause, and went on at {nice}."
+        )
+        return Finding("priority", "warning", text, "client")
+    if facts.policy == "realtime":
+        return Finding("priority", "note", "The client ran at real-time priority.", "client")
+    if facts.requested == "realtime":
+        text = (
+            f"The client ran at {nice}: real-time priority is not permitted ({facts.refused}). Run it as root, grant "
+            "CAP_SYS_NICE, or raise `ulimit -r`."
+        )
+        return Finding("priority", "warning", text, "client")
+    if facts.nice < 0:
+        return Finding("priority", "note", f"The client ran at {nice}.", "client")
+    return None
 
 
 def _blame(client: ClientHealth) -> str:

@@ -221,6 +221,11 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         Paragraph(findings.client_sentence(each), findings.client_level(each.client), index)
         for index, each in enumerate(summaries)
     ]
+    client += [
+        Paragraph(finding.sentence, finding.level, place)
+        for place, each in enumerate(summaries)
+        if (finding := findings.priority(each.client)) is not None
+    ]
     return {
         **{name: [table] for name, table in optional.items() if table.rows},
         **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),

@@ -45,6 +45,8 @@ _CLIENT = {
     "cpu_ns wall_ns stall_ns_max clock_disagreement_ns sweep_ns_max": Integer,
     "reads coalesced_reads full_reads windows retransmits out_of_order": Count,
     "ring_drops ring_missed ring_rejected ring_given_up socket_rejected users pauses paused_ns": Count,
+    "core_wait_ns": Integer,
+    "realtime": bool,
     "late_counts": dict[_LateBucket, Count],
     "ring_off_counts": dict[_Bits, Count],
 }
@@ -72,6 +74,7 @@ _PLAN = {
     "window_s": tuple[_Real, _Real] | None,
     "objectives goodput": [str],
 }
+_NICE = Annotated[int, msgspec.Meta(ge=-20, le=19)]
 _FACTS = {
     "name version model url endpoint title prompts forced over_limit proxied_to": _Text,
     "simulated exact virtual": bool,
@@ -87,6 +90,7 @@ _FACTS = {
         "memory_option memory_taken split_endpoint": str,
     },
     "stamps": str,
+    "scheduling": {"requested policy refused": str, "nice": _NICE, "autogroup_nice": _NICE | None},
     "machines": [msgspec.defstruct("Machine", [("name", str)], bases=(CLOCK,), kw_only=True)],
     "not_measured": dict[str, str],
     "gpu host": _CARD | {"gpus": [_CARD]},

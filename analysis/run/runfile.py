@@ -65,6 +65,20 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Whether tokens that were read together share a stamp."""
 
 
+class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """The scheduling priority of the client's sending and reading threads, as it was in force at the start."""
+
+    requested: str = ""
+    """`auto`, `realtime` or `normal` (--client-priority); empty in older runs."""
+    policy: str = "other"
+    """`realtime` (SCHED_RR or SCHED_FIFO) or `other`."""
+    nice: int = 0
+    autogroup_nice: int | None = None
+    """Nice value of the worker's session; null without autogroups, and where the worker stayed in its session."""
+    refused: str = ""
+    """What was not permitted, and the system's reason."""
+
+
 def stamp_facts(*names: str) -> StampFacts:
     """What the least of these sources says of itself; of one that is not known here, the least."""
     from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source
@@ -105,9 +119,10 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
     """stamps (the source's name), stamps_lacking (what a better one would have taken), prompts (how their length was
-    made exact), open_files; forced, where a version that misleads was measured all the same: why it does; over_limit,
-    where more requests were sent at once than the server takes: the limit that they exceed; of a run over several
-    machines also machines: name, workers, host, offset_ns, uncertainty_ns and exchanges of each."""
+    made exact), open_files; scheduling (SchedulingFacts of the worker whose priority was raised least); forced, where a
+    version that misleads was measured all the same: why it does; over_limit, where more requests were sent at once than
+    the server takes: the limit that they exceed; of a run over several machines also machines: name, workers, host,
+    offset_ns, uncertainty_ns and exchanges of each."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
 

@@ -35,7 +35,7 @@ Hardware = Annotated[Path | None, Option(help="A TOML file with more GPUs and mo
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
 REAL_SERVER_OPTIONS = (
     *("url", "model", "workers", "api_key_env", "header", "ca_file", "insecure", "real", "force", "over_limit"),
-    *("speed", "stamps"),
+    *("speed", "stamps", "client_priority"),
     *("dcgm_url", "gpu", "gpu_model", "server_pid", "lengths", "extra_body", "image", "warmup"),
 )
 """Options of a run that speak of connections, of bytes, or of this machine."""

@@ -26,6 +26,7 @@ from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import WorkerExit, gather
 from loadgen.engine.prepare import OnProgress
+from loadgen.engine.priority import least_raised
 from loadgen.engine.resolve_server import Say
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler, sampler_of
@@ -236,7 +237,9 @@ class Master:
             machine.offset = offset_of(machine.samples, start_ns)
             facts = {"name": machine.name, "workers": machine.workers, "host": machine.host}
             about.append(facts | machine.offset.before.facts | {"exchanges": len(machine.samples)})
-        stamps = least_exact_source(machine.ready.stamps for machine in machines if machine.ready is not None)
+        ready = [machine.ready for machine in machines if machine.ready is not None]
+        stamps = least_exact_source(message.stamps for message in ready)
+        self._header.client["scheduling"] = least_raised(message.scheduling for message in ready)
         open_run(self._folder, self._header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         self._started = True
         for machine in machines:

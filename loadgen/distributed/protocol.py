@@ -41,6 +41,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from loadgen.analysis.run.runfile import SchedulingFacts
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
 from loadgen.servers.auth import secret_in
@@ -95,6 +96,8 @@ class Ready(Message, frozen=True):
     """Everything is encoded and connected."""
 
     stamps: str
+    scheduling: SchedulingFacts = SchedulingFacts()
+    """Of its worker whose priority was raised least."""
 
 
 class Unable(Message, frozen=True):

@@ -18,6 +18,7 @@ from loadgen.engine import coordinator, prepare
 from loadgen.engine.client_health import COUNTED, total
 from loadgen.engine.coordinator import Worker
 from loadgen.engine.merge_parts import WorkerExit
+from loadgen.engine.priority import least_raised
 from loadgen.engine.resolve_server import Say
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.worker import WorkerTask
@@ -134,7 +135,7 @@ class MasterSession:
 
     def _begin(self, stamps: str, workers: Sequence[Worker]) -> int | None:
         """The agreed instant, once everybody is ready."""
-        self.link.tell(protocol.Ready(stamps))
+        self.link.tell(protocol.Ready(stamps, least_raised(worker.scheduling for worker in workers)))
         self.until(lambda: self.word(protocol.StartAt))
         start = self.word(protocol.StartAt)
         if start is None:

@@ -11,6 +11,7 @@ from ctypes import Structure, c_int64
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from loadgen.engine.priority import core_wait_ns, has_realtime
 from loadgen.servers import marks
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Health:
         """The mark that was found."""
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
+        self._core_wait_ns = core_wait_ns()
 
     def add(self, late_ns: Sequence[int], *events: int) -> None:
         """Take one request: how late each of its reads was, and how often the rest of ADDED occurred."""
@@ -77,6 +79,10 @@ class Health:
             "paused_ns": self._paused_ns,
             "late_counts": {str(bucket): count for bucket, count in sorted(self._late.items())},
         }
+        waited_ns = core_wait_ns()
+        if waited_ns is not None and self._core_wait_ns is not None:
+            values["core_wait_ns"] = waited_ns - self._core_wait_ns
+        values["realtime"] = has_realtime()
         if self.mark is not None:
             values |= {"simulated": True} | ({} if self.mark.speed is None else {marks.FIELD: self.mark.speed})
         self._reset()

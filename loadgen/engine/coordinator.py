@@ -18,10 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.analysis.run.runfile import Footer, Header, open_run
+from loadgen.analysis.run.runfile import Footer, Header, SchedulingFacts, open_run
 from loadgen.engine.client_health import LiveCounters, total
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import WorkerExit, gather
+from loadgen.engine.priority import least_raised
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask, preload, work
@@ -45,6 +46,8 @@ class Worker(msgspec.Struct):
     counts: LiveCounters
     stamps: str = ""
     """The source of its stamps, once its connections are open."""
+    scheduling: SchedulingFacts = SchedulingFacts()
+    """The priority at which it sends and reads."""
     done: bool = False
     rescued: Path | None = None
 
@@ -73,6 +76,7 @@ def run(
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
         readings.start()
         header.telemetry = readings.facts
+        header.client["scheduling"] = least_raised(worker.scheduling for worker in workers)
         start_ns = time.monotonic_ns() + START_LEAD_NS + LOOKED_AT_NS * max(task.schedule.spare for task in tasks)
         open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         readings.begin(header.start_ns, folder, lambda: total(worker.counts for worker in workers))
@@ -176,7 +180,7 @@ def _until(
             except (EOFError, OSError):
                 word, value = "done", None
             if word == "ready":
-                worker.stamps = value
+                worker.stamps, worker.scheduling = value
             else:
                 worker.done, worker.rescued = True, value
         if interrupts.count > told:

@@ -143,6 +143,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
                 model=facts.model,
                 headers=access.headers if dialect.streams else {"Accept": "application/json", **access.headers},
                 stamps=plan.stamps,
+                client_priority=plan.client_priority,
                 part=folder / f"part-{worker}.jsonl",
             )
             for worker in range(plan.workers)

@@ -3,7 +3,7 @@
 worker                          coordinator
 imports, encodes                reads the server for the first time
             <── ("connect",) ──
-connect ... ── ("ready", stamps) ──>
+connect ... ── ("ready", (stamps, scheduling)) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
 drive   ... ── ("done", rescue) ──>         and exit
 """
@@ -34,6 +34,7 @@ from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, Feed, Sessions
+from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.auth import Target
@@ -72,6 +73,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     stamps: str
     """The source of arrival instants that is wanted, a key of loadgen.servers.wire.timestamp_sources.SOURCES."""
+    client_priority: str
+    """`auto`, `realtime` or `normal` (loadgen.engine.priority)."""
     part: Path
 
     def requests(self) -> Iterator[Request]:
@@ -228,12 +231,13 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     gc.collect()
     gc.freeze()
     gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
-    with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
-        pipe.send(("ready", stamps.active_source.name))
-    start_ns = await started
-    for record in held.records:
-        part.add(shift_record(structs.replace(record, phase="warmup"), warm_ns - start_ns))
-    await driver.run(start_ns)
+    with raised_priority(task.client_priority, own_session=True) as scheduling:
+        with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
+            pipe.send(("ready", (stamps.active_source.name, scheduling)))
+        start_ns = await started
+        for record in held.records:
+            part.add(shift_record(structs.replace(record, phase="warmup"), warm_ns - start_ns))
+        await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
 
 

@@ -44,6 +44,7 @@ from loadgen.engine import prepare
 from loadgen.engine.client_health import ADDED, LOOKED_AT_BYTES, Health
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import whole_lines
+from loadgen.engine.priority import raised_priority
 from loadgen.engine.record_builder import records_of
 from loadgen.engine.resolve_server import access_of, dialect_for, server_for
 from loadgen.engine.telemetry_sampler import SamplerProcess
@@ -323,7 +324,9 @@ class LiveRun:
         self.ended = False
         self._sampler = sampler
         self._stamps = stamps
-        self._total: dict[str, Any] = dict.fromkeys((*ADDED, *MOST, "cpu_ns", "wall_ns"), 0) | {"late_counts": {}}
+        self._total: dict[str, Any] = dict.fromkeys((*ADDED, *MOST, "cpu_sum_ns", "cpu_ns", "wall_ns"), 0) | {
+            "late_counts": {}
+        }
         """The client's health so far; processor time is that of the busiest second."""
         self._clocks = ClockPairs()
         self._health = Health()
@@ -337,9 +340,13 @@ class LiveRun:
         header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
         header.client["calibration"] = host.load_calibration(header.host, lambda _: None)
-        open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
-        self._part = RunWriter(folder / "run.jsonl")
-        sampler.begin(self.start_ns, folder)
+        with ExitStack() as raised:
+            self._scheduling = raised.enter_context(raised_priority(target.plan.client_priority))
+            header.client["scheduling"] = self._scheduling
+            open_run(folder, header, stamps.name, self.start_ns, self._clocks.to_realtime(self.start_ns))
+            self._part = RunWriter(folder / "run.jsonl")
+            sampler.begin(self.start_ns, folder)
+            self._priority = raised.pop_all()
 
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
         """A request that was sent and has ended."""
@@ -395,6 +402,7 @@ class LiveRun:
             return None
         self.ended = True
         self.sample(users)
+        self._priority.close()
         ended_ns = time.monotonic_ns() - self.start_ns
         read = self._sampler.end(patient=not interrupted)
         notes: list[str] = []
@@ -448,6 +456,9 @@ class LiveRun:
         total = self._total
         total |= {name: total[name] + values[name] for name in ADDED}
         total |= {name: max(total[name], values[name]) for name in MOST}
+        total["cpu_sum_ns"] += values["cpu_ns"]
+        if "core_wait_ns" in values:
+            total["core_wait_ns"] = total.get("core_wait_ns", 0) + values["core_wait_ns"]
         late = Counter(total["late_counts"])
         late.update(values["late_counts"])
         total["late_counts"] = late
@@ -466,6 +477,7 @@ class LiveRun:
             coalesced=self._total["coalesced_reads"],
             last_s=passed_ns / 1e9,
         )
+        result.scheduling = self._scheduling
         if (own := timestamp_error(result)) is not None:
             off_s = np.minimum(figures.first_off.copy(), np.inf if own.away_s is None else own.away_s)
             result.error_ttft_p50_s = own.stamp_s + median_ttft_error_s(figures.samples["ttft_s"].copy(), off_s)

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from loadgen.servers.wire.capabilities import give_up_capability, take_capability
 from loadgen.servers.wire.ports import Ports
 
 BLOCK_BYTES, BLOCKS, BLOCKS_OF_REQUESTS = 8_192, 4_096, 256
@@ -44,7 +45,7 @@ _NETLINK_ROUTE, _GET_ROUTE, _NEW_ROUTE, _REQUEST, _DESTINATION, _INTERFACE = 0, 
 _MESSAGE, _ROUTE, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("8BI"), struct.Struct("HH")
 """linux/rtnetlink.h: struct nlmsghdr, rtmsg, rtattr."""
 _TCP, _FRAGMENT, _KEPT_OF_TCP, _FIN, _SYN = 6, 0x1FFF, 14, 0x01, 0x02
-CAP_NET_RAW, CAPABILITY_VERSION_3 = 13, 0x20080522
+CAP_NET_RAW = 13
 """linux/capability.h."""
 IPV6_BYTES = 40
 
@@ -74,23 +75,12 @@ def open_packets(
 
 
 def may_see_packets(*, now: bool) -> None:
-    """Take what right this process has to open packet sockets (file capabilities only permit it), or give it up for
-    good; sockets that are open go on (capset(2))."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
-    if libc.capget(header, held):
-        return
-    effective, permitted, inheritable, *others = struct.unpack("6I", held.raw)
-    right = 1 << CAP_NET_RAW
+    """Take what right this thread has to open packet sockets (file capabilities only permit it), or give it up for
+    good. Sockets that are open go on."""
     if now:
-        effective |= permitted & right
+        take_capability(CAP_NET_RAW)
     else:
-        effective, permitted, inheritable = effective & ~right, permitted & ~right, inheritable & ~right
-    if libc.capset(header, struct.pack("6I", effective, permitted, inheritable, *others)):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        give_up_capability(CAP_NET_RAW)
 
 
 def drops(packets: socket.socket) -> int:

@@ -160,6 +160,7 @@ def held_back(
     config = SimulatedConfig(server="vllm", ttft_s=1.0, itl_s=itl_s, max_concurrent_requests=N, log=log)
     with spawn(config) as url:
         options = ["--n", str(N), "--output-tokens", str(output_tokens), "--no-report", "--stamps", stamps]
+        options += ["--client-priority", "normal"]  # a session of its own would shield the worker from other processes
         process = start(folder, "--server", "vllm", "--url", url, *options)
         try:
             wait_for(lambda: active(url) == N, process)

@@ -63,6 +63,10 @@ def test_a_run_by_hand_is_as_any_other(tmp_path: Path) -> None:
     run = runfile.read(tmp_path / "run")
     assert {line.values["moment"] for line in run.telemetry if line.source == "server"} >= {"idle", "start", "end"}
     assert [path.name for path in (tmp_path / "run").iterdir()].count("part-telemetry.jsonl") == 0
+    # This process keeps its session, for its terminal's sake: nice alone is raised.
+    scheduling = summary["client"]["scheduling"]
+    assert (scheduling["requested"], scheduling["autogroup_nice"]) == ("auto", None)
+    assert all("realtime" in line.values for line in run.telemetry if line.source == "client")
 
 
 def test_failures_keep_their_kinds(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_dro
 """
 PERMITTED = """
 import ctypes, struct
-from loadgen.servers.wire.packet_socket import CAP_NET_RAW, CAPABILITY_VERSION_3, may_see_packets
+from loadgen.servers.wire.capabilities import CAPABILITY_VERSION_3
+from loadgen.servers.wire.packet_socket import CAP_NET_RAW, may_see_packets
 from loadgen.servers.wire.timestamp_sources import open_source
 libc, header, held = ctypes.CDLL(None), struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
 libc.capget(header, held)

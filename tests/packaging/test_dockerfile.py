@@ -35,7 +35,7 @@ def copied(lines: list[Line]) -> list[str]:
 
 def test_the_image_is_small_and_pinned(lines: list[Line]) -> None:
     """Two stages from one slim Python of an exact version that the project supports: no checkout in the last,
-    and nothing is run there but what lets its Python open packet rings."""
+    and nothing is run there but what lets its Python open packet rings and raise its priority."""
     assert of(lines, "FROM") == ["python:${PYTHON} AS build", "python:${PYTHON}"]
     (default,) = of(lines, "ARG")
     assert re.fullmatch(r"PYTHON=3\.1[1-4]\.\d+-slim-\w+", default)

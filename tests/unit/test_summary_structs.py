@@ -42,6 +42,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         "windows",
         "sweep_max_s",
         *("sent_again", "pauses", "paused_s", "socket_rejected", "client_limit"),
+        *("cpu_s", "core_wait_s", "core_wait_max_s", "scheduling", "realtime_given_up"),
         *(name for name in again["client"] if name.startswith("ring_")),
     )
     found["requests"].setdefault("warmup_incomplete", again["requests"]["warmup_incomplete"])

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.wire.sse import split
 
 VLLM = (
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for key, event in EVENTS.items():
         body = event * events
         payloads = split(body)[0]
-        dialect = KINDS[key[0]].dialects[key[1]]
+        dialect = BACKENDS[key[0]].dialects[key[1]]
         assert sum(dialect.decode(payloads).tokens) >= 1
         usual = _us_per_event(lambda body=body: split(body), events, passes)
         exact = _us_per_event(lambda body=b":\n\n" + body: split(body), events, passes)

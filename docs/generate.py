@@ -112,13 +112,13 @@ def metrics() -> str:
 
 def dialects() -> str:
     """The page of every server's endpoints, from their kinds."""
-    from loadgen.servers.backends import KINDS
+    from loadgen.servers.backends import BACKENDS
 
     yes = {True: "yes", False: "no"}
     rows = [
         f"| {kind.name} | {f'**{endpoint}**' if endpoint == kind.native else endpoint} | `{dialect.path}` "
         f"| {yes[dialect.token_ids]} | {'truncated' if dialect.fixed_output else 'complete'} |"
-        for kind in KINDS.values()
+        for kind in BACKENDS.values()
         for endpoint, dialect in kind.dialects.items()
     ]
     return _filled("reference/dialects.template", {"{dialects}": rows})
@@ -127,9 +127,9 @@ def dialects() -> str:
 def telemetry() -> str:
     """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
     from loadgen.analysis.telemetry import CURVES
-    from loadgen.servers.telemetry import COUNTERS, DCGM, tables
+    from loadgen.servers.telemetry import COUNTERS, DCGM, metric_tables
 
-    servers = {name: metrics.names for name, metrics in tables().items()}
+    servers = {name: metrics.names for name, metrics in metric_tables().items()}
 
     words = list(dict.fromkeys(word for names in servers.values() for word in names))
     names = {

@@ -19,8 +19,8 @@ import msgspec
 from loadgen.analysis.run.runfile import Footer
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_WAIT_S, FolderClaim
-from loadgen.servers.auth import hide
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.auth import hide_secrets
+from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.workloads.input_files import open_input, read_input
 
 FORMAT = 1
@@ -58,7 +58,7 @@ class Journal:
     def write(self, kind: str, /, **values: Any) -> None:
         """Append one line. Raises OutputError."""
         line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
-        data = hide(json.dumps(line, default=str).encode(), whole=True) + b"\n"
+        data = hide_secrets(json.dumps(line, default=str).encode(), whole=True) + b"\n"
         try:
             while data:  # a disk that is almost full takes a piece
                 data = data[self._file.write(data) :]
@@ -116,7 +116,7 @@ def read_journal(kind: JournalKind, folder: Path) -> list[JournalLine]:
     held = {"plan": [("version", str), ("plan", JournalLine), ("format", int)], **kind.line_fields}
     structs = {name: msgspec.defstruct(f"Journal{name}", fields, bases=(LINE,)) for name, fields in held.items()}
     for text in content.splitlines():
-        with suppress(*NOT_READABLE):
+        with suppress(*DECODE_ERRORS):
             line = msgspec.json.decode(text, type=JournalLine)
             msgspec.convert(line, structs.get(str(line.get("type")), LINE))
             lines.append(line)
@@ -130,7 +130,7 @@ def read_footer(run: Path) -> Footer | None:
         with open_input(file, pipes=False) as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
             return msgspec.json.decode(stream.read().splitlines()[-1], type=Footer)
-    except (OSError, IndexError, *NOT_READABLE):
+    except (OSError, IndexError, *DECODE_ERRORS):
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import OpenFilesError, PortsError
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.wire.local_limits import port_range
 
 FILES_RESERVED = 64
@@ -124,7 +124,7 @@ def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) 
         return None
     try:
         return msgspec.json.decode(raw, type=Calibration)
-    except NOT_READABLE as error:
+    except DECODE_ERRORS as error:
         say(f"the calibration of this machine is left out ({error}); run `loadgen calibrate` again")
         return None
 
@@ -135,7 +135,7 @@ def _known(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(_file().read_bytes(), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
         return {}
-    except (OSError, *NOT_READABLE) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         say(f"calibrations of earlier days are left out ({error}); `loadgen calibrate` makes a new one")
         return {}
 

@@ -30,17 +30,17 @@ from loadgen.plan_fields import (
     require,
     validate_fields,
 )
-from loadgen.servers.auth import certificates, header_lines, redacted, server_url
-from loadgen.servers.backends import KINDS, join_or
+from loadgen.servers.auth import check_ca_file, check_headers, normalise_url, redact_header
+from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.datasets import user_fields
-from loadgen.workloads.token_counter import Counter
+from loadgen.workloads.token_counter import CountingMethod
 
 
 def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
     """Output lengths where none were named."""
-    return lengths.ANSWERS if _workload_file(settings["workload"]) else lengths.UNNAMED
+    return lengths.ANSWERS if _workload_file(settings["workload"]) else lengths.DEFAULT_OUTPUT_TOKENS
 
 
 def _workload_file(named: str) -> Path | None:
@@ -50,18 +50,20 @@ def _workload_file(named: str) -> Path | None:
 
 def all_endpoints() -> Iterable[str]:
     """Of any kind of server."""
-    return dict.fromkeys(name for kind in KINDS.values() for name in kind.dialects)
+    return dict.fromkeys(name for kind in BACKENDS.values() for name in kind.dialects)
 
 
-_ARRIVALS = join_or(each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.KINDS.values())
+_ARRIVALS = join_or(
+    each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.ARRIVAL_PROCESSES.values()
+)
 ARRIVALS, WORKLOAD = canonical(arrivals.parse), canonical(workload.parse)
-INPUT_LENGTHS, OUTPUT_LENGTHS = canonical(lengths.parse), canonical(lengths.outputs)
+INPUT_LENGTHS, OUTPUT_LENGTHS = canonical(lengths.parse), canonical(lengths.parse_outputs)
 KNOWN_BACKEND, KNOWN_ENDPOINT, KNOWN_TIMESTAMP_SOURCE = (
-    one_of(lambda: KINDS),
+    one_of(lambda: BACKENDS),
     one_of(all_endpoints),
     one_of(lambda: (AUTO, *SOURCES)),
 )
-URL = Annotated[str, server_url]
+URL = Annotated[str, normalise_url]
 FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
 UP_TO_A_WEEK = require(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0, and a week at most")
 SINGLE_WORD = require(
@@ -82,7 +84,7 @@ class Plan:
     server: Annotated[
         str,
         KNOWN_BACKEND,
-        RunOption("Server", "start", f"Which server answers: {join_or(KINDS)}; with --url by default what it says."),
+        RunOption("Server", "start", f"Which server answers: {join_or(BACKENDS)}; with --url by default what it says."),
     ] = ""
     endpoint: Annotated[
         str | None,
@@ -123,7 +125,7 @@ class Plan:
     own tokenizer."""
     output_tokens: Annotated[
         int | str, OUTPUT_LENGTHS, RunOption("Prompts", "form", default=_default_output_tokens)
-    ] = lengths.UNNAMED
+    ] = lengths.DEFAULT_OUTPUT_TOKENS
     """Tokens to generate: 128 (default), uniform:A..B, ... as above; those of a file's own answers (answers, its
     default). max:128 and so on lets answers end early."""
     extra_body: Annotated[dict[str, Any], JSON_OBJECT, user_fields, RunOption("Advanced", "start")] = field(
@@ -139,13 +141,13 @@ class Plan:
     tokenizer: Annotated[Path | None, existing_tokenizer, RunOption("Advanced", "start")] = None
     """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
-    lengths: Annotated[Counter | None, RunOption("Advanced", "start")] = None
+    lengths: Annotated[CountingMethod | None, RunOption("Advanced", "start")] = None
     """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
     api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
-    header: Annotated[tuple[str, ...], TUPLE, header_lines, RunOption("Advanced", "start")] = ()
+    header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()
     """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
-    ca_file: Annotated[Path | None, certificates, RunOption("Advanced", "start")] = None
+    ca_file: Annotated[Path | None, check_ca_file, RunOption("Advanced", "start")] = None
     """Certificate authorities for https, in PEM."""
     insecure: Annotated[bool, RunOption("Advanced", "start")] = False
     """Do not check certificates."""
@@ -202,7 +204,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """As it is kept, in types of JSON, without secrets."""
-        retained = vars(self) | {"header": tuple(map(redacted, self.header))}
+        retained = vars(self) | {"header": tuple(map(redact_header, self.header))}
         return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(retained, enc_hook=str)))
 
     def each_repeat(self) -> list[Plan]:
@@ -224,13 +226,13 @@ class Plan:
     @property
     def may_stop_early(self) -> bool:
         """Whether answers may end before the requested length."""
-        return not self.ignore_eos or lengths.outputs(str(self.output_tokens)).may_end
+        return not self.ignore_eos or lengths.parse_outputs(str(self.output_tokens)).may_end
 
     def _mistakes(self) -> Iterator[str]:
         """What no single field shows."""
         named = arrivals.parse(self.arrivals)
         if not (self.server or self.url):
-            yield (f"--server is missing: name {join_or(KINDS)}; or --url, and who answers there is asked")
+            yield (f"--server is missing: name {join_or(BACKENDS)}; or --url, and who answers there is asked")
         if not named.ends(self.n, self.duration_s):
             yield (f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
         if self.n is not None and self.workers > self.n:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.errors import PlanError
-from loadgen.servers.auth import redacted, without_secrets
+from loadgen.servers.auth import redact, redact_header
 from loadgen.servers.backends import join_or
 from loadgen.servers.errors import read_settings, read_toml
 from loadgen.workloads import arrivals, lengths, workload
@@ -91,7 +91,7 @@ def in_range(least: int, most: int) -> Check:
 
 def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Of pictures, in their canonical form."""
-    return tuple("x".join(map(str, pictures.size(text))) for text in texts)
+    return tuple("x".join(map(str, pictures.parse_size(text))) for text in texts)
 
 
 def known_gpu(text: str) -> str:
@@ -251,7 +251,7 @@ def option_name(field: str) -> str:
 
 
 def _error_line(name: str, given: Any, said: str) -> str:
-    value = tuple(map(redacted, _as_tuple(given))) if name == "header" else given
+    value = tuple(map(redact_header, _as_tuple(given))) if name == "header" else given
     value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
     return f"{option_name(name)} {value}: {said}"
 
@@ -298,15 +298,15 @@ def command_line(plan: Plan) -> list[str]:
             words += [text for value in values for text in (flag, str(value))]
     words += [text for objective in plan.objectives for text in ("--assert", objective)]
     words += [text for each in plan.goodput for text in ("--goodput", each)]
-    return list(without_secrets(words))
+    return list(redact(words))
 
 
 def describe_lengths(plan: Plan) -> tuple[str, str]:
     """Prompt and output lengths in words, also where a trace or a file brings its own."""
     if arrivals.parse(plan.arrivals).facts.recorded and plan.workload == "synthetic":
         return "recorded", "recorded"
-    named = lengths.outputs(str(plan.output_tokens)).lengths
-    gaps = f" ({lengths.UNNAMED} where it names none)" if plan.workload.startswith("jsonl:") else ""
+    named = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    gaps = f" ({lengths.DEFAULT_OUTPUT_TOKENS} where it names none)" if plan.workload.startswith("jsonl:") else ""
     told = f"the file's{gaps}" if named is None else f"{named}"
     return "the file's" if plan.uses_file else f"{plan.input_tokens}", "at most " * plan.may_stop_early + told
 

@@ -28,8 +28,8 @@ HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
 HIDDEN = "***"
 CA_BYTES = 1 << 24
 """Maximum size of a file of certificate authorities; those of an operating system are about 0.2 MB."""
-SHORTEST = 6
-"""Characters of the shortest secret that `hide` looks for: a shorter one would be found in ordinary words."""
+MIN_SECRET_LENGTH = 6
+"""Characters of the shortest secret that `hide_secrets` looks for: a shorter one would be found in ordinary words."""
 _FRAMING = ("content-length", "transfer-encoding", "connection")
 """Headers that say where a request ends: only who writes it knows."""
 _SECRET = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
@@ -54,33 +54,33 @@ class Access(NamedTuple):
     """How certificates are checked, if not against the system's: reading those takes 90 ms, of who speaks TLS only."""
 
 
-OPEN = Access()
+NO_AUTH = Access()
 """Of a server that asks for nothing."""
 
 
-def secret_in(variable: str, environ: Mapping[str, str] = os.environ) -> str:
+def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     """The secret that an environment variable holds, or "". Mounted ones end in a newline. Raises SecretError, which
     does not show it."""
     secret = environ.get(variable, "").strip()
     if not re.fullmatch("[ -~]*", secret):
         what = "line breaks, control characters or letters beyond ASCII"
         raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
-    keep_secret(secret, of=secret and variable)
+    register_secret(secret, of=secret and variable)
     return secret
 
 
-def bearer(key: str | None) -> dict[str, str]:
+def bearer_header(key: str | None) -> dict[str, str]:
     """The header of an API key, where there is one."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def keep_secret(text: str, *, of: str = "") -> None:
-    """From now on `hide` knows it, and each word of it, as JSON, URLs and HTML write them, in small letters too. Raises
-    SecretError where all `of` this is too short for that."""
+def register_secret(text: str, *, of: str = "") -> None:
+    """Register a secret with `hide_secrets`: the text and each of its words, also as JSON, URLs and HTML write them, in
+    any case. Raises SecretError if `of` names the secret and every word is too short to be hidden."""
     parts = {*([] if text.count(" ") == 1 else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}
-    words = {word for word in parts if len(word) >= SHORTEST and word.lower() != "bearer"}
+    words = {word for word in parts if len(word) >= MIN_SECRET_LENGTH and word.lower() != "bearer"}
     if of and not words:
-        what = f"a secret of fewer than {SHORTEST} characters cannot be kept out of runs and reports"
+        what = f"a secret of fewer than {MIN_SECRET_LENGTH} characters cannot be kept out of runs and reports"
         raise SecretError(f"{of}: {what}", "Give the server a longer one; leave it out if the server asks for none.")
     for word in words:
         if word not in _known:
@@ -89,18 +89,18 @@ def keep_secret(text: str, *, of: str = "") -> None:
                 _known.update((each, each.lower(), each.upper()))
             with suppress(ValueError):  # Basic carries a name and a password
                 carried = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
-                keep_secret(carried.partition(":")[2])
+                register_secret(carried.partition(":")[2])
 
 
-def hide(text: AnyStr, *, whole: bool = False) -> AnyStr:
+def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Without the secrets that are known. Unless only `whole` ones are meant, also without what is left of one that was
     cut: half of it, or sixteen characters."""
     if not (_known and text):
         return text
     if isinstance(text, bytes):
-        return hide(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
+        return hide_secrets(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
     for cut, secret in product((False,) if whole else (False, True), sorted(_known, key=len, reverse=True)):
-        minimum = min(16, max(SHORTEST, len(secret) // 2)) if cut else len(secret)
+        minimum = min(16, max(MIN_SECRET_LENGTH, len(secret) // 2)) if cut else len(secret)
         if secret[:minimum] in text:
             text = _without(text, secret[:minimum], secret[minimum:])
         if cut and secret[-minimum:] in text:  # its end, and what goes before
@@ -129,10 +129,10 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
     return context
 
 
-def bare(url: str) -> str:
+def require_no_credentials(url: str) -> str:
     """This URL. Raises SecretError for one with credentials, which would be kept with the run."""
     if result := _CREDENTIALS.match(url):
-        keep_secret((result[1] or result[2]).replace(":", " ").replace("&", " "))
+        register_secret((result[1] or result[2]).replace(":", " ").replace("&", " "))
         raise SecretError(
             "a URL holds no user, password or ?key=...: it is kept with the run",
             "Put a key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
@@ -140,7 +140,7 @@ def bare(url: str) -> str:
     return url
 
 
-def certificates(file: Path | None) -> Path | None:
+def check_ca_file(file: Path | None) -> Path | None:
     """A file of authorities. Raises ValueError."""
     try:
         if file:
@@ -151,9 +151,9 @@ def certificates(file: Path | None) -> Path | None:
     return file
 
 
-def server_url(url: str) -> str:
-    """The URL with its host's name in ASCII. Raises ValueError, and what `bare` raises."""
-    bare(url)
+def normalise_url(url: str) -> str:
+    """The URL with its host's name in ASCII. Raises ValueError, and what `require_no_credentials` raises."""
+    require_no_credentials(url)
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     if re.search(r"[\x00-\x20\x7f]", url):
@@ -172,7 +172,7 @@ def server_url(url: str) -> str:
     return urlunsplit(parts)
 
 
-def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
+def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
     """These headers as they are written. Raises ValueError."""
     for line in lines:
         result = HEADER.fullmatch(line)
@@ -183,7 +183,7 @@ def header_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
     return lines
 
 
-def redacted(line: str) -> str:
+def redact_header(line: str) -> str:
     """A header as it may be kept: in place of a secret, the environment variable that may hold it."""
     name, colon, value = line.partition(":")
     if not colon:  # no header at all
@@ -192,24 +192,24 @@ def redacted(line: str) -> str:
     return f"{name}: ${re.sub(r'[^A-Za-z0-9]', '_', name).upper()}" if secret else line
 
 
-def without_secrets(given: Any, name: str = "") -> Any:
+def redact(given: Any, name: str = "") -> Any:
     """Settings or a command line as they may be kept. Secrets in headers, options and variables are known from now on.
     `name` is what stands before them."""
     if isinstance(given, Mapping):
-        return {key: without_secrets(value, str(key)) for key, value in given.items()}
+        return {key: redact(value, str(key)) for key, value in given.items()}
     if isinstance(given, list | tuple):
         names = [name] * len(given) if name == "header" else ["", *given]
-        return [without_secrets(each, str(before)) for before, each in zip(names, given, strict=False)]
+        return [redact(each, str(before)) for before, each in zip(names, given, strict=False)]
     option, equals, value = given.partition("=") if isinstance(given, str) else ("", "", "")
     if equals and option.startswith("--"):
-        return f"{option}={without_secrets(value, option)}"
+        return f"{option}={redact(value, option)}"
     name, retained = name.lstrip("-"), given
     if option and name == "header":
-        retained = redacted(given)
+        retained = redact_header(given)
     elif option and _NAMED.fullmatch(name) and not given.startswith("-"):
         retained = "..."
     if retained != given:
-        keep_secret(given.partition(":")[2] if name == "header" else given)
+        register_secret(given.partition(":")[2] if name == "header" else given)
     return retained
 
 
@@ -247,7 +247,7 @@ class Target(msgspec.Struct, frozen=True):
         return {"addresses": [address_text(address) for address in self.addresses], **unused}
 
 
-def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
+def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
     """Resolve an http:// or https:// URL to every address of its host. Without `tls` the system's certificate
     authorities are trusted. Raises OSError when the host's name has no address."""
     parts = urlsplit(url)
@@ -261,7 +261,7 @@ def target_of(url: str, tls: ssl.SSLContext | None) -> Target:
     return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, addresses)
 
 
-def no_connection(error: OSError | TimeoutError) -> str:
+def connection_error(error: OSError | TimeoutError) -> str:
     """Return why a connection failed, in the system's words: asyncio's would name the address instead of the cause."""
     import ssl
 

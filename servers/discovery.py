@@ -14,10 +14,10 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.servers.auth import OPEN, Access, bare
-from loadgen.servers.backends import KINDS, join_or
-from loadgen.servers.backends.base import Ask, ServerFacts, ServerKind, as_dict, cards
-from loadgen.servers.backends.dialect import Dialect, Route, Told, whole_pieces
+from loadgen.servers.auth import NO_AUTH, Access, require_no_credentials
+from loadgen.servers.backends import BACKENDS, join_or
+from loadgen.servers.backends.base import Backend, GetJson, ServerFacts, as_dict, model_cards
+from loadgen.servers.backends.dialect import Dialect, ResultT, Route, round_up_to_pieces
 from loadgen.servers.backends.error_messages import error_text, one_line
 from loadgen.servers.errors import (
     ClientLimitError,
@@ -34,7 +34,7 @@ from loadgen.servers.marks import Mark
 from loadgen.workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2
-MODELS_SAID = 20
+MODELS_LISTED = 20
 """Names of models that a message lists."""
 
 
@@ -45,12 +45,12 @@ def resolve(
     *,
     real: bool = False,
     model: str | None = None,
-    access: Access = OPEN,
+    access: Access = NO_AUTH,
 ) -> ServerFacts | None:
     """Find the server, or None: then the simulated one is meant. `url` wins, then LOADGEN_<SERVER>_URL; what answers
     there must be the server named. Then the usual port on this machine, if the server named answers there. `real` makes
     finding none an error. Raises what `probe` raises."""
-    kind = KINDS[server]
+    kind = BACKENDS[server]
     if given := url or environ.get(kind.url_variable):
         return probe(given, server, model=model, access=access)
     if not kind.port:
@@ -67,9 +67,9 @@ def resolve(
             raise
     except OSError as error:
         if not isinstance(error, ConnectionRefusedError | TimeoutError):
-            from loadgen.servers.json_client import raise_if_local
+            from loadgen.servers.json_client import raise_if_local_limit
 
-            raise_if_local(here, "127.0.0.1", kind.port, error)
+            raise_if_local_limit(here, "127.0.0.1", kind.port, error)
     if real or not kind.simulated:
         raise UnreachableError(
             f"no {kind.title} answers on port {kind.port} of this machine",
@@ -78,20 +78,20 @@ def resolve(
     return None
 
 
-def probe(url: str, server: str = "", *, model: str | None = None, access: Access = OPEN) -> ServerFacts:
+def probe(url: str, server: str = "", *, model: str | None = None, access: Access = NO_AUTH) -> ServerFacts:
     """Ask the server at `url` who it is. `server` is a key of KINDS; without it any of them will do. `model` is the one
     to ask for, if not its first. Raises UnreachableError, UnauthorizedError, WrongServerError when it is not the server
     named, or none that is known, and ModelError when it lists other models only."""
-    from loadgen.servers.json_client import Caller  # 15 ms that finding no server at all must not cost
+    from loadgen.servers.json_client import JsonClient  # 15 ms that finding no server at all must not cost
 
     base = base_url(url)
-    with closing(Caller(base, access)) as ask:
-        facts = _recognised(ask, base, [KINDS[server]] if server else _surest_first())
-        if facts is None and model and server and not KINDS[server].port:
+    with closing(JsonClient(base, access)) as ask:
+        facts = _recognised(ask, base, [BACKENDS[server]] if server else _surest_first())
+        if facts is None and model and server and not BACKENDS[server].port:
             facts = ServerFacts(server, base)  # a protocol, which takes no more than the model's name
         if facts is None:
-            raise _wrong_server(ask, base, KINDS.get(server))
-        kind = KINDS[facts.name]
+            raise _wrong_server(ask, base, BACKENDS.get(server))
+        kind = BACKENDS[facts.name]
         facts = replace(facts, title=kind.title, notes={**kind.notes, **facts.notes}, model=_listed(ask, facts, model))
         # Hosted servers answer 401 to any path that they do not know, and gateways may not answer at all.
         with suppress(UnauthorizedError, UnreachableError):
@@ -100,15 +100,15 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
             if status == 200 and isinstance(speed, int | float):
                 hardware = as_dict(as_dict(answer).get("hardware"))
                 return replace(facts, simulated=True, speed=float(speed), hardware=hardware)
-        return marked(facts, ask.mark)
+        return apply_mark(facts, ask.mark)
 
 
-def marked(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
+def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
     """The facts of a server, which is simulated if something that it said has the mark."""
     return facts if mark is None or facts.simulated else replace(facts, simulated=True, speed=mark.speed)
 
 
-def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
+def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
     """Where Docker's docker-proxy forwards what is sent to this URL: the container's own; empty where none is found.
     The engine starts one for each published port, and what comes from loopback passes through it, byte by byte."""
     requested = urlsplit(url)
@@ -132,14 +132,14 @@ def proxied_to(url: str, proc: Path = Path("/proc")) -> str:
 
 def base_url(url: str) -> str:
     """The URL that a server's paths are appended to: many people paste one that ends in `/v1`."""
-    parts = urlsplit(bare(url))
+    parts = urlsplit(require_no_credentials(url))
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
-def dialect_on(server: str, endpoint: str | None) -> Dialect:
+def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
     """The server's dialect on this endpoint, or on its native one. Raises EndpointError where it has none."""
-    kind = KINDS[server]
+    kind = BACKENDS[server]
     result = kind.dialects.get(endpoint or kind.native)
     if result is None:
         raise EndpointError(
@@ -148,34 +148,37 @@ def dialect_on(server: str, endpoint: str | None) -> Dialect:
     return result
 
 
-def of_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, force: bool) -> Dialect:
+def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, force: bool) -> Dialect:
     """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
-    if why := dialect.misleads(facts.version):
+    if why := dialect.misleading_reason(facts.version):
         if not force:
             raise VersionError(
                 f"{facts.url} misleads on {dialect.endpoint}: {why}",
-                f"use its native endpoint (--endpoint {KINDS[dialect.server].native}), or measure it anyway: --force",
+                f"use its native endpoint, --endpoint {BACKENDS[dialect.server].native}, or measure it anyway: --force",
             )
         say(f"FORCED: {why}")
     return dialect.variant(facts.version)
 
 
 def drop_refused_fields(
-    dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = OPEN
+    dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = NO_AUTH
 ) -> Dialect:
     """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
     its kind takes them all. What else the server refuses is left to the run to record."""
-    from loadgen.servers.json_client import Caller
+    from loadgen.servers.json_client import JsonClient
 
-    with closing(Caller(facts.url, access, timeout_s)) as ask:
-        while dialect.refused is not None:
+    with closing(JsonClient(facts.url, access, timeout_s)) as ask:
+        while dialect.drop_refused_field is not None:
             status, answer = ask(dialect.path, msgspec.Raw(dialect.encode(Request(0, "Hello", 0, 1), facts.model)))
             words = error_text(status, msgspec.json.encode(answer)) if 400 <= status < 500 else ""
-            if (changed := dialect.refused(words)) is None:
+            if (changed := dialect.drop_refused_field(words)) is None:
                 break
             dialect = changed
-    if dialect.left_out:
-        say(f"{facts.url} refuses {', '.join(dialect.left_out)} on {dialect.endpoint}: left out, or by a newer name")
+    if dialect.dropped_fields:
+        say(
+            f"{facts.url} refuses {', '.join(dialect.dropped_fields)} on {dialect.endpoint}: "
+            "left out, or by a newer name"
+        )
     return dialect
 
 
@@ -199,7 +202,9 @@ def check_limits(
     hint = f"ask for less, or restart the server with a higher {', '.join(flag for _, flag in exceeded)}"
     if not too_long:
         hint += "; or send them all the same, and see which are rejected: --over-limit"
-    raise LimitError(f"{KINDS[facts.name].called} at {facts.url}: {'; '.join(said for said, _ in exceeded)}", hint)
+    raise LimitError(
+        f"{BACKENDS[facts.name].display_name} at {facts.url}: {'; '.join(said for said, _ in exceeded)}", hint
+    )
 
 
 def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) -> int:
@@ -209,7 +214,7 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
     that does not fit behind the prompt and what was generated before.
     """
     piece = facts.notes.get("prompt_piece_tokens", 0)
-    wanted = whole_pieces(output_tokens, piece)
+    wanted = round_up_to_pieces(output_tokens, piece)
     if wanted <= piece:
         return wanted
     total, prompt = (facts.limits.get(f"max_{name}_tokens") for name in ("total", "input"))
@@ -220,7 +225,7 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
     return wanted
 
 
-def over_limit(facts: ServerFacts, n: int) -> str:
+def exceeded_request_limit(facts: ServerFacts, n: int) -> str:
     """Say that `n` requests at once are more than the server takes; empty where they are not."""
     return "; ".join(said for said, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
 
@@ -229,7 +234,7 @@ def _exceeded(facts: ServerFacts, bounds: str, need: int, what: str) -> list[tup
     """Return the limits of this type that the load exceeds, as sentences, and the server's option that raises each."""
     return [
         (f"{what} exceed its {name} of {facts.limits[name]}", limit.flag)
-        for name, limit in KINDS[facts.name].limits.items()
+        for name, limit in BACKENDS[facts.name].limits.items()
         if limit.bounds == bounds and need > facts.limits.get(name, need)
     ]
 
@@ -263,7 +268,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
         """Ids of a text without special tokens; empty when the server does not tell them."""
         return self._post(self.id_route, text) if self.id_route else []
 
-    def _post(self, route: Route[Told], text: str) -> Told:
+    def _post(self, route: Route[ResultT], text: str) -> ResultT:
         status, answer = self.ask(route.path, route.body(text, self.model))
         if status == 200:
             with suppress(KeyError, IndexError, TypeError, ValueError):
@@ -275,32 +280,32 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def tokenizer_of(
-    facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = OPEN
+def open_tokenizer(
+    facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = NO_AUTH
 ) -> Iterator[ServerTokenizer]:
     """Open a connection on which the server counts prompts for this dialect. Where it has to generate to do so, an
     answer may take `timeout_s`."""
-    from loadgen.servers.json_client import Caller
+    from loadgen.servers.json_client import JsonClient
 
-    kind = KINDS[facts.name]
+    kind = BACKENDS[facts.name]
 
-    def known(route: Route[Told] | None) -> Route[Told] | None:
+    def known(route: Route[ResultT] | None) -> Route[ResultT] | None:
         return route if route and route.path in facts.count_routes else None
 
     route = known(dialect.count) or dialect.count_by_running
-    with closing(Caller(facts.url, access, timeout_s if route.generates else None)) as ask:
+    with closing(JsonClient(facts.url, access, timeout_s if route.generates else None)) as ask:
         tokenizer = ServerTokenizer(ask, route, facts.model, known(kind.ids))
         if plain := known(dialect.count_text):
             tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))
         yield tokenizer
 
 
-def _surest_first() -> list[ServerKind]:
+def _surest_first() -> list[Backend]:
     """Most servers answer like the generic one as well, so it comes last."""
-    return sorted(KINDS.values(), key=lambda kind: kind.port is None)
+    return sorted(BACKENDS.values(), key=lambda kind: kind.port is None)
 
 
-def _recognised(ask: Ask, url: str, kinds: Iterable[ServerKind]) -> ServerFacts | None:
+def _recognised(ask: GetJson, url: str, kinds: Iterable[Backend]) -> ServerFacts | None:
     """What the first of these kinds that knows the server read of it. A key that one of them lacked counts only where
     no other does."""
     refused = None
@@ -315,30 +320,30 @@ def _recognised(ask: Ask, url: str, kinds: Iterable[ServerKind]) -> ServerFacts 
     return None
 
 
-def _listed(ask: Ask, facts: ServerFacts, model: str | None) -> str:
+def _listed(ask: GetJson, facts: ServerFacts, model: str | None) -> str:
     """The model to ask for. Raises ModelError for one that is not among those the server knows."""
     if model is None:
         return facts.model
     known = {facts.model} - {""}
     with suppress(UnauthorizedError):
-        known |= {str(card["id"]) for card in cards(ask("/v1/models")[1]) if "id" in card}
+        known |= {str(card["id"]) for card in model_cards(ask("/v1/models")[1]) if "id" in card}
     if known and model not in known:
-        more = f" and {len(known) - MODELS_SAID} more" if len(known) > MODELS_SAID else ""
+        more = f" and {len(known) - MODELS_LISTED} more" if len(known) > MODELS_LISTED else ""
         raise ModelError(
             f"--model {model}: {facts.url} does not serve it",
-            f"it has: {', '.join(sorted(known)[:MODELS_SAID])}{more}; without --model its first is asked",
+            f"it has: {', '.join(sorted(known)[:MODELS_LISTED])}{more}; without --model its first is asked",
         )
     return model
 
 
-def _wrong_server(ask: Ask, url: str, named: ServerKind | None) -> WrongServerError:
+def _wrong_server(ask: GetJson, url: str, named: Backend | None) -> WrongServerError:
     result = None
     with suppress(UnauthorizedError):
         result = _recognised(ask, url, _surest_first())
     if result and named:
-        called = f"{KINDS[result.name].called} {result.version}".rstrip()
-        return WrongServerError(f"this is {called}, not {named.called}: {url}", f"use --server {result.name}")
-    wanted = named.called if named else join_or(kind.called for kind in KINDS.values())
+        called = f"{BACKENDS[result.name].display_name} {result.version}".rstrip()
+        return WrongServerError(f"this is {called}, not {named.display_name}: {url}", f"use --server {result.name}")
+    wanted = named.display_name if named else join_or(kind.display_name for kind in BACKENDS.values())
     with suppress(UnauthorizedError):
         status, _ = ask("/v1/models")
         wanted += f": /v1/models {'lists no model' if status == 200 else f'answers {status}'}"

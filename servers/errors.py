@@ -13,10 +13,10 @@ import msgspec
 
 from loadgen.workloads.input_files import open_input
 
-NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
 
-SETTINGS_BYTES = 1 << 20
+SETTINGS_LIMIT_BYTES = 1 << 20
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
 """A key of very many parts takes tomllib minutes."""
@@ -26,9 +26,9 @@ def read_settings(path: Path) -> str:
     """Return the text of a file that somebody wrote by hand. Raises OSError, and ValueError for a file that is larger
     than such files are or is no text."""
     with open_input(path) as file:
-        content = file.read(SETTINGS_BYTES + 1)
-    if len(content) > SETTINGS_BYTES:
-        raise ValueError(f"it has more than {SETTINGS_BYTES:,} bytes")
+        content = file.read(SETTINGS_LIMIT_BYTES + 1)
+    if len(content) > SETTINGS_LIMIT_BYTES:
+        raise ValueError(f"it has more than {SETTINGS_LIMIT_BYTES:,} bytes")
     return content.decode()
 
 
@@ -110,7 +110,7 @@ class LaunchError(ServerError):
         """The last lines of the server's log; empty where there is none."""
 
 
-def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
+def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
     """A body as it was before gzip or deflate, up to a limit; as it is in any other coding, or where it is damaged."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body

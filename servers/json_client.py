@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadgen.servers.auth import OPEN, Access, hide
-from loadgen.servers.errors import NOT_READABLE, ClientLimitError, UnauthorizedError, UnreachableError, decompressed
+from loadgen.servers.auth import NO_AUTH, Access, hide_secrets
+from loadgen.servers.errors import DECODE_ERRORS, ClientLimitError, UnauthorizedError, UnreachableError, decompress
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
 from loadgen.servers.wire import local_limits
 
@@ -29,10 +29,10 @@ TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20
 
 
-class Caller:
+class JsonClient:
     """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
 
-    def __init__(self, url: str, access: Access = OPEN, timeout_s: float | None = None) -> None:
+    def __init__(self, url: str, access: Access = NO_AUTH, timeout_s: float | None = None) -> None:
         """Paths count from `url`. `timeout_s`: how long an answer may take, if not 10 s."""
         parts = urlsplit(url)
         self._timeout_s = timeout_s or TIMEOUT_S
@@ -61,7 +61,7 @@ class Caller:
             )
         try:
             value = msgspec.json.decode(content)
-        except NOT_READABLE:
+        except DECODE_ERRORS:
             return status, None
         self.mark = self.mark or in_value(value)
         return status, value
@@ -100,7 +100,7 @@ class Caller:
                 )
             # Some proxies compress what nobody asked them to.
             coding = (answer.getheader("content-encoding") or "").strip().lower()
-            return answer.status, hide(decompressed(content, coding, limit_bytes), whole=True)
+            return answer.status, hide_secrets(decompress(content, coding, limit_bytes), whole=True)
 
         try:
             if self._connection.sock:
@@ -113,7 +113,7 @@ class Caller:
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, TimeoutError | ssl.SSLError):
-                raise_if_local(self._url, self._connection.host, self._connection.port, error)
+                raise_if_local_limit(self._url, self._connection.host, self._connection.port, error)
             raise _unreachable(self._url, error, limit_s, self._late) from error
 
 
@@ -141,7 +141,7 @@ class _Until(io.RawIOBase):
         super().close()
 
 
-def raise_if_local(url: str, host: str, port: int, error: OSError) -> None:
+def raise_if_local_limit(url: str, host: str, port: int, error: OSError) -> None:
     """Raise a ClientLimitError if a connection failed because of this machine."""
     limit = local_limits.of_host(host, port, error)
     if limit is not None:
@@ -153,7 +153,7 @@ _TLS_HINT = "check which TLS versions and client certificates it asks for; loadg
 
 
 def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> UnreachableError:
-    reason = hide(str(error)) or type(error).__name__
+    reason = hide_secrets(str(error)) or type(error).__name__
     match error:
         case TimeoutError():
             said = f"{url} did not answer within {limit_s:g} s", late

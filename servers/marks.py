@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 
 HEADER = "x-simulated-speed"
 FIELD = "simulated_speed"
@@ -62,7 +62,7 @@ def in_payload(payload: bytes) -> Mark | None:
         return None
     try:
         return in_value(msgspec.json.decode(payload))
-    except NOT_READABLE:
+    except DECODE_ERRORS:
         return None
 
 

@@ -35,20 +35,20 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from loadgen.servers.auth import OPEN, Access
-from loadgen.servers.backends import KINDS
+from loadgen.servers.auth import NO_AUTH, Access
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import MetricNames
-from loadgen.servers.errors import NOT_READABLE, ServerError
+from loadgen.servers.errors import DECODE_ERRORS, ServerError
 
 if TYPE_CHECKING:
     import ssl
 
-    from loadgen.servers.json_client import Caller
+    from loadgen.servers.json_client import JsonClient
 
 EXTRA = "pip install 'llm-loadgen[telemetry]'"  # What to do where a library is missing
 PAGE_LIMIT_BYTES = 16 << 20
 ROUTE_BYTES = 1 << 16  # Of a route whose JSON has one figure
-ABSENT = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. They will say so again.
+ABSENT_STATUSES = (401, 403, 404, 405)  # Statuses that say: not for you, or not here. They will say so again.
 
 Labels = Mapping[str, str]
 _WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_finished", "requests_failed")
@@ -107,15 +107,15 @@ class Page(msgspec.Struct, frozen=True):
 class ServerMetrics:
     """A server's /metrics, over one kept connection. `url` is the base of the server's paths."""
 
-    def __init__(self, url: str, server: str, access: Access = OPEN) -> None:
+    def __init__(self, url: str, server: str, access: Access = NO_AUTH) -> None:
         self._ask = _page_caller(url, access)
         self._server = server
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        page = _fetch(self._ask, "/metrics", tuple(table.prefix for table in tables().values()), limit_s)
-        values = values_of(page, self._server)
-        metrics = KINDS[self._server].metrics
+        page = _fetch(self._ask, "/metrics", tuple(table.prefix for table in metric_tables().values()), limit_s)
+        values = page_values(page, self._server)
+        metrics = BACKENDS[self._server].metrics
         if metrics and metrics.kv_used:
             path, of = metrics.kv_used
             try:
@@ -123,7 +123,7 @@ class ServerMetrics:
                 if status != 200:
                     raise ValueError(f"answers {status}")
                 values["kv_used"] = of(msgspec.json.decode(content))
-            except (ServerError, LookupError, TypeError, ValueError, *NOT_READABLE) as error:
+            except (ServerError, LookupError, TypeError, ValueError, *DECODE_ERRORS) as error:
                 values["missing"] = {"kv_used": f"{path}: {error}"}
         return values
 
@@ -302,7 +302,7 @@ class HostMemory:
         return {"pid": pid, "rss_bytes": resident, "members": len(family)}
 
 
-def on_this_machine(url: str) -> bool:
+def is_this_machine(url: str) -> bool:
     """Whether the address behind `url` is one of this machine's: a socket can be bound to it. False when unknown."""
     try:
         family, _, _, _, address = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)[0]
@@ -313,7 +313,7 @@ def on_this_machine(url: str) -> bool:
     return True
 
 
-def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
+def parse_page(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
     """Read what begins with one of `ours`, without the buckets of histograms. Raises GapError when that is not in the
     format, and NotMeasuredError for a page of another kind. Other people's lines are not looked at: the DCGM exporter
     has been seen to write `ERROR - FAILED TO CONVERT TO STRING` where a number belongs. Only a page with nothing of
@@ -337,30 +337,30 @@ def parse(content: bytes, ours: tuple[str, ...] = ("",)) -> Page:
     return Page(samples, frozenset(family.name for family in families))
 
 
-def tables() -> dict[str, MetricNames]:
+def metric_tables() -> dict[str, MetricNames]:
     """The names of every server that has some, by whose they are. A generic OpenAI server is read by the table whose
     names are on its page."""
-    return {each.of or kind.name: each for kind in KINDS.values() if (each := kind.metrics)}
+    return {each.owner or kind.name: each for kind in BACKENDS.values() if (each := kind.metrics)}
 
 
-def values_of(page: Page, server: str) -> dict[str, Any]:
+def page_values(page: Page, server: str) -> dict[str, Any]:
     """Return the figures of the page in our words, without words that the page does not have.
 
     `server` is a key of KINDS. With several engines `kv_used` is their mean, `kv_used_max` that of the fullest engine,
     and `engines` their number.
     """
-    known = KINDS[server].metrics
-    if known is None or known.of:
+    known = BACKENDS[server].metrics
+    if known is None or known.owner:
 
         def present(metrics: MetricNames) -> int:
             return sum(_present(page, name) is not None for name in metrics.names.values())
 
-        known = max(tables().values(), key=present)
+        known = max(metric_tables().values(), key=present)
     figures = {word: each for word, names in known.names.items() if (each := _by_engine(page, word, names)) is not None}
     values = {word: fmean(each) if word in AVERAGED else sum(each) for word, each in figures.items()}
     if len(shares := figures.get("kv_used", [])) > 1:
         values |= {"kv_used_max": max(shares), "engines": len(shares)}
-    for metrics in tables().values():
+    for metrics in metric_tables().values():
         if metrics.labels:
             name, read = metrics.labels
             values |= read(_distinct([labels for labels, _ in page.samples.get(name, [])]))
@@ -374,15 +374,15 @@ def _library(module: str, package: str) -> Any:
         raise NotMeasuredError(f"{package} is not installed: {EXTRA}") from None
 
 
-def _page_caller(url: str, access: Access) -> Caller:
+def _page_caller(url: str, access: Access) -> JsonClient:
     """What `_fetch` asks. The parser is loaded too (0.1 s, once), before anything is timed."""
-    from loadgen.servers.json_client import Caller
+    from loadgen.servers.json_client import JsonClient
 
     _library("prometheus_client.parser", "prometheus-client")
-    return Caller(url, access)
+    return JsonClient(url, access)
 
 
-def _fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Page:
+def _fetch(ask: JsonClient, path: str, ours: tuple[str, ...], limit_s: float) -> Page:
     """The page at `path`: what on it begins with one of `ours`. The content type does not matter: LightLLM sends none.
     Raises GapError, and NotMeasuredError where there is no such page."""
     try:
@@ -390,8 +390,8 @@ def _fetch(ask: Caller, path: str, ours: tuple[str, ...], limit_s: float) -> Pag
     except ServerError as error:
         raise GapError(str(error)) from None
     if status != 200:
-        raise (NotMeasuredError if status in ABSENT else GapError)(f"{path} answers {status}")
-    return parse(content, ours)
+        raise (NotMeasuredError if status in ABSENT_STATUSES else GapError)(f"{path} answers {status}")
+    return parse_page(content, ours)
 
 
 def _by_engine(page: Page, word: str, names: Sequence[str]) -> list[float] | None:

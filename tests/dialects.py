@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 
-EVERY = {(kind.name, endpoint): dialect for kind in KINDS.values() for endpoint, dialect in kind.dialects.items()}
+EVERY = {(kind.name, endpoint): dialect for kind in BACKENDS.values() for endpoint, dialect in kind.dialects.items()}
 DIALECTS = {key: dialect for key, dialect in EVERY.items() if dialect.streams}
 POOLING = {key: dialect for key, dialect in EVERY.items() if not dialect.streams}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.workloads.lengths import Fixed
-from loadgen.workloads.prompts import Count, ServerTokenCounter, TextSpec, Tokenizer, id_prompts, text_prompts
-from loadgen.workloads.workload import Synthetic, WorkloadSpec, prompts_for
+from loadgen.workloads.prompts import CountTokens, ServerTokenCounter, TextSpec, Tokenizer, id_prompts, text_prompts
+from loadgen.workloads.workload import Synthetic, WorkloadSpec, prepare_prompts
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Prompts:
     """Prompts of exact length, in order of request id, and how their length was made exact."""
 
     prompts: list[str | tuple[int, ...]]
-    how: str
+    counting_method: str
 
 
 def exact_prompts(
@@ -23,8 +23,8 @@ def exact_prompts(
 ) -> Prompts:
     """The prompts of a run that asks for one length."""
     order = WorkloadSpec(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
-    made = prompts_for(order, token_ids=token_ids, local=local, server=server)
-    return Prompts([request.prompt for request in made.requests()], made.how)
+    made = prepare_prompts(order, token_ids=token_ids, local=local, server=server)
+    return Prompts([request.prompt for request in made.requests()], made.counting_method)
 
 
 def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[str | tuple[int, ...]]:
@@ -33,6 +33,6 @@ def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[s
     return [prompt(number, tokens) for number in range(n)]
 
 
-def alike_texts(count: Count, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
+def alike_texts(count: CountTokens, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
     """Texts 0 to n - 1."""
     return text_prompts(count, words, [TextSpec(number, tokens) for number in range(n)], seed)

@@ -18,7 +18,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Footer, Header, Run, Telemetry, read
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import Summary, as_dict
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 
 MILLISECOND_NS = 1_000_000
 VERSION_NOTES: dict[str, dict[str, Any]] = {"tgi": {"prompt_piece_tokens": 1024}}
@@ -46,7 +46,7 @@ def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **cha
         "url": "http://127.0.0.1:8002",
         "simulated": simulated,
         "limits": {"max_concurrent_requests": 1000, "max_total_tokens": 4096},
-        "notes": {**KINDS[server].notes, **VERSION_NOTES.get(server, {})} if server in KINDS else {},
+        "notes": {**BACKENDS[server].notes, **VERSION_NOTES.get(server, {})} if server in BACKENDS else {},
     }
     plan = {
         "server": server,

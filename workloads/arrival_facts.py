@@ -13,7 +13,7 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     """What the arrivals are, as data: nobody reads their text again. Of older runs it is filled in as they are read."""
 
     kind: str = ""
-    """First word of their canonical text, a key of loadgen.workloads.arrivals.KINDS; or `interactive`."""
+    """First word of their canonical text, a key of loadgen.workloads.arrivals.ARRIVAL_PROCESSES; or `interactive`."""
     text: str = ""
     """How they describe themselves, such as `all at once` or `20 per second (Poisson)`."""
     open_loop: bool = True

@@ -9,9 +9,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadgen.workloads import random_streams as draws
-from loadgen.workloads import spec_syntax as syntax
-from loadgen.workloads import traces
+from loadgen.workloads import random_streams, spec_syntax, traces
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
 from loadgen.workloads.request import Request
 from loadgen.workloads.spec_syntax import NS_PER_S, WorkloadError
@@ -36,14 +34,14 @@ class FixedRate(Arrivals, frozen=True):
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        return cls(syntax.rate(rest))
+        return cls(spec_syntax.parse_rate(rest))
 
     def _steady(self, manner: str, **more: Any) -> LoadFacts:
-        text = f"{syntax.show(self.rate)} per second{manner}"
+        text = f"{spec_syntax.format_number(self.rate)} per second{manner}"
         return LoadFacts(text=text, steady=True, rate_per_s=float(self.rate), **more)
 
     def __str__(self) -> str:
-        return f"{self.SYNTAX.partition(':')[0]}:{syntax.show(self.rate)}"
+        return f"{self.SYNTAX.partition(':')[0]}:{spec_syntax.format_number(self.rate)}"
 
 
 class Constant(FixedRate, frozen=True):
@@ -57,7 +55,7 @@ class Constant(FixedRate, frozen=True):
 
     def due_ns(self, _seed: int) -> Iterator[int]:
         step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
-        return (syntax.nearest(index * step, divisor) for index in count())
+        return (spec_syntax.round_ratio(index * step, divisor) for index in count())
 
 
 class Poisson(FixedRate, frozen=True):
@@ -71,8 +69,8 @@ class Poisson(FixedRate, frozen=True):
         return self._steady(" (Poisson)", cv=1.0, law="gamma")
 
     def due_ns(self, seed: int) -> Iterator[int]:
-        draw = draws.stream(seed, "arrivals")
-        return draws.sums(lambda: draws.exponential(draw), NS_PER_S / self.rate)
+        draw = random_streams.random_stream(seed, "arrivals")
+        return random_streams.running_sums(lambda: random_streams.exponential(draw), NS_PER_S / self.rate)
 
 
 class Gamma(FixedRate, frozen=True):
@@ -86,22 +84,25 @@ class Gamma(FixedRate, frozen=True):
     @classmethod
     def parse(cls, rest: str) -> Self:
         first, *more = rest.split(",")
-        result = syntax.options(more, ("cv",))
+        result = spec_syntax.parse_options(more, ("cv",))
         if "cv" not in result:
             raise WorkloadError("the coefficient of variation is missing")
-        return cls(syntax.rate(first), syntax.number(result["cv"], "cv", syntax.CV_LOW, syntax.CV_HIGH))
+        return cls(
+            spec_syntax.parse_rate(first),
+            spec_syntax.parse_number(result["cv"], "cv", spec_syntax.CV_LOW, spec_syntax.CV_HIGH),
+        )
 
     def due_ns(self, seed: int) -> Iterator[int]:
-        draw = draws.stream(seed, "arrivals")
+        draw = random_streams.random_stream(seed, "arrivals")
         shape = float(1 / self.cv**2)
-        return draws.sums(lambda: draws.gamma(draw, shape), NS_PER_S / self.rate * self.cv**2)
+        return random_streams.running_sums(lambda: random_streams.gamma(draw, shape), NS_PER_S / self.rate * self.cv**2)
 
     @property
     def facts(self) -> LoadFacts:
-        return self._steady(f" (gamma gaps, CV {syntax.show(self.cv)})", cv=float(self.cv), law="gamma")
+        return self._steady(f" (gamma gaps, CV {spec_syntax.format_number(self.cv)})", cv=float(self.cv), law="gamma")
 
     def __str__(self) -> str:
-        return f"gamma:{syntax.show(self.rate)},cv={syntax.show(self.cv)}"
+        return f"gamma:{spec_syntax.format_number(self.rate)},cv={spec_syntax.format_number(self.cv)}"
 
 
 class Ramp(Arrivals, frozen=True):
@@ -120,7 +121,11 @@ class Ramp(Arrivals, frozen=True):
         first, dots, last = rates.partition("..")
         if not (slash and dots):
             raise WorkloadError("two rates with .. between them and a length after / are needed")
-        ramp = cls(syntax.rate(first, zero=True), syntax.rate(last, zero=True), syntax.duration_ns(length, "length"))
+        ramp = cls(
+            spec_syntax.parse_rate(first, zero=True),
+            spec_syntax.parse_rate(last, zero=True),
+            spec_syntax.parse_duration_ns(length, "length"),
+        )
         if not ramp.first + ramp.last:
             raise WorkloadError("both rates are 0, so nothing would be sent")
         return ramp
@@ -135,15 +140,16 @@ class Ramp(Arrivals, frozen=True):
         yield 0
         for index in range(1, math.ceil(area)):
             root = math.isqrt((square + index * growth) * scale * ROOT_PRECISION**2)
-            yield syntax.nearest(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
+            yield spec_syntax.round_ratio(2 * index * NS_PER_S * scale * ROOT_PRECISION, start * ROOT_PRECISION + root)
 
     @property
     def facts(self) -> LoadFacts:
-        rates = f"{syntax.show(self.first)} to {syntax.show(self.last)} per second"
-        return LoadFacts(text=f"{rates} within {syntax.show_duration(self.length_ns)}", finite=True)
+        rates = f"{spec_syntax.format_number(self.first)} to {spec_syntax.format_number(self.last)} per second"
+        return LoadFacts(text=f"{rates} within {spec_syntax.format_duration(self.length_ns)}", finite=True)
 
     def __str__(self) -> str:
-        return f"ramp:{syntax.show(self.first)}..{syntax.show(self.last)}/{syntax.show_duration(self.length_ns)}"
+        rates = f"{spec_syntax.format_number(self.first)}..{spec_syntax.format_number(self.last)}"
+        return f"ramp:{rates}/{spec_syntax.format_duration(self.length_ns)}"
 
 
 class Steps(Arrivals, frozen=True):
@@ -165,7 +171,7 @@ class Steps(Arrivals, frozen=True):
             per_s, at, length = part.partition("@")
             if not at:
                 raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
-            steps.append((syntax.rate(per_s, zero=True), syntax.duration_ns(length, "length")))
+            steps.append((spec_syntax.parse_rate(per_s, zero=True), spec_syntax.parse_duration_ns(length, "length")))
         if not any(per_s for per_s, _ in steps):
             raise WorkloadError("every rate is 0, so nothing would be sent")
         return cls(tuple(steps))
@@ -176,19 +182,21 @@ class Steps(Arrivals, frozen=True):
             after = area + per_s * length_ns / NS_PER_S
             for index in range(math.ceil(area), math.ceil(after)):
                 offset = (index - area) * NS_PER_S / per_s
-                yield begin_ns + syntax.nearest(offset.numerator, offset.denominator)
+                yield begin_ns + spec_syntax.round_ratio(offset.numerator, offset.denominator)
             begin_ns, area = begin_ns + length_ns, after
 
     @property
     def facts(self) -> LoadFacts:
         steps = (
-            f"{syntax.show(per_s)} per second for {syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+            f"{spec_syntax.format_number(per_s)} per second for {spec_syntax.format_duration(length_ns)}"
+            for per_s, length_ns in self.steps
         )
         return LoadFacts(text=", ".join(steps), finite=True)
 
     def __str__(self) -> str:
         return "steps:" + ",".join(
-            f"{syntax.show(per_s)}@{syntax.show_duration(length_ns)}" for per_s, length_ns in self.steps
+            f"{spec_syntax.format_number(per_s)}@{spec_syntax.format_duration(length_ns)}"
+            for per_s, length_ns in self.steps
         )
 
 
@@ -203,20 +211,23 @@ class ClosedLoopArrivals(Arrivals, frozen=True):
     @classmethod
     def parse(cls, rest: str) -> Self:
         clients, *more = rest.split(",")
-        think = syntax.options(more, ("think",)).get("think", "0s")
+        think = spec_syntax.parse_options(more, ("think",)).get("think", "0s")
         return cls(
-            syntax.whole(clients, "number of clients", 1, CLIENTS_LIMIT), syntax.duration_ns(think, "think", zero=True)
+            spec_syntax.parse_integer(clients, "number of clients", 1, CLIENTS_LIMIT),
+            spec_syntax.parse_duration_ns(think, "think", zero=True),
         )
 
     @property
     def facts(self) -> LoadFacts:
         waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
-        think = f" and think for {syntax.show_duration(self.think_ns)}" if self.think_ns else ""
+        think = f" and think for {spec_syntax.format_duration(self.think_ns)}" if self.think_ns else ""
         text = f"from {self.clients:,} {waits}{think}"
         return LoadFacts(text=text, open_loop=False, steady=True, clients=self.clients)
 
     def __str__(self) -> str:
-        return f"closed:{self.clients}" + (f",think={syntax.show_duration(self.think_ns)}" if self.think_ns else "")
+        return f"closed:{self.clients}" + (
+            f",think={spec_syntax.format_duration(self.think_ns)}" if self.think_ns else ""
+        )
 
 
 class Trace(Arrivals, frozen=True):
@@ -236,17 +247,19 @@ class Trace(Arrivals, frozen=True):
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        path, result = syntax.path_and_options(rest, ("speed", "start", "limit", "unit", "block"))
+        path, result = spec_syntax.parse_path_and_options(rest, ("speed", "start", "limit", "unit", "block"))
         unit = result.get("unit")
         if unit is not None and unit not in traces.UNITS_NS:
             raise WorkloadError(f"unit {unit!r} is not one of {', '.join(traces.UNITS_NS)}")
         return cls(
             Path(path),
-            syntax.number(result.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
-            syntax.duration_ns(result.get("start", "0s"), "start", zero=True),
-            syntax.whole(result["limit"], "limit", 1, 10**9) if "limit" in result else None,
+            spec_syntax.parse_number(result.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
+            spec_syntax.parse_duration_ns(result.get("start", "0s"), "start", zero=True),
+            spec_syntax.parse_integer(result["limit"], "limit", 1, 10**9) if "limit" in result else None,
             unit,
-            syntax.whole(result["block"], "block", 1, traces.BLOCK_TOKENS_MAX) if "block" in result else None,
+            spec_syntax.parse_integer(result["block"], "block", 1, traces.BLOCK_TOKENS_MAX)
+            if "block" in result
+            else None,
         )
 
     def entries(self) -> Iterator[traces.Entry]:
@@ -278,7 +291,7 @@ class Trace(Arrivals, frozen=True):
         replay that takes longer than REPLAY_LIMIT_NS."""
         top, bottom = self.speed.numerator, self.speed.denominator
         for entry in self.entries():
-            due_ns = syntax.nearest((entry.at_ns - self.start_ns) * bottom, top)
+            due_ns = spec_syntax.round_ratio((entry.at_ns - self.start_ns) * bottom, top)
             if due_ns > REPLAY_LIMIT_NS:
                 raise WorkloadError(f"{self}: its replay takes more than ten years", "replay it faster, with speed=")
             yield due_ns
@@ -294,7 +307,9 @@ class Trace(Arrivals, frozen=True):
             what += f" over {_span_text(span_ns)} ({traces.rate_text((count - 1) * NS_PER_S / span_ns)})"
         elif count > 1:
             what += " at one instant"
-        speed = f", replayed at {syntax.show(self.speed)} times the recorded speed" if self.speed != 1 else ""
+        speed = (
+            f", replayed at {spec_syntax.format_number(self.speed)} times the recorded speed" if self.speed != 1 else ""
+        )
         left_out = self._left_out(count, whole=whole and self.limit is None)
         rows = f", {left_out:,} {'row' if left_out == 1 else 'rows'} without tokens left out" if left_out else ""
         return f"Trace {self.path.name}: {what}{speed}{rows}; {result.layout} layout, {result.text}"
@@ -315,8 +330,8 @@ class Trace(Arrivals, frozen=True):
         return LoadFacts(text=text, finite=True, recorded=True)
 
     def _options(self) -> list[str]:
-        extra = [f"speed={syntax.show(self.speed)}"] if self.speed != 1 else []
-        extra += [f"start={syntax.show_duration(self.start_ns)}"] if self.start_ns else []
+        extra = [f"speed={spec_syntax.format_number(self.speed)}"] if self.speed != 1 else []
+        extra += [f"start={spec_syntax.format_duration(self.start_ns)}"] if self.start_ns else []
         extra += [f"limit={self.limit}"] if self.limit is not None else []
         extra += [f"unit={self.unit}"] if self.unit is not None else []
         return extra + ([f"block={self.block_tokens}"] if self.block_tokens is not None else [])

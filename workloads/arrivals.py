@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from loadgen.workloads import spec_syntax as syntax
+from loadgen.workloads import spec_syntax
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
 from loadgen.workloads.arrival_processes import ClosedLoopArrivals, Constant, Gamma, Poisson, Ramp, Steps, Trace
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -39,7 +39,10 @@ class Burst(Arrivals, frozen=True):
         size, slash, every = rest.partition("/")
         if not slash:
             raise WorkloadError("the time between bursts is missing")
-        return cls(syntax.whole(size, "burst size", 1, BURST_LIMIT), syntax.duration_ns(every, "time between bursts"))
+        return cls(
+            spec_syntax.parse_integer(size, "burst size", 1, BURST_LIMIT),
+            spec_syntax.parse_duration_ns(every, "time between bursts"),
+        )
 
     def due_ns(self, _seed: int) -> Iterator[int]:
         size = self.size
@@ -51,13 +54,13 @@ class Burst(Arrivals, frozen=True):
     def facts(self) -> LoadFacts:
         if self.size is None:
             return LoadFacts(text="all at once", burst=True)
-        return LoadFacts(text=f"{self.size} at once every {syntax.show_duration(self.every_ns)}")
+        return LoadFacts(text=f"{self.size} at once every {spec_syntax.format_duration(self.every_ns)}")
 
     def __str__(self) -> str:
-        return "burst" if self.size is None else f"burst:{self.size}/{syntax.show_duration(self.every_ns)}"
+        return "burst" if self.size is None else f"burst:{self.size}/{spec_syntax.format_duration(self.every_ns)}"
 
 
-KINDS: dict[str, type[Arrivals]] = {
+ARRIVAL_PROCESSES: dict[str, type[Arrivals]] = {
     "burst": Burst,
     "constant": Constant,
     "poisson": Poisson,
@@ -72,19 +75,19 @@ KINDS: dict[str, type[Arrivals]] = {
 
 def parse(text: str) -> Arrivals:
     """Read arrivals as their SYNTAX says; `str()` of the result is their canonical text. Raises WorkloadError that
-    names the bad part; its hint is the right syntax."""
+    names the bad part; its hint is the right spec_syntax."""
     kind, colon, rest = text.strip().partition(":")
-    if kind not in KINDS:
-        raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(KINDS)}")
+    if kind not in ARRIVAL_PROCESSES:
+        raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(ARRIVAL_PROCESSES)}")
     try:
         if bool(colon) != bool(rest) or not (rest or kind == "burst"):
             raise WorkloadError(f"nothing follows {kind!r}")
-        return KINDS[kind].parse(rest)
+        return ARRIVAL_PROCESSES[kind].parse(rest)
     except WorkloadError as error:
-        raise WorkloadError(f"arrivals {text!r}: {error}", f"write {KINDS[kind].SYNTAX}") from None
+        raise WorkloadError(f"arrivals {text!r}: {error}", f"write {ARRIVAL_PROCESSES[kind].SYNTAX}") from None
 
 
-def facts_of(text: str) -> LoadFacts:
+def facts_from_text(text: str) -> LoadFacts:
     """The facts of canonical arrivals. A process that is not known here, as of a newer version, promises nothing."""
     try:
         result = parse(text).facts

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import msgspec
 
-from loadgen.workloads.images import url_of
+from loadgen.workloads.images import image_url
 from loadgen.workloads.json_values import check_file_text, check_text, check_value
-from loadgen.workloads.lengths import UNNAMED
+from loadgen.workloads.lengths import DEFAULT_OUTPUT_TOKENS
 from loadgen.workloads.request import Request
-from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, opened, path_and_options
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, opened, parse_path_and_options
 
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts
@@ -192,7 +192,7 @@ def _prompt(item: Any, folder: Path) -> Sample:
     if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
         raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
     several = item.get("images", [item["image"]] if "image" in item else [])
-    images = tuple(url_of(_text(url, "image"), folder) for url in several)
+    images = tuple(image_url(_text(url, "image"), folder) for url in several)
     return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
 
 
@@ -233,7 +233,7 @@ class Dataset(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, kind: str) -> Callable[[str], Self]:
         """What reads, for this kind, what follows the colon."""
-        return lambda rest: cls(kind, Path(path_and_options(rest, ())[0]))
+        return lambda rest: cls(kind, Path(parse_path_and_options(rest, ())[0]))
 
     def samples(self) -> Iterator[Sample]:
         """Return the questions of the file, in their order. Raises WorkloadError on damage."""
@@ -261,7 +261,7 @@ def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
             return next(named)
         if sample.output_tokens is not None:
             return sample.output_tokens
-        return max(1, prompts.count(sample.answer)) if sample.answer else UNNAMED
+        return max(1, prompts.count(sample.answer)) if sample.answer else DEFAULT_OUTPUT_TOKENS
 
     return tokens
 

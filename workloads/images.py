@@ -20,11 +20,11 @@ from loadgen.workloads.input_files import read_input
 SIDE_LIMIT = 16_384
 PICTURE_BYTES = 1 << 26
 """Maximum size of a picture in a file."""
-ENDINGS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
+IMAGE_TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 _URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
 
 
-class Picture(msgspec.Struct, frozen=True):
+class SyntheticImage(msgspec.Struct, frozen=True):
     """A synthetic picture; as text its data URL, which is made anew each time."""
 
     width: int
@@ -47,7 +47,7 @@ class Picture(msgspec.Struct, frozen=True):
         )
 
 
-def size(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     """Width and height of `512x512`. Raises ValueError."""
     result = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     width, height = map(int, result.groups()) if result else (0, 0)
@@ -56,15 +56,15 @@ def size(text: str) -> tuple[int, int]:
     return width, height
 
 
-def url_of(given: str, folder: Path) -> str:
+def image_url(given: str, folder: Path) -> str:
     """A URL as it is; of a file, by its path from `folder`, its content. Raises ValueError."""
     if _URL.match(given):
         return given
     file = folder / given
-    if file.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{given!r} has no ending of a picture: {', '.join(ENDINGS)}")
+    if file.suffix.lower() not in IMAGE_TYPES:
+        raise ValueError(f"{given!r} has no ending of a picture: {', '.join(IMAGE_TYPES)}")
     try:
-        return _data_url(ENDINGS[file.suffix.lower()], read_input(file, PICTURE_BYTES))
+        return _data_url(IMAGE_TYPES[file.suffix.lower()], read_input(file, PICTURE_BYTES))
     except OSError as error:
         raise ValueError(f"cannot read the picture {given}: {error.strerror}") from None
 

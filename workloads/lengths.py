@@ -22,15 +22,14 @@ from typing import Protocol
 
 import msgspec
 
-from loadgen.workloads import random_streams as draws
-from loadgen.workloads import spec_syntax as syntax
+from loadgen.workloads import random_streams, spec_syntax
 from loadgen.workloads.input_files import LongLineError, limited_lines
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError
 
 VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
 WORD_LIMIT = 40
 """Characters of one number; of a longer word an error shows the beginning."""
-UNNAMED = 128
+DEFAULT_OUTPUT_TOKENS = 128
 """Tokens of an answer where neither its file nor anybody else says how many."""
 ANSWERS = "answers"
 """Output lengths that are those of a file's own answers."""
@@ -66,7 +65,7 @@ class Uniform(msgspec.Struct, frozen=True):
     high: int
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw = draws.stream(seed, what)
+        draw = random_streams.random_stream(seed, what)
         while True:
             yield self.low + int(draw() * (self.high - self.low + 1))
 
@@ -83,9 +82,9 @@ class Lognormal(msgspec.Struct, frozen=True):
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw, normal = draws.stream(seed, what), self._exponent()
+        draw, normal = random_streams.random_stream(seed, what), self._exponent()
         mu, sigma = normal.mean, normal.stdev
-        return _bounded(lambda: math.exp(mu + sigma * draws.normal(draw)), self.low, self.high)
+        return _bounded(lambda: math.exp(mu + sigma * random_streams.normal(draw)), self.low, self.high)
 
     def share_below(self, length: float) -> float:
         """Probability that a draw is at most `length`, before cap and floor."""
@@ -96,7 +95,8 @@ class Lognormal(msgspec.Struct, frozen=True):
         return NormalDist(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
     def __str__(self) -> str:
-        return f"lognormal:mean={syntax.show(self.mean)},cv={syntax.show(self.cv)}{_show_bounds(self.low, self.high)}"
+        mean, cv = spec_syntax.format_number(self.mean), spec_syntax.format_number(self.cv)
+        return f"lognormal:mean={mean},cv={cv}{_show_bounds(self.low, self.high)}"
 
 
 class Exponential(msgspec.Struct, frozen=True):
@@ -107,14 +107,14 @@ class Exponential(msgspec.Struct, frozen=True):
     high: int | None = None
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw, mean = draws.stream(seed, what), float(self.mean)
-        return _bounded(lambda: mean * draws.exponential(draw), self.low, self.high)
+        draw, mean = random_streams.random_stream(seed, what), float(self.mean)
+        return _bounded(lambda: mean * random_streams.exponential(draw), self.low, self.high)
 
     def share_below(self, length: float) -> float:
         return -math.expm1(-length / float(self.mean))
 
     def __str__(self) -> str:
-        return f"exponential:mean={syntax.show(self.mean)}{_show_bounds(self.low, self.high)}"
+        return f"exponential:mean={spec_syntax.format_number(self.mean)}{_show_bounds(self.low, self.high)}"
 
 
 class Empirical(msgspec.Struct, frozen=True):
@@ -125,14 +125,14 @@ class Empirical(msgspec.Struct, frozen=True):
 
     def tokens(self, seed: int, what: str) -> Iterator[int]:
         values = _values(self.path, self.column)
-        draw = draws.stream(seed, what)
+        draw = random_streams.random_stream(seed, what)
         return (values[int(draw() * len(values))] for _ in repeat(None))
 
     def __str__(self) -> str:
         return f"empirical:{self.path}" + (f",column={self.column}" if self.column else "")
 
 
-class Outputs(msgspec.Struct, frozen=True):
+class OutputLengths(msgspec.Struct, frozen=True):
     """How long answers shall be."""
 
     lengths: Lengths | None
@@ -144,23 +144,23 @@ class Outputs(msgspec.Struct, frozen=True):
         return f"{'max:' if self.may_end else ''}{ANSWERS if self.lengths is None else self.lengths}"
 
 
-def outputs(text: str) -> Outputs:
+def parse_outputs(text: str) -> OutputLengths:
     """Read output lengths: `answers` or as `parse` does, behind `max:` where answers may end early."""
     named = text.strip()
     maximum = named.removeprefix("max:")
-    return Outputs(None if maximum == ANSWERS else parse(maximum), maximum != named)
+    return OutputLengths(None if maximum == ANSWERS else parse(maximum), maximum != named)
 
 
 def parse(text: str) -> Lengths:
-    """Read lengths as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
+    """Read lengths as KINDS says. Raises WorkloadError that names the bad part; its hint is the right spec_syntax."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
         kind, rest = "fixed", kind
-    if kind not in KINDS:
+    if kind not in LENGTH_DISTRIBUTIONS:
         raise WorkloadError(
-            f"lengths {text!r}: there is no {kind!r}", f"write a number, or {', '.join(list(KINDS)[1:])}"
+            f"lengths {text!r}: there is no {kind!r}", f"write a number, or {', '.join(list(LENGTH_DISTRIBUTIONS)[1:])}"
         )
-    read, syntax = KINDS[kind]
+    read, syntax = LENGTH_DISTRIBUTIONS[kind]
     try:
         return read(rest if kind == "empirical" else _THOUSANDS.sub(_spelled_out, rest))
     except WorkloadError as error:
@@ -169,7 +169,7 @@ def parse(text: str) -> Lengths:
 
 def _spelled_out(number: re.Match[str]) -> str:
     """`32k` is 32000 and `32K` 32768, as for vLLM's --max-model-len."""
-    return syntax.show(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
+    return spec_syntax.format_number(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 
 def _bounded(draw_length: Callable[[], float], low: int, high: int | None) -> Iterator[int]:
@@ -196,12 +196,12 @@ def _values(path: Path, column: str | None) -> array[int]:
 @lru_cache(maxsize=2)  # Of inputs and outputs
 def _read_values(path: Path, column: str | None, _version: tuple[int, int, int]) -> array[int]:
     values = array("I")
-    with syntax.opened(path, "the lengths in") as file:
+    with spec_syntax.opened(path, "the lengths in") as file:
         for line, text in _numbers(limited_lines(file), path, column):
             if len(values) == VALUES_LIMIT:
                 raise WorkloadError(f"{path}: has more than {VALUES_LIMIT:,} lengths", "give a sample of them")
             try:
-                values.append(syntax.whole(text[:WORD_LIMIT], "length", 1, TOKENS_LIMIT))
+                values.append(spec_syntax.parse_integer(text[:WORD_LIMIT], "length", 1, TOKENS_LIMIT))
             except WorkloadError as error:
                 raise WorkloadError(f"{path}, line {line}: {error}", "correct or remove the line") from None
     if not values:
@@ -231,18 +231,18 @@ def _uniform(rest: str) -> Uniform:
     low, dots, high = rest.partition("..")
     if not dots:
         raise WorkloadError("two lengths with .. between them are needed")
-    lowest = syntax.whole(low, "shortest length", 1, TOKENS_LIMIT)
-    return Uniform(lowest, syntax.whole(high, "longest length", lowest, TOKENS_LIMIT))
+    lowest = spec_syntax.parse_integer(low, "shortest length", 1, TOKENS_LIMIT)
+    return Uniform(lowest, spec_syntax.parse_integer(high, "longest length", lowest, TOKENS_LIMIT))
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
     """Of a distribution with these parameters, between `min` and `max`."""
-    result = syntax.options(rest.split(","), (*parameters, "min", "max"))
+    result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
     if missing := [f"{key}=" for key in parameters if key not in result]:
         raise WorkloadError(f"{' and '.join(missing)} missing")
-    values = [syntax.number(result[key], key, *PARAMETERS[key]) for key in parameters]
-    low = syntax.whole(result.get("min", "1"), "min", 1, TOKENS_LIMIT)
-    high = syntax.whole(result["max"], "max", low, TOKENS_LIMIT) if "max" in result else None
+    values = [spec_syntax.parse_number(result[key], key, *PARAMETERS[key]) for key in parameters]
+    low = spec_syntax.parse_integer(result.get("min", "1"), "min", 1, TOKENS_LIMIT)
+    high = spec_syntax.parse_integer(result["max"], "max", low, TOKENS_LIMIT) if "max" in result else None
     lengths = make(*values, low, high)
     if high is not None and lengths.share_below(high) < CAP_SHARE:
         raise WorkloadError(f"max={high} is so far below the mean that almost every draw would exceed it")
@@ -250,15 +250,15 @@ def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters
 
 
 def _empirical(rest: str) -> Empirical:
-    path, result = syntax.path_and_options(rest, ("column",))
+    path, result = spec_syntax.parse_path_and_options(rest, ("column",))
     return Empirical(Path(path), result.get("column"))
 
 
-PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (syntax.CV_LOW, syntax.CV_HIGH)}
+PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (spec_syntax.CV_LOW, spec_syntax.CV_HIGH)}
 """The least and the largest that each may be."""
-KINDS: dict[str, tuple[Callable[[str], Lengths], str]] = {
+LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], Lengths], str]] = {
     "fixed": (
-        lambda rest: Fixed(syntax.whole(rest, "length", 1, TOKENS_LIMIT)),
+        lambda rest: Fixed(spec_syntax.parse_integer(rest, "length", 1, TOKENS_LIMIT)),
         "a number of tokens, such as 512 or 32k",
     ),
     "uniform": (_uniform, "uniform:A..B, such as uniform:128..384"),

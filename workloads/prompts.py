@@ -26,19 +26,19 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 
 from loadgen.workloads.input_files import check_input, read_input
-from loadgen.workloads.random_streams import picker
+from loadgen.workloads.random_streams import item_picker
 from loadgen.workloads.spec_syntax import WorkloadError
 
 if TYPE_CHECKING:
     import tokenizers
 
 BLOCK_TOKENS = 16  # the granularity of vLLM's prefix cache; prompts must differ within their first block
-STRETCHES_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 512 tokens each
+SPANS_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 512 tokens each
 
 Item = TypeVar("Item", int, str)
-Stretch = tuple[int, int]
+SharedSpan = tuple[int, int]
 """(number below zero, tokens): a stretch of tokens that prompts may share. The same pair is the same tokens."""
-Count = Callable[[Sequence[str]], list[int]]  # as Tokenizer.count
+CountTokens = Callable[[Sequence[str]], list[int]]  # as Tokenizer.count
 
 _COMMON = (
     "the of and to in is that it was for on are as with they be at one have this from by but some what there we can "
@@ -172,7 +172,7 @@ class Prompt(Protocol):
     """Makes prompt number `number`. Different numbers differ from their first tokens on, or from the first behind
     what they share. Calling it again, in any order and any process, gives the same prompt."""
 
-    def __call__(self, number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+    def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
         """Text or token ids of exactly `input_tokens`, beginning with the stretches, cut where they are longer."""
 
 
@@ -190,15 +190,15 @@ def id_prompts(
             "ask for longer prompts or fewer of them",
         )
     order = shuffled(alphabet, seed)
-    pick = picker(order)
+    pick = item_picker(order)
 
     def own(number: int, tokens: int) -> list[int]:
-        lead = digits(number + shared if number >= 0 else -1 - number, [order] * depth)
-        return [*lead[:tokens], *pick(generator(seed, number), max(0, tokens - depth))]
+        lead = counter_digits(number + shared if number >= 0 else -1 - number, [order] * depth)
+        return [*lead[:tokens], *pick(prompt_random(seed, number), max(0, tokens - depth))]
 
-    stretch = lru_cache(STRETCHES_LIMIT)(own)
+    stretch = lru_cache(SPANS_LIMIT)(own)
 
-    def prompt(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> tuple[int, ...]:
+    def prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> tuple[int, ...]:
         ids: list[int] = []
         for name, tokens in shared:
             if len(ids) >= input_tokens:
@@ -209,7 +209,7 @@ def id_prompts(
     return prompt
 
 
-def generator(seed: int, number: int) -> Random:
+def prompt_random(seed: int, number: int) -> Random:
     """Of one prompt or stretch. A text is hashed with SHA-512: neighbouring numbers have nothing in common."""
     return Random(f"{seed}:{number}")  # noqa: S311
 
@@ -220,7 +220,7 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     return sorted(items, key=lambda _: random.random())
 
 
-def digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
+def counter_digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
     """A number as a counter with these wheels shows it, the fastest first."""
     shown = []
     for wheel in wheels:
@@ -284,7 +284,7 @@ class Words(msgspec.Struct, frozen=True):
         )
 
 
-def learn(count: Count, candidates: Sequence[str]) -> Words:
+def measure_words(count: CountTokens, candidates: Sequence[str]) -> Words:
     """Ask `count` what each of the candidates costs, at the start of a prompt and after another word."""
     alone = count(candidates)
     after = count([f"{candidates[0]} {word}" for word in candidates])
@@ -307,7 +307,7 @@ class TextSpec(msgspec.Struct, frozen=True):
 
     number: int
     tokens: int
-    shared: tuple[Stretch, ...] = ()
+    shared: tuple[SharedSpan, ...] = ()
 
 
 class PromptDraft(msgspec.Struct):
@@ -319,11 +319,11 @@ class PromptDraft(msgspec.Struct):
     random: Random
 
 
-def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[TextSpec], seed: int) -> list[str]:
+def text_prompts(count: CountTokens, candidates: Sequence[str], wanted: Sequence[TextSpec], seed: int) -> list[str]:
     """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on. The
     cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not enough
     different texts of it."""
-    words = learn(count, candidates)
+    words = measure_words(count, candidates)
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(wanted)), LEAD_LIMIT)
     writer = Writer(words, seed, openings(words, wanted, seed), [shuffled(wheel, seed)] * depth)
@@ -334,7 +334,7 @@ def text_prompts(count: Count, candidates: Sequence[str], wanted: Sequence[TextS
     return _exact(count, words, map(writer.draft, wanted))
 
 
-def openings(words: Words, wanted: Sequence[TextSpec], seed: int) -> dict[Stretch, tuple[list[str], int]]:
+def openings(words: Words, wanted: Sequence[TextSpec], seed: int) -> dict[SharedSpan, tuple[list[str], int]]:
     """The first words of every text that begins anew, and how many tokens are then left to fill. Texts are numbered
     through, whatever their length. Those too short to hold such a number are numbered among themselves; their length
     sets them apart from the others."""
@@ -346,7 +346,7 @@ def openings(words: Words, wanted: Sequence[TextSpec], seed: int) -> dict[Stretc
     for tokens, those in alike.items():
         wheels, left, is_short = _wheels(words, len(starts), len(those), tokens, seed)
         for rank, (number, name) in enumerate(those):
-            made[name, tokens] = digits(rank if is_short else number, wheels), left
+            made[name, tokens] = counter_digits(rank if is_short else number, wheels), left
     return made
 
 
@@ -355,19 +355,19 @@ class Writer(msgspec.Struct, frozen=True):
 
     words: Words
     seed: int
-    openings: dict[Stretch, tuple[list[str], int]]
+    openings: dict[SharedSpan, tuple[list[str], int]]
     counter: list[list[str]]
     """The wheels that number what follows shared words."""
-    stretches: dict[tuple[Stretch, bool], list[str]] = {}
+    stretches: dict[tuple[SharedSpan, bool], list[str]] = {}
     """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
 
     def draft(self, want: TextSpec) -> PromptDraft:
         """Stretches first, then the text's own words, numbered as far as there is room for that."""
-        random = generator(self.seed, want.number)
+        random = prompt_random(self.seed, want.number)
         begun: list[str] = []
         if want.shared:
             begun, left = self._begun(want)
-            lead = digits(want.number, self.counter)
+            lead = counter_digits(want.number, self.counter)
             while not self.words.can_fill(left - self.words.cost(lead)):
                 lead.pop()
             left -= self.words.cost(lead)
@@ -390,7 +390,7 @@ class Writer(msgspec.Struct, frozen=True):
                 name, tokens = stretch
                 if not self.words.can_fill(tokens):
                     raise self.words.too_short(tokens)
-                self.stretches[key] = self.words.fill(tokens, generator(self.seed, name))
+                self.stretches[key] = self.words.fill(tokens, prompt_random(self.seed, name))
             begun += self.stretches[key]
             left -= stretch[1]
         while not self.words.can_fill(left):
@@ -400,7 +400,7 @@ class Writer(msgspec.Struct, frozen=True):
         return begun, left
 
 
-def _exact(count: Count, words: Words, drafts: Iterable[PromptDraft]) -> list[str]:
+def _exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]) -> list[str]:
     """Count the drafts, and mend those that are off until none is."""
     texts: list[str] = []
     waiting = iter(drafts)

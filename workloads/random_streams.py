@@ -18,12 +18,12 @@ Draw = Callable[[], float]
 """Gives the next number of a stream that is uniform on [0, 1)."""
 
 
-def stream(seed: int, what: str) -> Draw:
+def random_stream(seed: int, what: str) -> Draw:
     """A stream of its own for each (seed, what), so that drawing lengths does not move the due instants."""
     return Random(f"{seed}/{what}").random  # noqa: S311 - load, not secrets
 
 
-def picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
+def item_picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
     """(random, count) to so many of the items, those of `items[int(random.random() * len(items))]`, but all at once: a
     draw has 53 bits of two words (CPython, genrand_res53)."""
     import numpy as np
@@ -65,7 +65,7 @@ def gamma(draw: Draw, shape: float) -> float:
             return d * v
 
 
-def sums(draw_gap: Callable[[], float], scale_ns: Fraction) -> Iterator[int]:
+def running_sums(draw_gap: Callable[[], float], scale_ns: Fraction) -> Iterator[int]:
     """Running sums, in ns, of gaps of `draw_gap()` times `scale_ns`. Each gap is drawn as a float; the sum is an
     integer, so it cannot drift however long the run."""
     scale = float(scale_ns * UNITS_PER_NS)

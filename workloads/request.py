@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.workloads.images import Picture
+from loadgen.workloads.images import SyntheticImage
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
     turn: int = 0
     body: Mapping[str, Any] = {}
     """Fields of the user's, merged into what the Dialect sends."""
-    images: tuple[str | Picture, ...] = ()
+    images: tuple[str | SyntheticImage, ...] = ()
     """URLs of pictures that go with a chat's last message."""
     ignore_eos: bool = True
     """Whether the answer shall have its whole length even where the model would end it, if the server can do that."""

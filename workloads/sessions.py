@@ -19,7 +19,13 @@ from msgspec.structs import replace
 
 from loadgen.workloads import datasets
 from loadgen.workloads.request import Request
-from loadgen.workloads.spec_syntax import duration_ns, options, path_and_options, show_duration, whole
+from loadgen.workloads.spec_syntax import (
+    format_duration,
+    parse_duration_ns,
+    parse_integer,
+    parse_options,
+    parse_path_and_options,
+)
 
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts
@@ -49,7 +55,7 @@ class Conversation(msgspec.Struct, frozen=True):
     chat: bool = False  # what was said goes along as messages, not as one text
     answers: tuple[str, ...] = ()
     """As they came; the next turn is the first one without."""
-    also: Mapping[str, Any] = {}
+    request_fields: Mapping[str, Any] = {}
     """What each of its Requests has besides."""
 
     def request(self) -> Request:
@@ -66,7 +72,7 @@ class Conversation(msgspec.Struct, frozen=True):
         input_tokens = 0 if number else self.turns[0].input_tokens
         return replace(self._bare(number), prompt=prompt, input_tokens=input_tokens, messages=messages)
 
-    def to_come(self) -> Iterator[Request]:
+    def remaining_requests(self) -> Iterator[Request]:
         """The turns after this one, by id and length asked for; their prompts are not known and empty."""
         return map(self._bare, range(len(self.answers) + 1, len(self.turns)))
 
@@ -82,7 +88,7 @@ class Conversation(msgspec.Struct, frozen=True):
     def _bare(self, number: int) -> Request:
         turn = self.turns[number]
         return Request(
-            self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.also
+            self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.request_fields
         )
 
 
@@ -101,7 +107,7 @@ class MultiTurn(msgspec.Struct, frozen=True):
         """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
-            yield Conversation(first_id, turns, self.think_ns, prompts.chat, also=prompts.spec.also)
+            yield Conversation(first_id, turns, self.think_ns, prompts.chat, request_fields=prompts.spec.request_fields)
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
@@ -124,15 +130,15 @@ class MultiTurn(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         which = f"turns={self.turns}" if self.path is None else str(self.path)
-        return f"multi-turn:{which}" + (f",think={show_duration(self.think_ns)}" if self.think_ns else "")
+        return f"multi-turn:{which}" + (f",think={format_duration(self.think_ns)}" if self.think_ns else "")
 
 
 def multi_turn(rest: str) -> MultiTurn:
     """What follows `multi-turn:` in a workload. Raises WorkloadError."""
     if rest.startswith("turns="):
-        result, path = options(rest.split(","), ("turns", "think")), None
+        result, path = parse_options(rest.split(","), ("turns", "think")), None
     else:
-        name, result = path_and_options(rest, ("think",))
+        name, result = parse_path_and_options(rest, ("think",))
         path = Path(name)
-    turns = whole(result["turns"], "turns", 1, TURNS_LIMIT) if "turns" in result else None
-    return MultiTurn(turns, path, duration_ns(result.get("think", "0s"), "think", zero=True))
+    turns = parse_integer(result["turns"], "turns", 1, TURNS_LIMIT) if "turns" in result else None
+    return MultiTurn(turns, path, parse_duration_ns(result.get("think", "0s"), "think", zero=True))

@@ -49,32 +49,34 @@ class WorkloadError(ValueError):
         self.hint = hint
 
 
-def number(text: str, what: str, low: Fraction | int, high: Fraction | int) -> Fraction:
+def parse_number(text: str, what: str, low: Fraction | int, high: Fraction | int) -> Fraction:
     """Read a decimal number within [low, high]. Raises WorkloadError that calls it `what`."""
     if not _NUMBER.fullmatch(text):
         raise WorkloadError(f"{what} {text!r} is not a plain decimal number (at most 9 decimals)")
     value = Fraction(text)
     if not low <= value <= high:
-        raise WorkloadError(f"{what} {text} is outside {show(Fraction(low))} to {show(Fraction(high))}")
+        raise WorkloadError(
+            f"{what} {text} is outside {format_number(Fraction(low))} to {format_number(Fraction(high))}"
+        )
     return value
 
 
-def whole(text: str, what: str, low: int, high: int) -> int:
+def parse_integer(text: str, what: str, low: int, high: int) -> int:
     """Read a whole number within [low, high]. Raises WorkloadError that calls it `what`."""
     if not re.fullmatch(r"\d{1,12}", text):
         raise WorkloadError(f"{what} {text!r} is not a whole number")
-    return int(number(text, what, low, high))
+    return int(parse_number(text, what, low, high))
 
 
-def rate(text: str, *, zero: bool = False) -> Fraction:
+def parse_rate(text: str, *, zero: bool = False) -> Fraction:
     """Read requests per second, with or without `/s`. Raises WorkloadError."""
-    value = number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
+    value = parse_number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
     if not (value or zero):
         raise WorkloadError("rate 0 sends nothing")
     return value
 
 
-def duration_ns(text: str, what: str, *, zero: bool = False) -> int:
+def parse_duration_ns(text: str, what: str, *, zero: bool = False) -> int:
     """Read a duration such as `10s`, `500ms` or `2` (seconds). Raises WorkloadError that calls it `what`."""
     match = _DURATION.fullmatch(text)
     if not match:
@@ -87,7 +89,7 @@ def duration_ns(text: str, what: str, *, zero: bool = False) -> int:
     return int(value)
 
 
-def options(parts: list[str], known: Collection[str]) -> dict[str, str]:
+def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
     """Read `key=value` parts. Raises WorkloadError for unknown, repeated or malformed ones."""
     result: dict[str, str] = {}
     for part in parts:
@@ -100,7 +102,7 @@ def options(parts: list[str], known: Collection[str]) -> dict[str, str]:
     return result
 
 
-def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
+def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
     """Split `FILE,key=value,...`. Only known keys at the end are options, so a file's name may contain commas."""
     parts = text.split(",")
     first = len(parts)
@@ -109,7 +111,7 @@ def path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, 
     path = ",".join(parts[:first])
     if not path:
         raise WorkloadError("the file's name is missing")
-    return path, options(parts[first:], known)
+    return path, parse_options(parts[first:], known)
 
 
 @contextmanager
@@ -129,17 +131,17 @@ def opened(path: Path, what: str) -> Iterator[TextIO]:
         yield file
 
 
-def show(value: Fraction) -> str:
-    """A number as `number` reads it: decimal, exact to 9 places."""
-    whole_part, rest = divmod(nearest(value.numerator * NS_PER_S, value.denominator), NS_PER_S)
+def format_number(value: Fraction) -> str:
+    """A number as `parse_number` reads it: decimal, exact to 9 places."""
+    whole_part, rest = divmod(round_ratio(value.numerator * NS_PER_S, value.denominator), NS_PER_S)
     return f"{whole_part}.{rest:09d}".rstrip("0").rstrip(".")
 
 
-def show_duration(value_ns: int) -> str:
-    """A duration as `duration_ns` reads it, in seconds."""
-    return show(Fraction(value_ns, NS_PER_S)) + "s"
+def format_duration(value_ns: int) -> str:
+    """A duration as `parse_duration_ns` reads it, in seconds."""
+    return format_number(Fraction(value_ns, NS_PER_S)) + "s"
 
 
-def nearest(numerator: int, denominator: int) -> int:
+def round_ratio(numerator: int, denominator: int) -> int:
     """The whole number nearest to a ratio of positive numbers, halves up, in exact integers."""
     return (2 * numerator + denominator) // (2 * denominator)

@@ -5,7 +5,7 @@
     server, plus endpoint  it can count text alone without running it, and what the endpoint adds is measured (a chat
                            template)
 
-Where none of these can be had, an assumption has to be chosen (`Counter`), and is stated with every figure:
+Where none of these can be had, an assumption has to be chosen (`CountingMethod`), and is stated with every figure:
 
     server       samples are run; a prompt of words that each cost one token in them is taken to cost their sum
     tokenizer    the tokenizer alone, without what the server adds
@@ -20,14 +20,14 @@ from typing import Literal
 
 import msgspec
 
-from loadgen.workloads.prompts import COMMON_WORDS, Count, PromptError, ServerTokenCounter, Tokenizer
+from loadgen.workloads.prompts import COMMON_WORDS, CountTokens, PromptError, ServerTokenCounter, Tokenizer
 
-Counter = Literal["server", "tokenizer", "approximate"]
+CountingMethod = Literal["server", "tokenizer", "approximate"]
 APPROXIMATE = "six letters, three digits or one other character are taken for a token"
 SAMPLE_WORDS = 200
-WORDS_LEAST = 16
+MIN_PLAIN_WORDS = 16
 ANOTHER_MODEL = "pass the tokenizer of the model that is being served"
-WAYS = (
+COUNTING_HINT = (
     "pass the model's tokenizer: --tokenizer with a file, a folder or the name of a model in the local cache; or go on "
     "without exact lengths: --lengths server, which runs samples for one token each, or --lengths approximate"
 )
@@ -37,8 +37,8 @@ _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 class TokenCounter(msgspec.Struct, frozen=True):
     """A count of texts, and what is known of it."""
 
-    count: Count
-    how: str
+    count: CountTokens
+    counting_method: str
     words: Sequence[str] = COMMON_WORDS
     frame: str = ""
     """The word that texts must begin and end with: a template touches the first and the last word, and may change what
@@ -53,8 +53,8 @@ class TokenCounter(msgspec.Struct, frozen=True):
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 
 
-def ruler_of(
-    local: Tokenizer | None, server: ServerTokenCounter | None, by: Counter | None, *, drawn: bool
+def choose_counter(
+    local: Tokenizer | None, server: ServerTokenCounter | None, by: CountingMethod | None, *, drawn: bool
 ) -> TokenCounter:
     """The best there is, or what was chosen. `drawn`: prompts are made, not those of a file, which go as they are.
     Raises PromptError when prompts cannot be made exact and no assumption was chosen, or when tokenizer and server
@@ -70,7 +70,7 @@ def ruler_of(
         return TokenCounter(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
     if by == "server" and server:
         return _of_samples(server)
-    raise PromptError("the server does not tell how many tokens a text has without running it", WAYS)
+    raise PromptError("the server does not tell how many tokens a text has without running it", COUNTING_HINT)
 
 
 def approximate(texts: Sequence[str]) -> list[int]:
@@ -119,7 +119,7 @@ def _of_samples(server: ServerTokenCounter) -> TokenCounter:
             return list(some) if tokens - bare == len(some) else []
         return plain(some[: len(some) // 2]) + plain(some[len(some) // 2 :])
 
-    if len(result := plain(words)) < WORDS_LEAST:
+    if len(result := plain(words)) < MIN_PLAIN_WORDS:
         why = f"only {len(result)} of {len(words)} plain words cost the server one token each"
         raise PromptError(why, "pass the model's --tokenizer, or go on with --lengths approximate")
     how = "text of words that cost the server one token each; that a prompt counts their sum is assumed"

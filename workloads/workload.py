@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from loadgen.workloads import sessions
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.datasets import Dataset
-from loadgen.workloads.images import Picture
+from loadgen.workloads.images import SyntheticImage
 from loadgen.workloads.lengths import Fixed, Lengths
 from loadgen.workloads.prompts import (
     BLOCK_TOKENS,
@@ -25,7 +25,7 @@ from loadgen.workloads.prompts import (
     Prompt,
     PromptError,
     ServerTokenCounter,
-    Stretch,
+    SharedSpan,
     TextSpec,
     Tokenizer,
     id_prompts,
@@ -33,8 +33,8 @@ from loadgen.workloads.prompts import (
 )
 from loadgen.workloads.request import Request, merged
 from loadgen.workloads.sessions import Conversation, MultiTurn
-from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, options, whole
-from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, Counter, ruler_of
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
+from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, CountingMethod, choose_counter
 
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
@@ -84,9 +84,9 @@ Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 def parse(text: str) -> Workload:
     """Read a workload as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
     kind, colon, rest = text.strip().partition(":")
-    if kind not in KINDS:
-        raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(KINDS)}")
-    read, syntax = KINDS[kind]
+    if kind not in WORKLOADS:
+        raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(WORKLOADS)}")
+    read, syntax = WORKLOADS[kind]
     try:
         if bool(colon) != (kind != "synthetic"):
             raise WorkloadError(f"something follows {kind!r}" if colon else f"nothing follows {kind!r}")
@@ -107,9 +107,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     somebody stops drawing."""
     warmup: int = 0
     trace: Trace | None = None
-    also: Mapping[str, Any] = {}
+    request_fields: Mapping[str, Any] = {}
     """What each Request has besides: fields of its `body`, ..."""
-    pictures: tuple[tuple[int, int], ...] = ()
+    image_sizes: tuple[tuple[int, int], ...] = ()
     """Sizes of the synthetic pictures in each Request."""
 
 
@@ -120,13 +120,13 @@ class Prompts(msgspec.Struct, frozen=True):
     spec: WorkloadSpec
     prompt: Prompt
     count: Callable[[str], int]  # tokens of a text as the server counts them
-    how: str = ""  # how the lengths of prompts were made exact, or what is assumed of them
+    counting_method: str = ""  # how the lengths of prompts were made exact, or what is assumed of them
     chat: bool = False  # the Requests of sessions hold messages
     exact: bool = True  # as in loadgen.workloads.token_counter.TokenCounter, and so is the next
     any_text: bool = True
 
     @property
-    def of_sessions(self) -> bool:
+    def has_sessions(self) -> bool:
         """Whether these are sessions."""
         return isinstance(self.spec.workload, MultiTurn)
 
@@ -165,12 +165,18 @@ class Prompts(msgspec.Struct, frozen=True):
         """The Request with what each one has besides; fields of its own body win. Raises WorkloadError for pictures
         where there is no place for them."""
         spec, images = self.spec, request.images
-        if not (spec.also or spec.pictures or images):
+        if not (spec.request_fields or spec.image_sizes or images):
             return request
-        images += tuple(Picture(*size, f"{spec.seed}/{request.id}/{at}") for at, size in enumerate(spec.pictures))
+        images += tuple(
+            SyntheticImage(*size, f"{spec.seed}/{request.id}/{at}") for at, size in enumerate(spec.image_sizes)
+        )
         if images and not self.chat:
             raise WorkloadError("only messages of a chat hold pictures", "use --endpoint chat")
-        changes = {**spec.also, "body": merged(spec.also.get("body", {}), request.body), "images": images}
+        changes = {
+            **spec.request_fields,
+            "body": merged(spec.request_fields.get("body", {}), request.body),
+            "images": images,
+        }
         return replace(request, **changes | ({"input_tokens": 0} if images else {}))
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
@@ -186,43 +192,43 @@ class Prompts(msgspec.Struct, frozen=True):
         return self.count(text) if self.any_text else 0
 
 
-def prompts_for(
+def prepare_prompts(
     spec: WorkloadSpec,
     *,
     token_ids: bool,
     local: Tokenizer | None,
     server: ServerTokenCounter | None,
     chat: bool = False,
-    by: Counter | None = None,
+    by: CountingMethod | None = None,
 ) -> Prompts:
     """Prepare prompts and counts; everything that asks the server happens here. `token_ids`: the endpoint takes them.
     `by`: who counts where lengths need not be exact. Texts are built and counted all at once, ids are drawn as they are
     needed. Raises PromptError when a length cannot be made exact, or when tokenizer and server disagree; WorkloadError
     when a file is damaged, or when texts are asked for without end."""
     own = getattr(spec.workload, "path", None) is not None
-    ruler = ruler_of(local, server, by, drawn=not own)
+    ruler = choose_counter(local, server, by, drawn=not own)
     built: dict[int, str] = {}
     wanted: list[TextSpec] = []
 
-    def lookup(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:  # noqa: ARG001 - as a Prompt
+    def lookup(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - as a Prompt
         if number not in built:
             raise WorkloadError(f"no text was prepared for prompt {number}", "prepare as many as are asked for")
         return built[number]
 
-    def note(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:
+    def note(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
         wanted.append(TextSpec(number, input_tokens, tuple(shared)))
         return ""
 
     count = cache(lambda text: ruler.count([text])[0])
-    prompts = Prompts(spec, lookup, count, ruler.how, chat, ruler.exact, ruler.any_text)
+    prompts = Prompts(spec, lookup, count, ruler.counting_method, chat, ruler.exact, ruler.any_text)
     source = {None: local or server, "server": server, "tokenizer": local, "approximate": None}[by]
     if token_ids and (ids := _ids(spec, source)):
-        return replace(prompts, prompt=ids, how="token ids", exact=True)
+        return replace(prompts, prompt=ids, counting_method="token ids", exact=True)
     if spec.n is None and spec.trace is None and not own:
         raise WorkloadError("texts are built before the run, and this load has no end", "say how many with --n")
     # The whole workload once, to learn which texts are wanted; what is counted on the way is remembered.
     rehearsal = replace(prompts, prompt=note)
-    deque(rehearsal.conversations() if rehearsal.of_sessions else rehearsal.requests(), maxlen=0)
+    deque(rehearsal.conversations() if rehearsal.has_sessions else rehearsal.requests(), maxlen=0)
     rehearsal.warmup()
     if wanted:
         texts = text_prompts(lambda asked: ruler.count(ruler.framed(asked)), ruler.words, wanted, spec.seed)
@@ -235,7 +241,10 @@ def prompts_for(
                     ANOTHER_MODEL,
                 )
     if not ruler.any_text and own and count.cache_info().currsize:
-        return replace(prompts, how=f"{ruler.how}; the lengths of its answers are approximate: {APPROXIMATE}")
+        return replace(
+            prompts,
+            counting_method=f"{ruler.counting_method}; the lengths of its answers are approximate: {APPROXIMATE}",
+        )
     return prompts
 
 
@@ -257,14 +266,14 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:
-    result = options(rest.split(","), ("groups", "tokens"))
+    result = parse_options(rest.split(","), ("groups", "tokens"))
     if len(result) < 2:
         raise WorkloadError("both groups= and tokens= are needed")
-    groups = whole(result["groups"], "groups", 1, GROUPS_LIMIT)
-    return SharedPrefix(groups, whole(result["tokens"], "tokens", 1, TOKENS_LIMIT))
+    groups = parse_integer(result["groups"], "groups", 1, GROUPS_LIMIT)
+    return SharedPrefix(groups, parse_integer(result["tokens"], "tokens", 1, TOKENS_LIMIT))
 
 
-KINDS: dict[str, tuple[Callable[[str], Workload], str]] = {
+WORKLOADS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "synthetic": (lambda _: Synthetic(), "synthetic"),
     "shared-prefix": (_shared_prefix, "shared-prefix:groups=K,tokens=P, such as shared-prefix:groups=8,tokens=256"),
     "sharegpt": (Dataset.of("sharegpt"), "sharegpt:FILE"),

@@ -27,11 +27,11 @@ import msgspec
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.record import Count, Integer, Record
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
-from loadgen.servers.auth import hide
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.auth import hide_secrets
+from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.marks import FIELD
 from loadgen.workloads.arrival_facts import LoadFacts
-from loadgen.workloads.arrivals import facts_of
+from loadgen.workloads.arrivals import facts_from_text
 from loadgen.workloads.input_files import open_input
 
 FORMAT = 1
@@ -46,9 +46,11 @@ def load_facts(arrivals: str, workload: str) -> LoadFacts:
     """From the canonical texts of a plan."""
     kind, _, rest = workload.partition(":")
     if kind != "multi-turn":
-        return facts_of(arrivals)
+        return facts_from_text(arrivals)
     turns = rest.removeprefix("turns=").partition(",")[0]
-    return msgspec.structs.replace(facts_of(arrivals), sessions=True, turns=int(turns) if turns.isdecimal() else 1)
+    return msgspec.structs.replace(
+        facts_from_text(arrivals), sessions=True, turns=int(turns) if turns.isdecimal() else 1
+    )
 
 
 class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -149,14 +151,14 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
-        """What the figures of this kind must be read with (loadgen.servers.backends.base.ServerKind.notes)."""
+        """What the figures of this kind must be read with (loadgen.servers.backends.base.Backend.notes)."""
         return self._of_server("notes") or {}
 
     def _of_server(self, name: str) -> Any:
         """As the header says; for runs from before it did, as the kind is known today."""
-        from loadgen.servers.backends import KINDS
+        from loadgen.servers.backends import BACKENDS
 
-        kind = KINDS.get(str(self.server.get("name") or self.plan.get("server")))
+        kind = BACKENDS.get(str(self.server.get("name") or self.plan.get("server")))
         return self.server.get(name) or getattr(kind, name, None)
 
 
@@ -282,7 +284,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
     for line in chain(lines, *map(_lines, parts)):
         try:
             item = _decoded(line)
-        except NOT_READABLE:
+        except DECODE_ERRORS:
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
@@ -335,7 +337,7 @@ def _header(main: Path, line: bytes) -> Header:
     try:
         msgspec.json.decode(line, type=HEADER)
         header = msgspec.json.decode(line, type=Header)
-    except NOT_READABLE as error:
+    except DECODE_ERRORS as error:
         raise RunFileError(f"{main}: line 1 is not a readable header ({error}): nothing says what was run") from error
     if header.format > FORMAT:
         raise RunFileError(f"{main}: written by a newer loadgen (format {header.format}); upgrade to read it.")
@@ -366,7 +368,7 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
     header.client["stamps_lacking"] = missing_requirement(str(header.plan.get("stamps")), stamps)
-    append_lines(folder / "run.jsonl", [hide(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
+    append_lines(folder / "run.jsonl", [hide_secrets(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
 
 
 def append_lines(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:

@@ -24,7 +24,7 @@ from typer import Option
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
 from loadgen.machine import Calibration, CalibrationPoint, allow_open_files, facts, save_calibration
-from loadgen.servers.backends import join_or, simulated_kinds
+from loadgen.servers.backends import join_or, simulated_backends
 
 if TYPE_CHECKING:
     from loadgen.analysis.client_health import StampComparison
@@ -46,7 +46,7 @@ No packet ring: tokens that are read together share a stamp. It needs Linux and 
 
 
 def calibrate(
-    server: Annotated[str, Option(help=f"Whose protocol: {join_or(simulated_kinds())}.")] = "vllm",
+    server: Annotated[str, Option(help=f"Whose protocol: {join_or(simulated_backends())}.")] = "vllm",
     n: Annotated[int, Option("--n", help="Streams, all at once.")] = 1000,
     itl_s: Annotated[
         float, Option("--itl", parser=seconds, metavar="T", help="Time between two tokens of a stream.")

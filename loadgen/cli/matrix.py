@@ -216,7 +216,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     from pydantic import ValidationError
 
     from loadgen.analysis.matrix import CellName, build_cell_run, summarise_matrix
-    from loadgen.servers.backends import KINDS
+    from loadgen.servers.backends import BACKENDS
     from loadgen.studies.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
 
     lines = read_lines(folder)
@@ -256,7 +256,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
         skipped=skipped(plan),
         failed=list(latest.values()),
         starts=[line for line in lines if line["type"] == "up" and line["server"] in servers and line["host"] in hosts],
-        titles={name: kind.title for name, kind in KINDS.items()},
+        titles={name: kind.title for name, kind in BACKENDS.items()},
     )
     return summary, measured
 

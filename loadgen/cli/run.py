@@ -148,8 +148,8 @@ def _run_repeats(run_plan: Callable[..., Footer], asked: Plan, folder: Path, out
 
 
 def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
-    from loadgen.servers.auth import without_secrets
+    from loadgen.servers.auth import redact
 
-    command = without_secrets(["loadgen", *sys.argv[1:]])
+    command = redact(["loadgen", *sys.argv[1:]])
     with output.progress(asked) as show:
         return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)

@@ -17,12 +17,12 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from loadgen.cli import TYPER_DEFAULTS
 from loadgen.cli.options import SettingsCommand, seconds, seconds_with_unit
 from loadgen.errors import EXIT_SERVER, PlanError
-from loadgen.servers.auth import Access, bearer, secret_in
-from loadgen.servers.backends import KINDS, join_or, launchable
+from loadgen.servers.auth import Access, bearer_header, read_secret
+from loadgen.servers.backends import BACKENDS, join_or, launchable_backends
 from loadgen.servers.discovery import check_limits, probe
 from loadgen.servers.errors import LaunchError, ServerError
 from loadgen.servers.launch import compose, process
-from loadgen.servers.launch.process import LeftServer, log_file
+from loadgen.servers.launch.process import BackgroundServer, log_file
 from loadgen.servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
 LAUNCH_METHODS = ("compose", "process", "simulated")
@@ -33,8 +33,8 @@ servers = Typer(
     **TYPER_DEFAULTS,
 )
 
-_Server = Annotated[str, Option(help=f"{join_or(launchable())}.")]
-_AnyServer = Annotated[str | None, Option(help=f"{join_or(launchable())}; all of them by default.")]
+_Server = Annotated[str, Option(help=f"{join_or(launchable_backends())}.")]
+_AnyServer = Annotated[str | None, Option(help=f"{join_or(launchable_backends())}; all of them by default.")]
 _HostName = Annotated[str, Option(help="A host of the hosts file; local is this machine.")]
 _Hosts = Annotated[Path | None, Option(help="The hosts file. Default: hosts.toml in this folder, if there is one.")]
 _File = Annotated[Path | None, Option(help="compose: another docker-compose.yml.")]
@@ -85,7 +85,7 @@ def up(
     _check_options(launch, spec.options)
     say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     there = (compose if launch == "compose" else process).up(spec, say)
-    facts = probe(there.url, server, access=Access(bearer(secret_in("LOADGEN_API_KEY"))))
+    facts = probe(there.url, server, access=Access(bearer_header(read_secret("LOADGEN_API_KEY"))))
     if as_json:
         told = {"url": there.url, "model": facts.model, "limits": facts.limits, "facts": there.facts}
         print(json.dumps(told, indent=2))
@@ -94,7 +94,7 @@ def up(
         when = "was running already" if took_s is None else f"is ready after {took_s:.1f} s"
         print(f"{server} {facts.version} {when} at {there.url}: {facts.model}")
         print(*(f"  {name} {value}" for name, value in facts.limits.items()), sep="\n")
-        where = "" if there.url == f"http://{LOCAL.address}:{KINDS[server].port}" else f" --url {there.url}"
+        where = "" if there.url == f"http://{LOCAL.address}:{BACKENDS[server].port}" else f" --url {there.url}"
         print(f"next: loadgen burst --server {server}{where}")
     check_limits(facts, n, input_tokens, output_tokens)
 
@@ -114,7 +114,7 @@ def down(
             was = "ended" if left.alive else "had ended by itself"
             process.down(left)
             print(f"{each}: process {left.pid} {was}")
-        elif launch in (None, "compose") and (server or launch or compose.is_there(spec)):
+        elif launch in (None, "compose") and (server or launch or compose.has_container(spec)):
             compose.down(spec)
             print(f"{each} on {host}: down")
 
@@ -179,9 +179,9 @@ def convert(
 
 
 def _selected_servers(server: str | None) -> tuple[str, ...]:
-    if server is not None and server not in launchable():
-        raise BadParameter(f"--server {server}: unknown; choose {', '.join(launchable())}")
-    return (server,) if server else launchable()
+    if server is not None and server not in launchable_backends():
+        raise BadParameter(f"--server {server}: unknown; choose {', '.join(launchable_backends())}")
+    return (server,) if server else launchable_backends()
 
 
 def _spec(
@@ -209,9 +209,9 @@ def _check_options(launch: str, given: Collection[str]) -> None:
         raise BadParameter(f"--launch {launch} takes no {', '.join(names)}{more}")
 
 
-def _running_process(spec: LaunchSpec, launch: str | None) -> LeftServer | None:
+def _running_process(spec: LaunchSpec, launch: str | None) -> BackgroundServer | None:
     """The process that was left running under this name on this machine, if it is what is meant."""
-    return None if launch == "compose" or spec.host.docker else process.read_left(spec.server)
+    return None if launch == "compose" or spec.host.docker else process.read_background_server(spec.server)
 
 
 def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
@@ -226,17 +226,17 @@ def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
         return f"no process here, and no look at containers: {problem}", False
     if not row:
         return f"down on {spec.host.name}", False
-    url = compose.url_of(row, spec)
-    line = f"{compose.state_of(row)} on {spec.host.name} at {url}: {row.get('Image', '')}"
+    url = compose.server_url(row, spec)
+    line = f"{compose.describe_state(row)} on {spec.host.name} at {url}: {row.get('Image', '')}"
     return line, row.get("Health") == "healthy"
 
 
-def _process_state(left: LeftServer) -> tuple[str, bool]:
+def _process_state(left: BackgroundServer) -> tuple[str, bool]:
     if not left.alive:
         process.down(left)
         return f"ended by itself; its log is in {left.log}", False
     try:
-        facts = probe(left.url, left.server, access=Access(bearer(secret_in("LOADGEN_API_KEY"))))
+        facts = probe(left.url, left.server, access=Access(bearer_header(read_secret("LOADGEN_API_KEY"))))
     except ServerError as problem:
         return f"process {left.pid} runs, but {problem}", False
     simulated = "SIMULATED, " if facts.simulated else ""
@@ -274,13 +274,13 @@ def serve(
     ] = None,
 ) -> None:
     """Serve until the end, and say how it went."""
-    from loadgen.servers.auth import secret_in
+    from loadgen.servers.auth import read_secret
     from loadgen.servers.simulated import StartError
     from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
     from loadgen.servers.simulated.server import run
     from loadgen.servers.simulated.tokenizer import write_model as write
 
-    key = secret_in(api_key_env) if api_key_env else ""
+    key = read_secret(api_key_env) if api_key_env else ""
     if api_key_env is not None and not key:
         raise BadParameter(f"the environment variable {api_key_env} is empty or not set")
     config = SimulatedConfig(**settings, api_key=key, faults=tuple(map(parse_rule, fault or ())))

@@ -71,7 +71,7 @@ def run_simulation(
     """Simulate the plan as often as it says; write and print its results, exit as they ask."""
     from loadgen import folders
     from loadgen.plan import Plan
-    from loadgen.servers.auth import without_secrets
+    from loadgen.servers.auth import redact
     from loadgen.studies import simulate
     from loadgen.studies.twin import read
 
@@ -88,7 +88,7 @@ def run_simulation(
     modelled = simulate.ServerModel(
         gpu, model, tp, format_name, vintage, *limits, hardware, tuple(changes or ()), known
     )
-    command = without_secrets(["loadgen", *sys.argv[1:]])
+    command = redact(["loadgen", *sys.argv[1:]])
     output.say(f"SIMULATED (virtual) {simulate.described(requested, modelled)}; nothing is sent")
     with folders.run_folder(out, requested.server, requested.label) as folder:
         if requested.repeats == 1:

@@ -88,9 +88,9 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         from loadgen.analysis.format import printable
-        from loadgen.servers.auth import hide
+        from loadgen.servers.auth import hide_secrets
 
-        return self.unfiltered.write(hide(printable(text, "\n\t"), whole=True))
+        return self.unfiltered.write(hide_secrets(printable(text, "\n\t"), whole=True))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unfiltered, name)

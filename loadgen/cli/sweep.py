@@ -325,10 +325,10 @@ def new_sweep(
 def step_runner(sweep: Sweep, made: ServerModel | None, output: Output) -> Measure:
     """What makes the run of a step: on a model, or on a server."""
     from loadgen.engine import prepare
-    from loadgen.servers.auth import without_secrets
+    from loadgen.servers.auth import redact
     from loadgen.studies import simulate
 
-    command = without_secrets(["loadgen", *sys.argv[1:]])
+    command = redact(["loadgen", *sys.argv[1:]])
 
     def serve(plan: Plan, folder: Path, show: OnProgress) -> Footer:
         if made is not None:

@@ -111,12 +111,12 @@ def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
             f"loadgen ui needs Locust, which is not installed ({error})", "pip install 'llm-loadgen[ui]'"
         ) from None
     from loadgen.interactive.session import SESSION
-    from loadgen.servers.auth import without_secrets
+    from loadgen.servers.auth import redact
 
     if quiet:
         logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level
     command, sys.argv = sys.argv, ["locust", *arguments, *(["--loglevel", "ERROR"] if quiet else [])]
-    SESSION.command = without_secrets(["loadgen", *command[1:]])
+    SESSION.command = redact(["loadgen", *command[1:]])
     try:
         main()
     except SystemExit as end:

@@ -32,7 +32,7 @@ from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler, sampler_of
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.wire.timestamp_sources import least_exact_source
 
 LISTEN_S = 0.1
@@ -294,7 +294,7 @@ class Master:
         """How each of its workers ended. Of a lost machine every request that the plan gave it counts as due, because
         nobody else sends it."""
         tasks = machine.tasks
-        measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.of_sessions
+        measured = tasks[0].schedule.due_ns is None or tasks[0].prompts.has_sessions
         convert = None
         if abs(machine.offset.drift_ns) > DRIFT_LEAST_NS:
             convert = partial(converted, machine.offset, self._header.start_ns, closed=measured)
@@ -461,7 +461,7 @@ def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool =
     loop, which is the plan's own."""
     try:
         record = msgspec.json.decode(line, type=Record)
-    except NOT_READABLE:
+    except DECODE_ERRORS:
         return line
     at_ns = record.due_ns if record.sent_ns is None else record.sent_ns
     moved = shift_record(record, offset.correction(start_ns, at_ns))

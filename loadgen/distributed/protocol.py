@@ -44,7 +44,7 @@ import msgspec
 from loadgen.analysis.run.runfile import SchedulingFacts
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError
-from loadgen.servers.auth import secret_in
+from loadgen.servers.auth import read_secret
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.lifeline import lifeline
 from loadgen.workloads.request import Request
@@ -405,7 +405,7 @@ def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> by
 
 def token_of(environ: Mapping[str, str]) -> str:
     """The token of this environment; empty when there is none. Raises TokenError for one that is too short."""
-    token = secret_in(VARIABLE, environ)
+    token = read_secret(VARIABLE, environ)
     if token and len(token) < LENGTH_LEAST:
         raise TokenError(
             f"{VARIABLE} has {len(token)} characters: it needs {LENGTH_LEAST} or more",

@@ -33,7 +33,7 @@ from loadgen.engine.closed_loop import Feed, Sessions, answer_text
 from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.record_builder import first_token, records_of
 from loadgen.engine.request_queue import ScheduledRequest
-from loadgen.servers.auth import no_connection
+from loadgen.servers.auth import connection_error
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.connection import Connection
@@ -268,7 +268,7 @@ class Driver:
             connection = self._pool.take() or await self._pool.open()
         except (OSError, TimeoutError) as error:
             self._end_opening()
-            self._give_up(slot, _kind_of(error), no_connection(error))
+            self._give_up(slot, _kind_of(error), connection_error(error))
             return
         self._end_opening()
         exchange = self._attach(slot, connection)
@@ -294,7 +294,7 @@ class Driver:
         except (OSError, TimeoutError) as error:
             self._end_opening()
             lost.error_kind = _kind_of(error)
-            lost.error_detail += f"; it could not be sent again: {no_connection(error)}"
+            lost.error_detail += f"; it could not be sent again: {connection_error(error)}"
             self._end(slot, lost)
             return
         self._end_opening()
@@ -363,7 +363,7 @@ class Driver:
         why += f" ({record.error_kind})" if record.error_kind != record.state else ""
         if record.state == "complete":
             why = f"the session had grown past {TRANSCRIPT_LIMIT:,} characters"
-        for request in slot.conversation.to_come():
+        for request in slot.conversation.remaining_requests():
             ending = NOT_SENT if self._interrupted else ("session_ended", f"not sent, {why}")
             self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))

@@ -15,7 +15,7 @@ import msgspec
 from loadgen.analysis.run.record import ErrorKind, unsent_record
 from loadgen.analysis.run.runfile import Footer, Header, append_lines
 from loadgen.errors import OutputError
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from loadgen.engine.worker import WorkerTask
@@ -88,7 +88,7 @@ def _accounted(outcome: WorkerExit, counts: Counter[str], notes: list[str], *, i
     worker = outcome.task.worker
     whole = whole_lines((outcome.task.part, outcome.rescued), notes, f"worker {worker}")
     for line in whole if outcome.convert is None else map(outcome.convert, whole):
-        with suppress(*NOT_READABLE):
+        with suppress(*DECODE_ERRORS):
             ended = _ENDED.decode(line)
             if ended.phase == "measured":
                 seen.add(ended.id)
@@ -97,7 +97,7 @@ def _accounted(outcome: WorkerExit, counts: Counter[str], notes: list[str], *, i
     lost = 0
     kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
     detail = f"its worker process ended with {outcome.exit}"
-    open_loop = () if outcome.task.prompts.of_sessions else outcome.task.schedule.due_ns or ()
+    open_loop = () if outcome.task.prompts.has_sessions else outcome.task.schedule.due_ns or ()
     requests = islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0)
     for request, due_ns in zip(requests, chain(open_loop, repeat(0)), strict=False):
         if request.id not in seen:

@@ -37,7 +37,7 @@ from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import load_tokenizer
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
-from loadgen.workloads.workload import Prompts, WorkloadSpec, prompts_for
+from loadgen.workloads.workload import Prompts, WorkloadSpec, prepare_prompts
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer, Header
@@ -103,13 +103,13 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
     Raises as `run` does."""
     from loadgen.engine.worker import WorkerTask
-    from loadgen.servers.auth import target_of
-    from loadgen.servers.discovery import dialect_on, marked, tokenizer_of
+    from loadgen.servers.auth import resolve_target
+    from loadgen.servers.discovery import apply_mark, endpoint_dialect, open_tokenizer
     from loadgen.servers.wire.addresses import addresses_said, reachable
 
     check_inputs(plan)
     access = access_of(plan)
-    requested = dialect_on(plan.server, plan.endpoint)
+    requested = endpoint_dialect(plan.server, plan.endpoint)
     schedule = schedule_of(plan)
     check_file(plan, schedule)
     host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
@@ -119,16 +119,16 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     ) as probed:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
-        with tokenizer_of(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
+        with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = prompts_of(plan, schedule, dialect, tokenizer)
-            facts = marked(probed, tokenizer.mark)
+            facts = apply_mark(probed, tokenizer.mark)
         if facts is not probed:
             say(f"{simulated_name(facts)}: its counts of prompts say that it is simulated")
         count = "" if schedule.count is None else f"{schedule.count} "
         tokens = "about " * (not prompts.exact and not plan.uses_file) + describe_lengths(plan)[0]
         what = f"sessions, {tokens} tokens a turn" if plan.uses_sessions else f"prompts of {tokens} tokens"
-        say(f"{count}{what} ({prompts.how})" + f" for {facts.model}" * bool(facts.model))
-        target = reachable(target_of(facts.url, access.tls))
+        say(f"{count}{what} ({prompts.counting_method})" + f" for {facts.model}" * bool(facts.model))
+        target = reachable(resolve_target(facts.url, access.tls))
         if len(target.addresses) > 1 or target.unused:
             say(addresses_said(target))
         tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
@@ -157,7 +157,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
 def check_inputs(plan: Plan) -> None:
     """Open every file that the requests come from, before the server is contacted and before workers are forked, which
     inherit what was read of pipes and of lists of lengths. Raises loadgen.workloads.spec_syntax.WorkloadError."""
-    inputs, outputs = lengths.parse(str(plan.input_tokens)), lengths.outputs(str(plan.output_tokens)).lengths
+    inputs, outputs = lengths.parse(str(plan.input_tokens)), lengths.parse_outputs(str(plan.output_tokens)).lengths
     for name, named in (("input", inputs), ("output", outputs)):
         if isinstance(named, lengths.Empirical):
             next(named.tokens(plan.seed, name))
@@ -218,7 +218,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     PromptError, WorkloadError or ServerError."""
     requested, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
-    outputs = lengths.outputs(str(plan.output_tokens)).lengths
+    outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
     trace = named if isinstance(named, processes.Trace) else None
     also: dict[str, Any] = {}
     if plan.extra_body or plan.may_stop_early:
@@ -237,10 +237,10 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
         n=schedule.count,
         warmup=plan.warmup,
         trace=trace,
-        also=also,
-        pictures=tuple(map(pictures.size, plan.image)),
+        request_fields=also,
+        image_sizes=tuple(map(pictures.parse_size, plan.image)),
     )
-    return prompts_for(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
+    return prepare_prompts(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
 
 
 def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
@@ -250,16 +250,20 @@ def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts
     pass.
     """
     from loadgen.analysis.run.runfile import Header
-    from loadgen.servers.discovery import over_limit, proxied_to
+    from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit
 
-    told = {"forced": dialect.misleads(facts.version), "left_out": dialect.left_out}
-    told |= {"over_limit": over_limit(facts, at_once)}
+    told = {"forced": dialect.misleading_reason(facts.version), "left_out": dialect.dropped_fields}
+    told |= {"over_limit": exceeded_request_limit(facts, at_once)}
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
         plan=plan.to_dict() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
-        server=asdict(facts) | ({"proxied_to": proxied} if (proxied := proxied_to(facts.url)) else {}),
+        server=asdict(facts) | ({"proxied_to": proxied} if (proxied := docker_proxy_target(facts.url)) else {}),
         host=host.facts(),
-        client={"prompts": prompts.how, "exact": prompts.exact, **{name: fact for name, fact in told.items() if fact}},
+        client={
+            "prompts": prompts.counting_method,
+            "exact": prompts.exact,
+            **{name: fact for name, fact in told.items() if fact},
+        },
     )

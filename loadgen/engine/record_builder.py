@@ -14,10 +14,10 @@ from loadgen.analysis.run.record import NoneOrKind, Record, State, record_for
 from loadgen.engine.client_health import Health
 from loadgen.engine.clock import ClockPairs
 from loadgen.servers import marks
-from loadgen.servers.auth import hide
-from loadgen.servers.backends.dialect import Answer, Dialect, whole_pieces
+from loadgen.servers.auth import hide_secrets
+from loadgen.servers.backends.dialect import Answer, Dialect, round_up_to_pieces
 from loadgen.servers.backends.error_messages import error_text, is_rejection, one_line
-from loadgen.servers.errors import decompressed
+from loadgen.servers.errors import decompress
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined
 from loadgen.servers.wire.sse import is_event_stream, of_chunks, split
 from loadgen.servers.wire.stamp_check import checked
@@ -150,7 +150,7 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
     record.first_byte_ns, record.stamps = instants.pop(0) - start_ns, by.name
     if answer is not None and came.payloads is not None:
         if answer.error_detail:  # the server's words: a secret in them goes before they are cut
-            answer = dialect.decode([*map(hide, came.payloads)])
+            answer = dialect.decode([*map(hide_secrets, came.payloads)])
         sizes, token_places = exchange.sizes, [*compress(came.ends, answer.tokens)]
         first_token_read = bisect_left(sizes, token_places[0] if token_places else sizes[-1] + 1)
         _fill(record, answer, instants, start_ns)
@@ -165,14 +165,17 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
         record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(came.coding)
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        said = decompressed(joined(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
-        record.error_detail = error_text(exchange.framing.status, hide(said))
+        said = decompress(joined(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
+        record.error_detail = error_text(exchange.framing.status, hide_secrets(said))
         if is_rejection(exchange.framing.status, said):
             record.state, record.error_kind = "rejected", "rejected"
-    if record.state == "rejected" and (wait := hide(exchange.framing.retry_after)):
+    if record.state == "rejected" and (wait := hide_secrets(exchange.framing.retry_after)):
         record.error_detail = one_line(f"{record.error_detail}; {_retry_words(wait)}")
     if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
-        record.error_detail, record.finish_reason = hide(record.error_detail), hide(record.finish_reason)
+        record.error_detail, record.finish_reason = (
+            hide_secrets(record.error_detail),
+            hide_secrets(record.finish_reason),
+        )
     return first_token_read
 
 
@@ -182,7 +185,7 @@ def _note_other_body(came: _Came, answer: Answer, dialect: Dialect) -> None:
     if answer.error_kind or not body.strip() or (dialect.streams and is_event_stream(body)):
         return
     answer.error_kind = "protocol"
-    answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide(body))}"
+    answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide_secrets(body))}"
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
@@ -286,7 +289,7 @@ def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[
     if not record.chunk_ns:
         return "truncated", "truncated", "the answer ended without a token"
     length = f"asked for {requested} output tokens, got {got}" + (f" ({reason})" if reason else "")
-    if got > whole_pieces(requested, piece_tokens) and record.counted_by != "chunks":
+    if got > round_up_to_pieces(requested, piece_tokens) and record.counted_by != "chunks":
         return "failed", "wrong_length", length
     early = reason not in ("", "length") if record.counted_by == "chunks" else got < requested
     if not got or reason == "content_filter" or (early and exact):

@@ -16,9 +16,18 @@ from msgspec import structs
 from loadgen import machine as host
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.servers.auth import HEADER, Access, bearer, keep_secret, redacted, secret_in, server_url, tls_context
-from loadgen.servers.backends import KINDS
-from loadgen.servers.backends.dialect import whole_pieces
+from loadgen.servers.auth import (
+    HEADER,
+    Access,
+    bearer_header,
+    normalise_url,
+    read_secret,
+    redact_header,
+    register_secret,
+    tls_context,
+)
+from loadgen.servers.backends import BACKENDS
+from loadgen.servers.backends.dialect import round_up_to_pieces
 from loadgen.servers.errors import SecretError
 from loadgen.workloads import arrival_processes as processes
 from loadgen.workloads import arrivals, lengths, workload
@@ -44,12 +53,12 @@ def access_of(plan: Plan) -> Access:
     """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
     Raises SecretError, and PlanError where the plan names a variable that is not set."""
     headers = dict(_filled(plan.header))
-    key = secret_in(plan.api_key_env)
+    key = read_secret(plan.api_key_env)
     if not key and plan.api_key_env != Plan.api_key_env:
         name = plan.api_key_env
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     if "authorization" not in {name.lower() for name in headers}:
-        headers |= bearer(key)
+        headers |= bearer_header(key)
     tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
     return Access(headers, tls)
 
@@ -68,8 +77,8 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not HEADER.fullmatch(f"{name}: {value}"):
             what = "a variable in it holds several lines, or more than Latin letters"
             raise PlanError(f"--header {name}: {what}", "Set it to the value alone.")
-        if redacted(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
-            keep_secret(value, of=f"--header {name}")
+        if redact_header(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
+            register_secret(value, of=f"--header {name}")
         yield name, value
 
 
@@ -87,16 +96,16 @@ def with_detected_server(plan: Plan) -> Plan:
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
     """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
     Raises EndpointError, VersionError and UnauthorizedError."""
-    from loadgen.servers.discovery import dialect_on, drop_refused_fields, of_version
+    from loadgen.servers.discovery import dialect_for_version, drop_refused_fields, endpoint_dialect
 
-    result = dialect_on(plan.server, endpoint or plan.endpoint or facts.endpoint)
-    result = of_version(result, facts, say, force=plan.force)
+    result = endpoint_dialect(plan.server, endpoint or plan.endpoint or facts.endpoint)
+    result = dialect_for_version(result, facts, say, force=plan.force)
     return drop_refused_fields(result, facts, say, timeout_s=plan.timeout_s, access=access)
 
 
 def max_length(tokens: int | str) -> int:
     """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
-    named = lengths.outputs(str(tokens)).lengths
+    named = lengths.parse_outputs(str(tokens)).lengths
     if isinstance(named, lengths.Fixed):
         return named.length
     return named.high if isinstance(named, lengths.Uniform) else 1
@@ -132,10 +141,10 @@ def clock_speed(plan: Plan) -> float:
 
 def _url_of(plan: Plan) -> str | None:
     """Return the URL that the plan or the environment names. Raises PlanError or SecretError for a wrong one."""
-    variable = KINDS[plan.server].url_variable
+    variable = BACKENDS[plan.server].url_variable
     given = os.environ.get(variable)
     try:
-        return plan.url or (None if given is None else server_url(given))
+        return plan.url or (None if given is None else normalise_url(given))
     except SecretError as error:
         raise SecretError(f"{variable}: {error}", error.hint) from None
     except ValueError as error:
@@ -171,7 +180,7 @@ def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
     if isinstance(named, processes.Trace) and isinstance(workload.parse(plan.workload), workload.Synthetic):
         yield from ((entry.input_tokens, entry.output_tokens) for entry in named.entries())
         return
-    outputs = lengths.outputs(str(plan.output_tokens)).lengths
+    outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
     if outputs is not None:
         prompt = longest_prompt_of(plan)
         yield from ((prompt, length) for length in outputs.tokens(plan.seed, "output"))
@@ -184,10 +193,10 @@ def server_for(
     """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
     simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
     one line: who it is, and what is `about` to come. Raises loadgen.servers.errors.ServerError."""
-    from loadgen.servers.discovery import check_limits, dialect_on, over_limit, probe, resolve
+    from loadgen.servers.discovery import check_limits, endpoint_dialect, exceeded_request_limit, probe, resolve
 
     url = _url_of(plan)
-    dialect = dialect_on(plan.server, plan.endpoint)
+    dialect = endpoint_dialect(plan.server, plan.endpoint)
     answered = max_length(plan.output_tokens) if dialect.streams else 0
     longest = [longest_prompt_of(plan), answered]
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)
@@ -195,7 +204,7 @@ def server_for(
         who = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
         say(f"{who.strip()} at {facts.url}{about}")
         check_limits(facts, at_once, *longest, over_limit=plan.over_limit)
-        if beyond := over_limit(facts, at_once):
+        if beyond := exceeded_request_limit(facts, at_once):
             say(f"sent on purpose (--over-limit): {beyond}")
         if advice := piece_advice(plan, facts):
             say(advice)
@@ -211,7 +220,7 @@ def server_for(
         clock="batching",
         speed=plan.speed,
         max_concurrent_requests=streams,
-        max_model_len=max(tokens, longest[0] + whole_pieces(answered, dialect.any_piece_tokens)),
+        max_model_len=max(tokens, longest[0] + round_up_to_pieces(answered, dialect.max_piece_tokens)),
         seed=plan.seed,
     )
     with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):

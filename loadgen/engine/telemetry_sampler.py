@@ -40,7 +40,7 @@ from loadgen.servers.telemetry import (
     Nvml,
     ServerMetrics,
     Source,
-    on_this_machine,
+    is_this_machine,
 )
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
     """What opens each source, or why nothing does."""
     from loadgen.engine.resolve_server import access_of
 
-    access, here = access_of(plan), on_this_machine(server["url"])
+    access, here = access_of(plan), is_this_machine(server["url"])
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
         gpu = partial(Dcgm, plan.dcgm_url, access.tls)

@@ -43,7 +43,7 @@ from loadgen.servers.lifeline import close_inherited, end_with_parent
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.packet_socket import may_see_packets
 from loadgen.servers.wire.timestamp_sources import load, open_source
-from loadgen.workloads.prompts import Stretch
+from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
 from loadgen.workloads.workload import Prompts
@@ -79,10 +79,12 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
     def requests(self) -> Iterator[Request]:
         """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
-        if self.prompts.of_sessions:
-            return chain.from_iterable((session.request(), *session.to_come()) for session in self.conversations())
+        if self.prompts.has_sessions:
+            return chain.from_iterable(
+                (session.request(), *session.remaining_requests()) for session in self.conversations()
+            )
 
-        def own(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+        def own(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
             """Of the others nobody looks at the prompts, and to draw them takes long."""
             return self.prompts.prompt(number, input_tokens, shared) if number % self.workers == self.worker else ""
 
@@ -92,7 +94,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
         if self.schedule.until_ns is not None:
             return due
-        if self.schedule.due_ns is None or self.prompts.of_sessions:
+        if self.schedule.due_ns is None or self.prompts.has_sessions:
             return sum(1 for _ in self.requests())
         return len(self.schedule.due_ns)
 
@@ -123,7 +125,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
     def feed(self) -> Feed:
         """This worker's slots, encoded as they are drawn."""
-        schedule, sessions = self.schedule, self.prompts.of_sessions
+        schedule, sessions = self.schedule, self.prompts.has_sessions
         due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
         slots = map(self.turn, self.conversations(), due_ns) if sessions else map(self.slot, self.requests(), due_ns)
         feed: OpenLoop | ClosedLoop = (
@@ -194,7 +196,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()
     due_ns, maximum = task.schedule.due_ns, task.schedule.in_flight
-    waited_for = task.prompts.of_sessions or due_ns is None or maximum < len(due_ns)
+    waited_for = task.prompts.has_sessions or due_ns is None or maximum < len(due_ns)
     apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == maximum else MODERATE
     sweeps = (
         None

@@ -51,11 +51,11 @@ from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
 from loadgen.plan import Plan
-from loadgen.servers.auth import Target, no_connection, target_of
+from loadgen.servers.auth import Target, connection_error, resolve_target
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.backends.error_messages import one_line
-from loadgen.servers.discovery import dialect_on, tokenizer_of
+from loadgen.servers.discovery import endpoint_dialect, open_tokenizer
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
 from loadgen.servers.wire.addresses import Rotation, addresses_said, reachable
@@ -114,7 +114,7 @@ class LiveTarget(msgspec.Struct):
 
     def dialect(self, endpoint: str | None) -> Dialect:
         """The server's dialect on an endpoint, as `dialect_for` finds it once. Raises what that raises."""
-        name = dialect_on(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
+        name = endpoint_dialect(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
         if name not in self._dialects:
             access = access_of(self.plan)
             self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name)
@@ -141,13 +141,13 @@ class LiveTarget(msgspec.Struct):
                 plan = plan.replaced(n=TEXTS)
             schedule = prepare.schedule_of(plan)
             prepare.check_file(plan, schedule)
-            with tokenizer_of(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
+            with open_tokenizer(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
                 self._prompts[dialect.endpoint] = prepare.prompts_of(plan, schedule, dialect, server)
         return self._prompts[dialect.endpoint]
 
     def how(self, dialect: Dialect) -> str:
         """How the length of prompts is made exact, and whether they come again."""
-        how = self.prompts(dialect).how
+        how = self.prompts(dialect).counting_method
         endless = dialect.token_ids and not self._of_file
         return how if endless else f"{how}; repeated from the first after the last"
 
@@ -170,7 +170,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     access = access_of(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
-    target = reachable(target_of(facts.url, access.tls))
+    target = reachable(resolve_target(facts.url, access.tls))
     if len(target.addresses) > 1 or target.unused:
         say(addresses_said(target))
     return LiveTarget(plan, facts, target, Rotation(target.addresses), access.headers, say)
@@ -314,7 +314,7 @@ class LiveRun:
     ) -> None:
         check_room(folder, ROOM_BYTES)
         dialect = target.dialect(None)
-        prompts = replace(target.prompts(dialect), how=target.how(dialect))
+        prompts = replace(target.prompts(dialect), counting_method=target.how(dialect))
         header = prepare.header_of(target.plan, target.facts, dialect, prompts)
         header.server |= target.address.facts
         header.telemetry = sampler.facts(target.plan, header.server)
@@ -361,7 +361,7 @@ class LiveRun:
     def give_up(self, request: Request, due_ns: int, error: OSError) -> Record:
         """Record a request for which no connection could be opened, so that nothing was sent."""
         kind: ErrorKind = "client_limit" if isinstance(error, LocalLimitError) else "connect"
-        return self._add(unsent_record(request, kind, no_connection(error)), due_ns)
+        return self._add(unsent_record(request, kind, connection_error(error)), due_ns)
 
     def not_encoded(self, request: Request, error: Exception) -> Record:
         """Record a request that could not be turned into bytes, so that nothing was sent."""

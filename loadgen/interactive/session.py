@@ -43,7 +43,7 @@ from loadgen.interactive import interactive_plan, locust_option
 from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
 from loadgen.plan import Plan
 from loadgen.plan_fields import fields_of, run_options
-from loadgen.servers.discovery import marked
+from loadgen.servers.discovery import apply_mark
 from loadgen.servers.errors import LimitError, ServerError
 from loadgen.servers.simulated import SimulatedError
 from loadgen.servers.wire.packet_socket import may_see_packets
@@ -93,7 +93,7 @@ class LocustSession:
         self.run: LiveRun | None = None
         self.folders: list[Path] = []
         self.failed: Exception | None = None
-        self.output_tokens = lengths.UNNAMED
+        self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS
         self.command = list(sys.argv)
         """What the Run says it was made with."""
         self.files: set[str] = set()
@@ -161,8 +161,8 @@ class LocustSession:
         self.target = target
         if url:
             self._environment.parsed_options.url = url
-        of_answers = lengths.outputs(str(plan.output_tokens)).lengths is None
-        self.output_tokens = lengths.UNNAMED if of_answers else max_length(plan.output_tokens)
+        of_answers = lengths.parse_outputs(str(plan.output_tokens)).lengths is None
+        self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS if of_answers else max_length(plan.output_tokens)
 
     def fail(self, error: Exception) -> None:
         """Say what is wrong and end the run: with a page it can be started again, otherwise the process ends."""
@@ -384,7 +384,7 @@ def _live(session: LocustSession) -> Response:
     shown = ("name", "version", "model", "url", "simulated", "speed")
     run, server = session.run, None
     if session.target:
-        facts = marked(session.target.facts, run.mark if run else None)
+        facts = apply_mark(session.target.facts, run.mark if run else None)
         server = {name: getattr(facts, name) for name in shown}
     if run is None:
         return jsonify({"server": server, "run": None})

@@ -27,8 +27,8 @@ from loadgen.engine.resolve_server import Say, max_length
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import FolderClaim, check_room
 from loadgen.plan import Plan
-from loadgen.servers.backends import KINDS
-from loadgen.servers.discovery import dialect_on
+from loadgen.servers.backends import BACKENDS
+from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
@@ -38,7 +38,7 @@ from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import REQUEST, Twin, step_time_of
 from loadgen.workloads import arrival_processes as processes
 from loadgen.workloads import arrivals, lengths, workload
-from loadgen.workloads.prompts import Stretch, load_tokenizer
+from loadgen.workloads.prompts import SharedSpan, load_tokenizer
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
 from loadgen.workloads.token_counter import approximate
@@ -163,7 +163,7 @@ def in_memory(plan: Plan, modelled: ServerModel, draw: int | None = None, served
 
 def serving(plan: Plan, modelled: ServerModel, draw: int | None = None) -> ResolvedModel:
     """Raises PlanError for a model that nobody knows, or that does not fit."""
-    if not dialect_on(plan.server, plan.endpoint).streams:
+    if not endpoint_dialect(plan.server, plan.endpoint).streams:
         raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
     try:
         return _twins(modelled, modelled.twin, draw) if modelled.twin else _modelled(plan.server, modelled)
@@ -236,7 +236,7 @@ def described(plan: Plan, modelled: ServerModel) -> str:
 def _header(plan: Plan, modelled: ServerModel, served: ResolvedModel, command: list[str]) -> Header:
     facts = {
         "name": plan.server,
-        "title": KINDS[plan.server].title,
+        "title": BACKENDS[plan.server].title,
         "version": f"{served.version} ({'twin' if modelled.twin else 'model'} of)",
         "model": plan.model or served.model,
         "url": None,
@@ -251,7 +251,7 @@ def _header(plan: Plan, modelled: ServerModel, served: ResolvedModel, command: l
         command=command,
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.to_dict() | {"endpoint": dialect_on(plan.server, plan.endpoint).endpoint},
+        plan=plan.to_dict() | {"endpoint": endpoint_dialect(plan.server, plan.endpoint).endpoint},
         server=facts,
         stamps=STAMPS,
         client={"stamps": STAMPS.name, "prompts": "lengths alone: nothing was sent"},
@@ -264,7 +264,7 @@ def _prompts(plan: Plan) -> Prompts:
     named = arrivals.parse(plan.arrivals)
     spec = WorkloadSpec(
         *(workload.parse(plan.workload), lengths.parse(str(plan.input_tokens))),
-        *(lengths.outputs(str(plan.output_tokens)).lengths, plan.seed),
+        *(lengths.parse_outputs(str(plan.output_tokens)).lengths, plan.seed),
         n=plan.n,
         trace=named if isinstance(named, processes.Trace) else None,
     )
@@ -273,7 +273,7 @@ def _prompts(plan: Plan) -> Prompts:
     def counted(text: str) -> int:
         return (local.count([text]) if local else approximate([text]))[0]
 
-    def ids(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str | tuple[int, ...]:
+    def ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
         if not shared:
             return ""
         pieces = ((TOKENS_PER_PIECE * which, length) for which, length in (*shared, (number, input_tokens)))
@@ -299,7 +299,7 @@ class VirtualRun:
         self._engine = VirtualEngine(Scheduler(served.policy, served.kv_tokens), served.step_time)
         self._front_end = FrontEnd(round(1e9 * served.request_s), self._path_ns)
         self._timeout_ns, self._every_ns = round(plan.timeout_s * 1e9), round(plan.metrics_every_s * 1e9)
-        self._asked = self._sessions(prompts) if prompts.of_sessions else self._requests(prompts)
+        self._asked = self._sessions(prompts) if prompts.has_sessions else self._requests(prompts)
         self._following: list[tuple[int, int, SimulationSpec]] = []  # a heap of what ends made due
         self._places = count()
         self._live: set[Job] = set()
@@ -445,7 +445,7 @@ class VirtualRun:
                 turn = SimulationSpec(following.request(), due_ns, following, asked.said)
                 heappush(self._following, (due_ns, next(self._places), turn))
                 return
-            for request in () if complete else conversation.to_come():
+            for request in () if complete else conversation.remaining_requests():
                 self._write(unsent_record(request, "session_ended", "the session ended before it"))
                 self._counts["dropped"] += 1
         schedule, due_ns = self._schedule, end_ns + self._schedule.think_ns

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loadgen.errors import PlanError
 from loadgen.journal import Journal, JournalKind, JournalLine, move_aside, open_journal, read_journal
 from loadgen.plan import Plan
-from loadgen.servers.auth import without_secrets
+from loadgen.servers.auth import redact
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer
@@ -76,7 +76,7 @@ class Sweep:
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings."""
         plan = {name: value for name, value in self.plan.to_dict().items() if name != "arrivals"}
-        return dict(without_secrets({"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.about)}))
+        return dict(redact({"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.about)}))
 
     def step(self, number: int, load: float) -> Plan:
         """Return the plan of one step, with other prompts than those before it, which the server may have kept.

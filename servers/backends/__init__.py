@@ -2,28 +2,28 @@
 
 from collections.abc import Iterable
 
-from loadgen.servers.backends.base import ServerKind
+from loadgen.servers.backends.base import Backend
 from loadgen.servers.backends.lightllm import LIGHTLLM
 from loadgen.servers.backends.openai import OPENAI
 from loadgen.servers.backends.tgi import TGI
 from loadgen.servers.backends.vllm import VLLM
 
-KINDS: dict[str, ServerKind] = {kind.name: kind for kind in (VLLM, TGI, LIGHTLLM, OPENAI)}
+BACKENDS: dict[str, Backend] = {kind.name: kind for kind in (VLLM, TGI, LIGHTLLM, OPENAI)}
 
 
-def launchable() -> tuple[str, ...]:
+def launchable_backends() -> tuple[str, ...]:
     """The kinds that can be started; the generic OpenAI one is a protocol, not a program."""
-    return tuple(kind.name for kind in KINDS.values() if kind.port)
+    return tuple(kind.name for kind in BACKENDS.values() if kind.port)
 
 
-def simulated_kinds() -> tuple[str, ...]:
+def simulated_backends() -> tuple[str, ...]:
     """The kinds that have a simulated server."""
-    return tuple(kind.name for kind in KINDS.values() if kind.simulated)
+    return tuple(kind.name for kind in BACKENDS.values() if kind.simulated)
 
 
 def simulated_versions() -> dict[str, tuple[str, ...]]:
     """Return the versions that simulated servers can speak as, other than their usual one, by kind."""
-    return {kind.name: tuple(kind.simulated_versions) for kind in KINDS.values() if kind.simulated_versions}
+    return {kind.name: tuple(kind.simulated_versions) for kind in BACKENDS.values() if kind.simulated_versions}
 
 
 def join_or(names: Iterable[str]) -> str:

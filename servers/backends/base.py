@@ -1,4 +1,4 @@
-"""What a server kind is: one `ServerKind`, with a `Dialect` for each of its endpoints.
+"""What a server kind is: one `Backend`, with a `Dialect` for each of its endpoints.
 
 All of it is data and pure functions, without I/O: `loadgen.servers.discovery`, `loadgen.servers.launch` and
 `loadgen.servers.telemetry` read the same entries.
@@ -15,7 +15,7 @@ import msgspec
 from loadgen.servers.backends.dialect import Dialect, Route
 from loadgen.servers.errors import UnauthorizedError
 
-Ask = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
+GetJson = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
 
 
 class ServerLimit(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class MetricNames(msgspec.Struct, frozen=True):
     names: Mapping[str, tuple[str, ...]]
     """Word of loadgen.servers.telemetry to the names a server has had for it, newest first. `name{label=a|b}` takes
     only samples with such a label."""
-    of: str = ""  # Whose names they are, if not the kind's own
+    owner: str = ""  # Whose names they are, if not the kind's own
     labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
     """A name whose labels tell something, and the words and figures that follow from them."""
     kv_used: tuple[str, Callable[[Any], float]] | None = None
@@ -65,7 +65,7 @@ class KnownFault(NamedTuple):
 class ServerFacts(msgspec.Struct, frozen=True):
     """What a server says about itself."""
 
-    name: str  # A key of loadgen.servers.backends.KINDS
+    name: str  # A key of loadgen.servers.backends.BACKENDS
     url: str  # Base of all its paths: no slash at the end, no `/v1`
     version: str = ""  # As the server states it. LightLLM states none: concluded from its routes. Empty when unknown.
     model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
@@ -80,15 +80,14 @@ class ServerFacts(msgspec.Struct, frozen=True):
     notes: Mapping[str, Any] = {}  # As in ServerKind, and what holds of this version
 
 
-class ServerKind(msgspec.Struct, frozen=True):
-    """All that a kind of server is. `loadgen.servers.backends.KINDS` holds them by name; nobody else keeps a table of
-    servers."""
+class Backend(msgspec.Struct, frozen=True):
+    """Everything that loadgen knows about one server program. Entries of `loadgen.servers.backends.BACKENDS`."""
 
     name: str  # `--server NAME`; also its service in docker-compose.yml, and in capitals LOADGEN_NAME_URL
     title: str
     dialects: Mapping[str, Dialect]  # By endpoint
     native: str  # The endpoint it is measured on unless another is asked for
-    identify: Callable[[Ask, str], ServerFacts | None]  # (ask, url) to what it says; None when it is another server
+    identify: Callable[[GetJson, str], ServerFacts | None]  # (ask, url) to what it says; None when it is another server
     limits: Mapping[str, ServerLimit]  # By its own names for them
     port: int | None = None  # That docker-compose.yml publishes. None: nothing is started under this name.
     ids: Route[list[int]] | None = None  # Tells the token ids of a text, without special tokens
@@ -106,7 +105,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     make the server go on past the end-of-text token, so that responses may be shorter than requested."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """What a sentence calls it."""
         return self.phrase or self.title
 
@@ -116,13 +115,13 @@ class ServerKind(msgspec.Struct, frozen=True):
         return f"LOADGEN_{self.name.upper()}_URL"
 
 
-def at_least(version: str, *numbers: int) -> bool:
+def version_at_least(version: str, *numbers: int) -> bool:
     """Whether the first X.Y.Z in a version is this or later; one without numbers is not."""
     result = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     return result is not None and tuple(map(int, result.groups())) >= numbers
 
 
-def exists(ask: Ask, path: str) -> bool:
+def route_exists(ask: GetJson, path: str) -> bool:
     """Whether a route that takes POST is there: then GET is answered with another error than 404."""
     try:
         return ask(path)[0] != 404
@@ -130,15 +129,15 @@ def exists(ask: Ask, path: str) -> bool:
         return True
 
 
-def cards(models: object) -> list[dict[str, Any]]:
+def model_cards(models: object) -> list[dict[str, Any]]:
     """The models of an answer to /v1/models."""
     listed = as_dict(models).get("data")
     return [as_dict(card) for card in listed] if isinstance(listed, list) else []
 
 
-def first_card(models: object) -> dict[str, Any]:
+def first_model_card(models: object) -> dict[str, Any]:
     """The first model of an answer to /v1/models; empty when there is none."""
-    return next(iter(cards(models)), {})
+    return next(iter(model_cards(models)), {})
 
 
 def as_dict(answer: object) -> dict[str, Any]:

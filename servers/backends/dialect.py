@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from loadgen.workloads.request import Request, merged
 
-Told = TypeVar("Told")
+ResultT = TypeVar("ResultT")
 ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]
 """Where the tokens of each chunk come from, the best evidence first: token ids in the chunk; growth of the server's
 running total; a server that sends one event per token; or one token taken for each chunk with text, since nothing says
@@ -44,21 +44,21 @@ class Answer:
     refuted_total: int | None = None  # The server's total of 0, where tokens came all the same
 
 
-class Route(msgspec.Struct, Generic[Told], frozen=True):
+class Route(msgspec.Struct, Generic[ResultT], frozen=True):
     """One question about a text: where to POST what, and how to read the answer."""
 
     path: str
     body: Callable[[str, str], dict[str, Any]]  # (text, model) to the body of the POST
-    read: Callable[[Any], Told]  # The answer's JSON to what was asked: how many tokens, or their ids
+    read: Callable[[Any], ResultT]  # The answer's JSON to what was asked: how many tokens, or their ids
     generates: bool = False  # The server runs the text, for one token, and so keeps it in its prefix cache
 
 
 class VersionRule(msgspec.Struct, frozen=True):
     """What some versions of a server do otherwise on one endpoint, and do not show in the answer itself."""
 
-    holds: Callable[[str], bool]  # Of a version as in ServerFacts
+    applies_to: Callable[[str], bool]  # Of a version as in ServerFacts
     decode: Callable[[Sequence[bytes]], Answer] | None = None
-    misleads: str = ""  # Why figures taken so would not mean what they say; `{version}` is filled in
+    misleading_reason: str = ""  # Why figures taken so would not mean what they say; `{version}` is filled in
     piece_tokens: int = 0  # As in Dialect
 
 
@@ -80,36 +80,36 @@ class Dialect(msgspec.Struct, frozen=True):
     piece_tokens: int = 0
     """A response of more tokens is generated in pieces of this size and ends with a whole piece. 0: there are none."""
     streams: bool = True  # The answer is a stream of generated tokens; else one JSON object, `decode`'s one payload
-    refused: Callable[[str], Dialect | None] | None = None
+    drop_refused_field: Callable[[str], Dialect | None] | None = None
     """(a server's words of a refusal) to the dialect without the first field they name, or under the field's other
     name; None where they name none. A kind of which every server takes the same fields has no such function."""
-    left_out: tuple[str, ...] = ()  # Fields that this server refuses
+    dropped_fields: tuple[str, ...] = ()  # Fields that this server refuses
 
-    def misleads(self, version: str) -> str | None:
+    def misleading_reason(self, version: str) -> str | None:
         """Why figures taken on this version would not mean what they say; None where they do."""
-        rules = (rule for rule in self.versions if rule.misleads and rule.holds(version))
-        return next((rule.misleads.format(version=version) for rule in rules), None)
+        rules = (rule for rule in self.versions if rule.misleading_reason and rule.applies_to(version))
+        return next((rule.misleading_reason.format(version=version) for rule in rules), None)
 
     def variant(self, version: str) -> Dialect:
         """The dialect as this version speaks it; as it is where the version says nothing."""
-        rules = [rule for rule in self.versions if rule.holds(version)]
+        rules = [rule for rule in self.versions if rule.applies_to(version)]
         decode = next((rule.decode for rule in rules if rule.decode), self.decode)
         piece_tokens = max((rule.piece_tokens for rule in rules), default=0)
         return replace(self, decode=decode, piece_tokens=piece_tokens) if rules else self
 
     @property
-    def any_piece_tokens(self) -> int:
+    def max_piece_tokens(self) -> int:
         """The `piece_tokens` of a version that has pieces; 0 where no version has."""
         return max((rule.piece_tokens for rule in self.versions), default=0)
 
 
-def whole_pieces(tokens: int, piece_tokens: int) -> int:
+def round_up_to_pieces(tokens: int, piece_tokens: int) -> int:
     """The output tokens that a request for `tokens` can become: whole pieces, where it is more than one piece."""
     if not piece_tokens or tokens <= piece_tokens:
         return tokens
     return -(-tokens // piece_tokens) * piece_tokens
 
 
-def encoded(fields: Mapping[str, Any], request: Request) -> bytes:
+def encode_body(fields: Mapping[str, Any], request: Request) -> bytes:
     """The body of a POST: a dialect's fields, and those of the user's."""
     return msgspec.json.encode(merged(fields, request.body) if request.body else fields)

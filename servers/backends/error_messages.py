@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from loadgen.servers.backends.lenient import parse
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 
 LIMIT_CHARACTERS = 300
 ERROR_FIELDS = ("error", "errors", "exception", "error_message", "error_msg")
@@ -60,7 +60,7 @@ def error_text(status: int, body: bytes) -> str:
     """One line of at most 300 characters that says what the server said, whatever the form of its body."""
     try:
         said = _said(msgspec.json.decode(body))
-    except NOT_READABLE:
+    except DECODE_ERRORS:
         said = body[:_LIMIT_BYTES].decode("utf-8", "replace")
         title = _TITLE.search(said)
         if title or "<html" in said.lower():
@@ -104,7 +104,7 @@ def is_rejection(status: int, body: bytes) -> bool:
         return True
     try:
         answer = msgspec.json.decode(body)
-    except NOT_READABLE:
+    except DECODE_ERRORS:
         return False
     if not isinstance(answer, dict):
         return False

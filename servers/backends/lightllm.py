@@ -14,7 +14,14 @@ import msgspec
 
 from loadgen.servers.backends import base
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, VersionRule
-from loadgen.servers.backends.openai import Choice, always, decode, dialect, has_role, unless_marker
+from loadgen.servers.backends.openai import (
+    Choice,
+    decode,
+    every_chunk_is_token,
+    has_role,
+    openai_dialect,
+    unless_marker,
+)
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
 from loadgen.servers.backends.tgi import generate_body
 from loadgen.workloads.request import Request
@@ -79,17 +86,17 @@ def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -
     return every_role or unless_marker(choices, index, missing)
 
 
-def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
     name = base.as_dict(ask("/get_model_name")[1])
     if "model_name" not in name and "logical_max_load" not in base.as_dict(ask("/token_load")[1]):
         return None
-    card = base.first_card(ask("/v1/models")[1])
+    card = base.first_model_card(ask("/v1/models")[1])
     # Both came with 1.0. Asking /tokens itself, without a text, would count as a failed request in its metrics.
     routes = ("/tokens",) if "model_name" in name else ()
     model = str(card.get("id") or name.get("model_name", ""))
     limits = base.known_limits(LIGHTLLM.limits, base.as_dict(ask("/get_server_info")[1]) | card)
     # It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models.
-    version = "1.2.0 or later" if card else "1.1.0" if base.exists(ask, "/v1/completions") else "1.0"
+    version = "1.2.0 or later" if card else "1.1.0" if base.route_exists(ask, "/v1/completions") else "1.0"
     if version == "1.0" and not routes:
         version = "before 1.0"
     return base.ServerFacts("lightllm", url, version, model, limits, routes)
@@ -106,9 +113,9 @@ def _token_load(answer: Any) -> float:
 
 _WITHOUT_DONE = VersionRule(
     lambda version: version in ("before 1.0", "1.0", "1.1.0"),
-    decode=partial(decode, empty_is_token=always, always_done=False, one_per_event=True),
-    misleads="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that one cut "
-    "short cannot be told from a whole one",
+    decode=partial(decode, empty_is_token=every_chunk_is_token, always_done=False, one_per_event=True),
+    misleading_reason="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that "
+    "one cut short cannot be told from a whole one",
 )
 
 
@@ -120,9 +127,9 @@ def _count(parameters: dict[str, Any]) -> Route[int]:
 
 
 _COUNT_TEXT = _count({"add_special_tokens": False})
-_dialect = partial(dialect, "lightllm", more=_exact, fixed_output=True, one_per_event=True)
+_dialect = partial(openai_dialect, "lightllm", more=_exact, fixed_output=True, one_per_event=True)
 
-LIGHTLLM = base.ServerKind(
+LIGHTLLM = base.Backend(
     name="lightllm",
     title="LightLLM",
     native="generate",
@@ -142,7 +149,9 @@ LIGHTLLM = base.ServerKind(
             ),
             fixed_output=True,
         ),
-        "completions": _dialect("completions", rule=always, always_done=True, count=_COUNT_TEXT, token_ids=True),
+        "completions": _dialect(
+            "completions", rule=every_chunk_is_token, always_done=True, count=_COUNT_TEXT, token_ids=True
+        ),
         # 1.1.0 never sends [DONE].
         "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from loadgen.servers.backends import base, pooling
-from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encoded
+from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encode_body
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
@@ -195,7 +195,7 @@ def decode(
     return answer
 
 
-def text(payloads: Sequence[bytes]) -> str:
+def answer_text(payloads: Sequence[bytes]) -> str:
     """What was said. Reasoning and tool calls are left out, as chat templates leave them out of a history."""
     chunks, _ = decode_events(payloads, _CHUNKS)
     choices = (chunk.choices[0] for chunk in chunks if chunk.choices)
@@ -203,7 +203,7 @@ def text(payloads: Sequence[bytes]) -> str:
     return join_halves(said)
 
 
-def dialect(
+def openai_dialect(
     server: str,
     endpoint: str,
     more: Callable[[Request], dict[str, Any]],
@@ -211,14 +211,14 @@ def dialect(
     rule: EmptyRule | None,
     always_done: bool = False,
     one_per_event: bool = False,
-    left_out: tuple[str, ...] = (),
+    dropped_fields: tuple[str, ...] = (),
     **others: Any,
 ) -> Dialect:
     """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place;
-    those `left_out` go by the name that REFUSABLE has for them, if any."""
+    those `dropped_fields` go by the name that REFUSABLE has for them, if any."""
 
     def taken(fields: dict[str, Any]) -> dict[str, Any]:
-        names = {field: REFUSABLE[field] if field in left_out else field for field in fields}
+        names = {field: REFUSABLE[field] if field in dropped_fields else field for field in fields}
         return {names[field]: value for field, value in fields.items() if names[field]}
 
     def one_token(text: str, model: str) -> dict[str, Any]:
@@ -229,13 +229,13 @@ def dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: encoded(taken(_fields(endpoint, request, model) | more(request)), request),
+        encode=lambda request, model: encode_body(taken(_fields(endpoint, request, model) | more(request)), request),
         decode=partial(decode, empty_is_token=rule, always_done=always_done, one_per_event=one_per_event),
-        text=text,
+        text=answer_text,
         count_by_running=Route(
             PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
         ),
-        left_out=left_out,
+        dropped_fields=dropped_fields,
         **others,
     )
 
@@ -260,7 +260,7 @@ def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
     return {**requested, **limits, "stream": True}
 
 
-def always(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
+def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
     """An EmptyRule: every chunk is a token, with text or without."""
     return True
 
@@ -454,41 +454,45 @@ def _read_empty_between(held: list[int], choices: list[Choice], tokens: list[int
             tokens[index] = 1
 
 
-def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
     status, models = ask("/v1/models")
-    card = base.first_card(models)
+    card = base.first_model_card(models)
     if status != 200 or "id" not in card:
         return None
     # transformers serve and many hosted ones have chat only. llama.cpp answers 404 to a GET of either.
-    chat_only = base.exists(ask, PATHS["chat"]) and not base.exists(ask, PATHS["completions"])
+    chat_only = base.route_exists(ask, PATHS["chat"]) and not base.route_exists(ask, PATHS["completions"])
     limits = base.known_limits(OPENAI.limits, card)
     return base.ServerFacts("openai", url, "", str(card["id"]), limits, endpoint="chat" if chat_only else "")
 
 
-def _generic(endpoint: str, left_out: tuple[str, ...] = ()) -> Dialect:
-    def refused(words: str) -> Dialect | None:
-        named = next((field for field in REFUSABLE if field in words and field not in left_out), None)
-        return _generic(endpoint, (*left_out, named)) if named else None
+def _generic(endpoint: str, dropped_fields: tuple[str, ...] = ()) -> Dialect:
+    def drop_refused_field(words: str) -> Dialect | None:
+        named = next((field for field in REFUSABLE if field in words and field not in dropped_fields), None)
+        return _generic(endpoint, (*dropped_fields, named)) if named else None
 
-    usage = INCLUDE_USAGE if "continuous_usage_stats" in left_out else RUNNING_USAGE
-    return dialect(
-        *("openai", endpoint, lambda _: usage), rule=None, left_out=left_out, refused=refused, fixed_output=True
+    usage = INCLUDE_USAGE if "continuous_usage_stats" in dropped_fields else RUNNING_USAGE
+    return openai_dialect(
+        *("openai", endpoint, lambda _: usage),
+        rule=None,
+        dropped_fields=dropped_fields,
+        drop_refused_field=drop_refused_field,
+        fixed_output=True,
     )
 
 
-OPENAI = base.ServerKind(
+OPENAI = base.Backend(
     name="openai",
     title="OpenAI-style",
     phrase="an OpenAI-style server",
     native="completions",
     dialects={endpoint: _generic(endpoint) for endpoint in PATHS}
-    | {endpoint: pooling.dialect("openai", endpoint) for endpoint in pooling.PATHS},
+    | {endpoint: pooling.pooling_dialect("openai", endpoint) for endpoint in pooling.PATHS},
     identify=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
     metrics=base.MetricNames(
         prefix="sglang:",
-        of="sglang",
+        owner="sglang",
         names={
             "running": ("sglang:num_running_reqs",),
             "waiting": ("sglang:num_queue_reqs",),

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encoded
+from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encode_body
 from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.backends.stream_events import decode_events, finalise, note_error
 from loadgen.workloads.request import Request
@@ -59,14 +59,14 @@ def decode(payloads: Sequence[bytes]) -> Answer:
     return finalise(answer, 0, broken)
 
 
-def dialect(server: str, endpoint: str, **others: Any) -> Dialect:
+def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
     """A server's route for embeddings or rerank."""
     fields = partial(_fields, endpoint)
     return Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: encoded(_asked(fields, request, model), request),
+        encode=lambda request, model: encode_body(_asked(fields, request, model), request),
         decode=decode,
         text=lambda _: "",
         count_by_running=Route(PATHS[endpoint], fields, _counted, generates=True),

@@ -31,7 +31,7 @@ class Counted(Protocol):
 
 Event = TypeVar("Event", bound=Counted)
 
-RUNS, SHORT = 4, 8
+MAX_SHORT_RUNS, SHORT_RUN = 4, 8
 """After so many runs of fewer events that are alike, the rest of an answer is decoded one by one."""
 _STRING = rb'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})+'
 _TEXT = re.compile(rb'"(?:text|content|reasoning|reasoning_content)": ?"(' + _STRING + rb')(?=")')
@@ -48,7 +48,7 @@ def drop_repeats(
     nothing is looked at. `one_token` says whether an event holds just one, which its text alone shows."""
     retained, events, runs, short, broken = list[bytes](), list[Event](), list[int](), 0, ""
     while not broken and (at := len(retained) + sum(runs)) < len(payloads):
-        one = short < RUNS and len(payloads) - at > SHORT
+        one = short < MAX_SHORT_RUNS and len(payloads) - at > SHORT_RUN
         result, broken = decode_events(payloads[at : at + 1] if one else payloads[at:], decoder, at)
         first = result[0].totals if one and result else None
         total = None if first is None else first.completion_tokens
@@ -60,7 +60,7 @@ def drop_repeats(
         runs += [0] * (len(retained) - len(runs))
         if one and at and not broken:
             runs[-1] = count_repeats(payloads, at, total) if one_token(result[0]) else 0
-            short += runs[-1] < SHORT
+            short += runs[-1] < SHORT_RUN
     return retained, events, runs, broken
 
 

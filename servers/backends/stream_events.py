@@ -11,7 +11,7 @@ import msgspec
 from loadgen.servers.backends.dialect import Answer
 from loadgen.servers.backends.error_messages import error_in, error_inside, is_rejection, one_line
 from loadgen.servers.backends.lenient import read
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 
 Event = TypeVar("Event")
 
@@ -31,7 +31,7 @@ def decode_events(
     try:
         events.extend(map(decoder.decode, payloads))  # keeps the events before the one that raises
         return events, ""
-    except NOT_READABLE as error:
+    except DECODE_ERRORS as error:
         return _decode_leniently(payloads, decoder, events, number, error)
 
 
@@ -52,7 +52,7 @@ def _decode_leniently(
         try:
             events.extend(map(decoder.decode, remaining))
             return events, ""
-        except NOT_READABLE as another:
+        except DECODE_ERRORS as another:
             error = another
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from loadgen.servers.backends import base
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, VersionRule
-from loadgen.servers.backends.openai import INCLUDE_USAGE, always, decode, dialect, messages
+from loadgen.servers.backends.openai import INCLUDE_USAGE, decode, every_chunk_is_token, messages, openai_dialect
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
 from loadgen.workloads.request import Request, merged
 
@@ -83,7 +83,7 @@ def _text(payloads: Sequence[bytes]) -> str:
     return join_halves("".join(event.generated_text or "" for event in events))
 
 
-def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
     status, answer = ask("/info")
     info = base.as_dict(answer)
     if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
@@ -92,8 +92,8 @@ def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
     label = info.get("docker_label")
     version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
     renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
-    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.exists(ask, path))
-    notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.holds(version) else {}
+    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.route_exists(ask, path))
+    notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.applies_to(version) else {}
     limits = base.known_limits(TGI.limits, renamed | info)
     return base.ServerFacts("tgi", url, version, str(info["model_id"]), limits, routes, notes=notes)
 
@@ -103,14 +103,14 @@ _BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA 
 # From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
 # OpenAI routes ended without it.
 _DONE_CAME = VersionRule(
-    lambda version: base.at_least(version, 2, 2, 0),
-    decode=partial(decode, empty_is_token=always, always_done=True, one_per_event=True),
+    lambda version: base.version_at_least(version, 2, 2, 0),
+    decode=partial(decode, empty_is_token=every_chunk_is_token, always_done=True, one_per_event=True),
 )
 
 # A longer response is run in pieces. The router asks each piece for the full number again (router/src/infer/mod.rs;
 # DEFAULT_GENERATION_LENGTH in router/src/validation.rs).
 PIECE_TOKENS = 1024
-_IN_PIECES = VersionRule(lambda version: base.at_least(version, 3, 0, 0), piece_tokens=PIECE_TOKENS)
+_IN_PIECES = VersionRule(lambda version: base.version_at_least(version, 3, 0, 0), piece_tokens=PIECE_TOKENS)
 
 # Tokenised just as for generation, special tokens included (router/src/validation.rs).
 _COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
@@ -120,9 +120,11 @@ _COUNT_CHAT = Route(
     lambda answer: len(answer["tokenize_response"]),
 )
 
-_dialect = partial(dialect, "tgi", rule=always, one_per_event=True, versions=(_DONE_CAME, _IN_PIECES))
+_dialect = partial(
+    openai_dialect, "tgi", rule=every_chunk_is_token, one_per_event=True, versions=(_DONE_CAME, _IN_PIECES)
+)
 
-TGI = base.ServerKind(
+TGI = base.Backend(
     name="tgi",
     title="TGI",
     native="generate",

@@ -15,7 +15,7 @@ from typing import Any
 
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import Route, VersionRule
-from loadgen.servers.backends.openai import RUNNING_USAGE, dialect, messages, unless_marker
+from loadgen.servers.backends.openai import RUNNING_USAGE, messages, openai_dialect, unless_marker
 from loadgen.servers.ladder import LADDER, PLUGIN
 from loadgen.workloads.request import Request
 
@@ -25,14 +25,14 @@ def _exact(request: Request) -> dict[str, Any]:
     return exact | RUNNING_USAGE
 
 
-def _recognise(ask: base.Ask, url: str) -> base.ServerFacts | None:
+def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
     # 0.2.0 has no /version, but names itself as the owner of its models.
     status, models = ask("/v1/models")
-    card = base.first_card(models)
+    card = base.first_model_card(models)
     if status != 200 or card.get("owned_by") != "vllm":
         return None
     version = str(base.as_dict(ask("/version")[1]).get("version", ""))
-    routes = ("/tokenize",) if base.exists(ask, "/tokenize") else ()
+    routes = ("/tokenize",) if base.route_exists(ask, "/tokenize") else ()
     return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.known_limits(VLLM.limits, card), routes)
 
 
@@ -60,21 +60,21 @@ _COUNT_CHAT = Route(
 )
 _OPENING_EVENT = VersionRule(
     lambda version: not version,
-    misleads="it states no version, as vLLM before 0.6 does, whose chat streams open with an event that is sent before "
-    "the engine has begun, and give no token counts",
+    misleading_reason="it states no version, as vLLM before 0.6 does, whose chat streams open with an event sent "
+    "before the engine has begun, and give no token counts",
 )
 
-_dialect = partial(dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
+_dialect = partial(openai_dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
 
-VLLM = base.ServerKind(
+VLLM = base.Backend(
     name="vllm",
     title="vLLM",
     native="completions",
     dialects={
         "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
         "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_OPENING_EVENT,)),
-        "embeddings": pooling.dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
-        "rerank": pooling.dialect("vllm", "rerank", count_text=_COUNT_TEXT),
+        "embeddings": pooling.pooling_dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
+        "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },
     identify=_recognise,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},

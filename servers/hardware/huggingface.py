@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import json
 
-from loadgen.servers.errors import NOT_READABLE, read_settings
+from loadgen.servers.errors import DECODE_ERRORS, read_settings
 from loadgen.servers.hardware import HardwareError, ModelShape, shape
 
 
@@ -17,7 +17,7 @@ def shape_of(path: Path) -> ModelShape:
     path = path if path.suffix == ".json" else path / "config.json"
     try:
         told = json.decode(read_settings(path).encode(), type=dict[str, Any])
-    except (OSError, ValueError, *NOT_READABLE) as problem:
+    except (OSError, ValueError, *DECODE_ERRORS) as problem:
         raise HardwareError(f"{path}: {problem}") from None
     told |= told.get("text_config") or {}
     if any("expert" in key and value for key, value in told.items()):

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import json
 
-from loadgen.servers.errors import NOT_READABLE, LaunchError, read_settings
+from loadgen.servers.errors import DECODE_ERRORS, LaunchError, read_settings
 from loadgen.servers.ladder import LADDER, PLUGIN
 
 STANDARD = "LlamaForCausalLM"
@@ -47,7 +47,7 @@ def is_ladder(folder: Path) -> bool:
 def _config(folder: Path) -> dict[str, Any]:
     try:
         return json.decode(read_settings(folder / "config.json"), type=dict[str, Any])
-    except (OSError, ValueError, *NOT_READABLE) as problem:
+    except (OSError, ValueError, *DECODE_ERRORS) as problem:
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise LaunchError(f"cannot read {folder / 'config.json'}: {why}", "name the folder of a model") from None
 

@@ -13,12 +13,12 @@ from dataclasses import fields
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError
 from loadgen.servers.launch import compose, process
-from loadgen.servers.launch.spec import How, LaunchSpec, RunningServer, Say
+from loadgen.servers.launch.spec import LaunchMethod, LaunchSpec, RunningServer, Say
 
-__all__ = ["LAUNCHERS", "How", "LaunchSpec", "RunningServer", "Say", "launched"]
+__all__ = ["LAUNCHERS", "LaunchMethod", "LaunchSpec", "RunningServer", "Say", "launched_server"]
 
 
-def launched(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
+def launched_server(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
     """The server of `spec`: up and ready on entry, down on exit. `say` gets lines of progress. Raises LaunchError when
     it does not come up, and what `loadgen.servers.discovery.probe` raises."""
     return LAUNCHERS[spec.how](spec, say)
@@ -59,8 +59,8 @@ def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 
 LAUNCHERS: Mapping[str, Callable[[LaunchSpec, Say], AbstractContextManager[RunningServer]]] = {
-    "compose": compose.launched,
-    "process": process.launched,
+    "compose": compose.launched_server,
+    "process": process.launched_server,
     "simulated": _simulated,
     "running": _running,
 }

@@ -20,13 +20,13 @@ from typing import IO, Any
 
 import msgspec
 
-from loadgen.servers.auth import without_secrets
-from loadgen.servers.backends import KINDS
+from loadgen.servers.auth import redact
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import probe
-from loadgen.servers.errors import NOT_READABLE, LaunchError
+from loadgen.servers.errors import DECODE_ERRORS, LaunchError
 from loadgen.servers.launch import spec as common
 from loadgen.servers.launch.process import log_file
-from loadgen.servers.launch.spec import LOCAL, LOOK, Host, LaunchSpec, RunningServer, Say, printed, tail
+from loadgen.servers.launch.spec import LOCAL, LOOK_AT_LOG, Host, LaunchSpec, RunningServer, Say, readable_log, tail
 
 CALL_TIMEOUT_S = 60.0  # For every call but those that may pull an image or stop a server
 PULL_TIMEOUT_S = 7200.0  # Images of these servers are 10 to 30 GB
@@ -37,7 +37,7 @@ _POLL_S = 3.0
 
 
 @contextmanager
-def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
+def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """The server in a container of the host. Options: `file` (another docker-compose.yml), `env` (more for it),
     `timeout_s`, `poll_s`, `unreachable_s`, `api_key_env`; `tensor_parallel`, over how many GPUs the model is spread,
     and `gpus`, which ones (LaunchSpec.gpus). Raises LaunchError with the end of the container's log, and what `probe`
@@ -55,7 +55,7 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
     host, server = spec.host, spec.server
     spec.check_options(OPTIONS)
     access = spec.access
-    without_secrets(_env(spec))
+    redact(_env(spec))
     engine = {
         "compose_version": docker(host, "compose", "version", "--short").strip(),
         "engine_version": docker(host, "version", "--format", "{{.Server.Version}}").strip(),
@@ -67,7 +67,7 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
         _compose(spec, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
         row, log = status(spec), partial(logs, spec, lines=25)
         ran = before.get("State") == "running" and before["ID"] == row.get("ID")
-        url = url_of(row, spec)
+        url = server_url(row, spec)
         limits = {"timeout_s": spec.timeout_s, "poll_s": float(spec.options.get("poll_s") or _POLL_S)}
         ready_s = common.wait_until_ready(_where(spec), url, _watch(spec, url), log, say, **limits)
         facts = probe(url, server, access=access)
@@ -100,13 +100,13 @@ def status(spec: LaunchSpec) -> dict[str, Any]:
     return dict(rows[0]) if rows else {}
 
 
-def state_of(row: dict[str, Any]) -> str:
+def describe_state(row: dict[str, Any]) -> str:
     """State and health of a container, as `docker compose ps` says them: `running (healthy)`."""
     health = row.get("Health")
     return f"{row.get('State')}{f' ({health})' if health else ''}"
 
 
-def is_there(spec: LaunchSpec) -> bool:
+def has_container(spec: LaunchSpec) -> bool:
     """Whether the server has a container; not, too, where there is no Docker."""
     with suppress(LaunchError):
         return bool(status(spec))
@@ -118,12 +118,12 @@ def logs(spec: LaunchSpec, *, lines: int) -> str:
     return _compose(spec, "logs", "--no-color", "--no-log-prefix", "--tail", str(lines or "all"), spec.server)
 
 
-def url_of(row: Mapping[str, Any], spec: LaunchSpec) -> str:
+def server_url(row: Mapping[str, Any], spec: LaunchSpec) -> str:
     """Where the server is reached from here. Its port is the one that Docker says it has published: VLLM_PORT and the
     like may have moved it, from the hosts file, the shell or a `.env` file beside docker-compose.yml."""
     address = f"[{spec.host.address}]" if ":" in spec.host.address else spec.host.address
     published = (each["PublishedPort"] for each in row.get("Publishers") or () if each.get("PublishedPort"))
-    return f"http://{address}:{next(published, KINDS[spec.server].port)}"
+    return f"http://{address}:{next(published, BACKENDS[spec.server].port)}"
 
 
 def compose_file(named: str | Path | None = None) -> Path:
@@ -200,7 +200,7 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
             raise _ended(spec, row)
         if health == "unhealthy":
             what = f"{_where(spec)} runs, but its health check fails"
-            raise LaunchError(what, f"{LOOK}; it may be stuck", log_tail=tail(logs(spec, lines=25)))
+            raise LaunchError(what, f"{LOOK_AT_LOG}; it may be stuck", log_tail=tail(logs(spec, lines=25)))
         if health == "healthy":
             healthy_s.append(time.monotonic())
             if healthy_s[-1] - healthy_s[0] > float(spec.options.get("unreachable_s", UNREACHABLE_AFTER_S)):
@@ -208,7 +208,7 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
                     f"{_where(spec)} is healthy, but nothing answers at {url} from here",
                     "check `address` of the host, BIND in its env, and the firewall between",
                 )
-        return f"{state_of(row)}; {tail(logs(spec, lines=1), 1)}"
+        return f"{describe_state(row)}; {tail(logs(spec, lines=1), 1)}"
 
     return watch
 
@@ -216,13 +216,13 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
 def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
     """Why the container has ended, from its log, else from what the engine knows."""
     code = f", with exit code {row['ExitCode']}" if "ExitCode" in row else ""
-    otherwise = f"it ended while it started{code}", LOOK
+    otherwise = f"it ended while it started{code}", LOOK_AT_LOG
     with suppress(LaunchError):
         killed = row and docker(spec.host, "inspect", "--format", "{{.State.OOMKilled}}", row.get("ID", "")).strip()
         if killed == "true":
             otherwise = "it was killed for using too much memory of the host", "free some, or choose a smaller model"
     log = logs(spec, lines=200) if row else ""
-    return common.why_ended(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
+    return common.ended_error(spec.server, log, *otherwise, where=f"{_where(spec)}: ")
 
 
 def docker(
@@ -264,11 +264,11 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
     """What is kept of a container with a run: image, digest, command and limits, and the driver and GPU that it sees.
     What cannot be had is left out. Its environment is not kept: it may hold tokens."""
     facts: dict[str, Any] = {}
-    with suppress(LaunchError, LookupError, *NOT_READABLE):
+    with suppress(LaunchError, LookupError, *DECODE_ERRORS):
         said = msgspec.json.decode(docker(host, "inspect", name))[0]
         config, limits = said.get("Config") or {}, said.get("HostConfig") or {}
         facts |= {"image": config.get("Image"), "image_id": said.get("Image")}
-        facts["command"] = without_secrets(config.get("Cmd"))
+        facts["command"] = redact(config.get("Cmd"))
         facts |= {"started": (said.get("State") or {}).get("StartedAt")}
         retained = ("ShmSize", "IpcMode", "DeviceRequests", "Ulimits", "Memory")
         facts["limits"] = {key: limits.get(key) for key in retained}
@@ -291,7 +291,7 @@ def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: 
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    return child.wait(min(common.SAY_EVERY_S, timeout_s)), _text(out), _text(err)
+                    return child.wait(min(common.PROGRESS_INTERVAL_S, timeout_s)), _text(out), _text(err)
                 passed_s = time.monotonic() - began_s
                 if passed_s > timeout_s:
                     raise LaunchError(
@@ -309,4 +309,4 @@ def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: 
 
 def _text(file: IO[bytes]) -> str:
     # Without moving the position in it, which the child shares and may be writing at.
-    return printed(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
+    return readable_log(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))

@@ -22,21 +22,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.servers.auth import without_secrets
-from loadgen.servers.backends import KINDS, join_or
+from loadgen.servers.auth import redact
+from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.backends.base import ProcessCommand
 from loadgen.servers.discovery import probe
-from loadgen.servers.errors import NOT_READABLE, LaunchError
+from loadgen.servers.errors import DECODE_ERRORS, LaunchError
 from loadgen.servers.ladder.checkpoint import is_ladder
 from loadgen.servers.launch.spec import (
     READY_TIMEOUT_S,
     LaunchSpec,
     RunningServer,
     Say,
-    printed,
+    ended_error,
+    readable_log,
     tail,
     wait_until_ready,
-    why_ended,
 )
 
 OPTIONS = frozenset(
@@ -56,7 +56,7 @@ class Command(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftServer:
+class BackgroundServer:
     """What is kept of one server that was left running."""
 
     server: str
@@ -70,27 +70,27 @@ class LeftServer:
     @property
     def alive(self) -> bool:
         """Whether that very process still runs."""
-        return started_ticks(self.pid) == self.ticks
+        return start_ticks(self.pid) == self.ticks
 
 
 @contextmanager
-def launched(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
+def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """The server as a process of this machine. It is found by `loadgen servers` too, should this process be killed.
     Options: `python` (interpreter that has it), `port` (0 or none: any free one), `name` (of the model), `arguments`
     (added to the command), `env` (added to its environment), `tensor_parallel` and `gpus` (see LaunchSpec.gpus), `log`
     (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and what `probe` raises."""
     left = up(spec, say)
     try:
-        yield RunningServer(left.url, left.facts, group(left.pid))
+        yield RunningServer(left.url, left.facts, group_members(left.pid))
     finally:
         down(left)
 
 
-def up(spec: LaunchSpec, say: Say) -> LeftServer:
-    """Start the server and leave it running; what was kept of it. Options and errors as for `launched`."""
+def up(spec: LaunchSpec, say: Say) -> BackgroundServer:
+    """Start the server and leave it running; what was kept of it. Options and errors as for `launched_server`."""
     spec.check_options(OPTIONS)
     access = spec.access
-    if (before := read_left(spec.server)) and before.alive:
+    if (before := read_background_server(spec.server)) and before.alive:
         raise LaunchError(
             f"{spec.server} runs already, as process {before.pid} at {before.url}, since {before.since}",
             f"take it down first: loadgen servers down --server {spec.server} --launch process",
@@ -103,7 +103,7 @@ def up(spec: LaunchSpec, say: Say) -> LeftServer:
     address = spec.host.address
     port = spec.options.get("port") or free_port(address)
     command = command_of(spec, address, port)
-    words, env = without_secrets([command.words, command.env])
+    words, env = redact([command.words, command.env])
     log = Path(spec.options.get("log") or log_file(spec.server, spec.host.name))
     url = f"http://{address}:{port}"
     say(f"starting {spec.server}: {' '.join(words)}")
@@ -113,22 +113,22 @@ def up(spec: LaunchSpec, say: Say) -> LeftServer:
         facts: dict[str, Any] = {"ready_s": round(ready_s, 3), "version": said.version, "launch": spec.how}
         facts |= {"command": words, "environment": env, "pid": pid, "log": str(log)}
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        left = LeftServer(spec.server, said.url, pid, started_ticks(pid) or 0, str(log), since, facts)
-        write_left(left)
+        left = BackgroundServer(spec.server, said.url, pid, start_ticks(pid) or 0, str(log), since, facts)
+        write_background_server(left)
     except BaseException:
-        end(pid)
+        end_process(pid)
         raise
     return left
 
 
-def down(left: LeftServer) -> None:
+def down(left: BackgroundServer) -> None:
     """End a server that `up` started, and forget it. One that has ended by itself is forgotten too."""
     if left.alive:
-        end(left.pid)
+        end_process(left.pid)
     (_state_folder() / f"{left.server}.json").unlink(missing_ok=True)
 
 
-def logs(left: LeftServer, *, lines: int) -> str:
+def logs(left: BackgroundServer, *, lines: int) -> str:
     """The last lines of the server's log, or all of it where `lines` is 0."""
     text = _end_of(Path(left.log), 1 << 40 if lines == 0 else 1 << 18)
     return "\n".join(text.splitlines()[-lines:])
@@ -142,7 +142,7 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
     if spec.how == "simulated":
         options = ("--server", spec.server, "--host", host, "--port", str(port), "--model", name)
         return Command((sys.executable, "-m", "loadgen", "sim", *options, *more), {})
-    command = KINDS[spec.server].process
+    command = BACKENDS[spec.server].process
     if command is None:
         raise LaunchError(
             f"{spec.server} cannot be started as a process: it is not a Python package",
@@ -170,7 +170,7 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 def _for_ladders(server: str, command: ProcessCommand) -> dict[str, str]:
     """The environment in which it serves them. Others would serve the weights as a standard model, and say nothing."""
     if not command.ladder:
-        able = join_or(name for name, kind in KINDS.items() if kind.process and kind.process.ladder)
+        able = join_or(name for name, kind in BACKENDS.items() if kind.process and kind.process.ladder)
         raise LaunchError(f"the model is a ladder, which {server} does not know", f"serve it with --server {able}")
     return {"PYTHONPATH": os.pathsep.join(filter(None, (command.ladder, os.environ.get("PYTHONPATH"))))}
 
@@ -203,7 +203,7 @@ def start_and_wait(
     """Start `command` and wait until it answers at `url`: the process, and how many seconds that took. Raises
     LaunchError with the end of the log, once the process has been ended."""
     try:
-        pid = start(command.words, command.env, log)
+        pid = start_process(command.words, command.env, log)
     except OSError as problem:
         raise LaunchError(
             f"cannot start {command.words[0]}: {problem.strerror}", "name the Python that has it: --python PATH"
@@ -218,14 +218,14 @@ def start_and_wait(
         what = f"it ended while it started, with exit code {code}"
         if code == -signal.SIGKILL:
             what = "it was killed while it started: did this machine run out of memory?"
-        raise why_ended(server, _end_of(log), what)
+        raise ended_error(server, _end_of(log), what)
 
     try:
         return pid, wait_until_ready(
             server, url, watch, lambda: _end_of(log), say, timeout_s=timeout_s, poll_s=_READY_POLL_S
         )
     except BaseException as problem:
-        end(pid)
+        end_process(pid)
         if isinstance(problem, LaunchError):
             problem.hint += f"; the whole log is in {log}"
         raise
@@ -237,7 +237,7 @@ def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit_bytes))
-            return printed(file.read())
+            return readable_log(file.read())
     except OSError:
         return ""
 
@@ -255,15 +255,15 @@ def log_file(server: str, host: str) -> Path:
     return _state_folder() / f"{host}-{server}.log"
 
 
-def read_left(server: str) -> LeftServer | None:
+def read_background_server(server: str) -> BackgroundServer | None:
     """What was kept of this server; None when nothing, or nothing that can be read, was."""
     try:
-        return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=LeftServer)
-    except (OSError, *NOT_READABLE):
+        return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=BackgroundServer)
+    except (OSError, *DECODE_ERRORS):
         return None
 
 
-def write_left(left: LeftServer) -> None:
+def write_background_server(left: BackgroundServer) -> None:
     """Keep it, in place of what was there."""
     file = _state_folder() / f"{left.server}.json"
     beside = file.with_suffix(".new")
@@ -271,7 +271,7 @@ def write_left(left: LeftServer) -> None:
     beside.replace(file)
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
+def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
     """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id. `env`
     is added to this process's environment. Raises OSError when the program or the folder of the log is missing."""
     if log.is_file():  # and no device
@@ -292,30 +292,30 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
     )
 
 
-def end(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
+def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
     """SIGTERM to the process, then to what it leaves behind, and SIGKILL for whatever of its group will not end. `pid`
-    leads a group of its own, as `start` makes them. Ending what has ended already is no error."""
+    leads a group of its own, as `start_process` makes them. Ending what has ended already is no error."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    if _wait(lambda: started_ticks(pid) is None, timeout_s):
+    if _wait(lambda: start_ticks(pid) is None, timeout_s):
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGTERM)
-        _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+        _wait(lambda: not group_members(pid), HELPERS_TIMEOUT_S)
     with suppress(ProcessLookupError):
-        if group(pid):
+        if group_members(pid):
             os.killpg(pid, signal.SIGKILL)
-            _wait(lambda: not group(pid), HELPERS_TIMEOUT_S)
+            _wait(lambda: not group_members(pid), HELPERS_TIMEOUT_S)
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
 
 
-def started_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """When the kernel started this process, in clock ticks since boot; None when it has ended (a zombie has)."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
-def group(pid: int) -> tuple[int, ...]:
+def group_members(pid: int) -> tuple[int, ...]:
     """The living processes of the group that `pid` leads, itself included."""
     ids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return tuple(each for each in ids if (fields := _stat(each)) and int(fields[2]) == pid and fields[0] not in "ZX")

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from loadgen.servers.auth import HIDDEN, Access, bearer, hide, secret_in, without_secrets
-from loadgen.servers.backends import KINDS, join_or, launchable
+from loadgen.servers.auth import HIDDEN, Access, bearer_header, hide_secrets, read_secret, redact
+from loadgen.servers.backends import BACKENDS, join_or, launchable_backends
 from loadgen.servers.backends.base import KnownFault
 from loadgen.servers.errors import HostsError, LaunchError, ServerError, read_toml
-from loadgen.servers.json_client import Caller
+from loadgen.servers.json_client import JsonClient
 
-How = Literal["compose", "process", "simulated", "running"]
+LaunchMethod = Literal["compose", "process", "simulated", "running"]
 Say = Callable[[str], None]  # Takes one line of progress for people
 
 READY_TIMEOUT_S = 1800.0  # Half an hour: large weights come from slow disks
-SAY_EVERY_S = 10.0
-LOOK = "look at the end of its log"
+PROGRESS_INTERVAL_S = 10.0
+LOOK_AT_LOG = "look at the end of its log"
 
 _GPU = r"(\d+|(GPU|MIG)-[\w/-]+)"
 _KEY = re.compile(r"(?i)(--api-key[ =]|api_?key['\"]?\s*[=:]\s*\[?['\"]?)(?!None)[^\s'\",\])]{6,}")
@@ -51,12 +51,12 @@ LOCAL = Host("local")  # This machine: its own container engine, and servers on 
 class LaunchSpec:
     """A server that should be up."""
 
-    server: str  # A kind that can be started: loadgen.servers.backends.launchable
+    server: str  # A kind that can be started: loadgen.servers.backends.launchable_backends
     host: Host
     model: str
     """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
     on the Hub; simulated: any name."""
-    how: How
+    how: LaunchMethod
     options: Mapping[str, Any] = field(default_factory=dict)  # Of this way alone: its launcher's docstring lists them
 
     @property
@@ -76,7 +76,7 @@ class LaunchSpec:
     @property
     def access(self) -> Access:
         """With the key in the environment variable options["api_key_env"] (LOADGEN_API_KEY). Raises SecretError."""
-        return Access(bearer(secret_in(self.options.get("api_key_env", "LOADGEN_API_KEY"))))
+        return Access(bearer_header(read_secret(self.options.get("api_key_env", "LOADGEN_API_KEY"))))
 
     @property
     def timeout_s(self) -> float:
@@ -131,7 +131,7 @@ def _problems(name: str, table: object) -> Iterator[str]:
         if isinstance(value, dict):
             texts = [f"{part}={text}" if isinstance(text, str) else "" for part, text in value.items()]
         if type(value) is not type(getattr(LOCAL, key)) or not all(re.fullmatch(pattern, text) for text in texts):
-            shown = re.sub(r":(?!//).*@", f":{HIDDEN}@", repr(without_secrets(value, key)))
+            shown = re.sub(r":(?!//).*@", f":{HIDDEN}@", repr(redact(value, key)))
             yield f"{name}.{key} cannot be {shown}: {expected}"
 
 
@@ -143,8 +143,8 @@ _KEYS = {
     ),
     "address": (r"[^/\s@?#\[\]]+|\[[\da-fA-F:.]+\]", "a host name or an address, without scheme and port"),
     "gpus": (
-        rf"({'|'.join(launchable())})={_GPU}(,{_GPU})*",
-        f'one GPU per server ({", ".join(launchable())}), by index "0" or UUID "GPU-...", or several: "0,1"',
+        rf"({'|'.join(launchable_backends())})={_GPU}(,{_GPU})*",
+        f'one GPU per server ({", ".join(launchable_backends())}), by index "0" or UUID "GPU-...", or several: "0,1"',
     ),
     "model_dir": (r"(?s)/.*", "an absolute folder of that machine"),
     "model_volume": (r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a Docker volume"),
@@ -175,22 +175,22 @@ def wait_until_ready(
         state = watch()
         now_s = time.monotonic()
         # A server without such a route (vLLM 0.2.0) answers at least.
-        with suppress(ServerError), closing(Caller(url)) as ask:
+        with suppress(ServerError), closing(JsonClient(url)) as ask:
             if ask("/health")[0] in (200, 404):
                 return now_s - began_s
         if now_s - began_s > timeout_s:
             raise LaunchError(
                 f"{server} did not get ready within {timeout_s:g} s",
-                f"allow more with --timeout, or {LOOK}",
+                f"allow more with --timeout, or {LOOK_AT_LOG}",
                 log_tail=tail(log()),
             )
-        if now_s - said_s >= SAY_EVERY_S:
+        if now_s - said_s >= PROGRESS_INTERVAL_S:
             said_s = now_s
             say(f"{now_s - began_s:.0f} s: {state or 'no word in its log yet'}")
         time.sleep(poll_s)
 
 
-def why_ended(server: str, log: str, otherwise: str, hint: str = LOOK, *, where: str = "") -> LaunchError:
+def ended_error(server: str, log: str, otherwise: str, hint: str = LOOK_AT_LOG, *, where: str = "") -> LaunchError:
     """A server of this kind has ended: what its log says of that, else what is known `otherwise`."""
     what, hint = known_fault(log, "log", server) or (otherwise, hint)
     end = tail(log)
@@ -203,24 +203,24 @@ def why_ended(server: str, log: str, otherwise: str, hint: str = LOOK, *, where:
 def known_fault(text: str, table: Literal["docker", "log"], server: str = "") -> tuple[str, str] | None:
     """What happened and what to do, by faults.toml and what the server's kind knows; None for something new."""
     common = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
-    own = KINDS[server].faults if server else ()
+    own = BACKENDS[server].faults if server else ()
     for fault in (*own, *(KnownFault(**each) for each in common)):
         if result := re.search(fault.pattern, text, re.IGNORECASE):
             group = next((group for group in result.groups() if group), "").strip()
             # `{*_TAG}`: the variables of docker-compose.yml with this ending.
             hint = re.sub(
                 r"\{\*(\w+)\}",
-                lambda ending: join_or(f"{name.upper()}{ending[1]}" for name in launchable()),
+                lambda ending: join_or(f"{name.upper()}{ending[1]}" for name in launchable_backends()),
                 fault.hint,
             ).replace("{0}", group or "NAME")
             return fault.what.replace("{0}", group).rstrip(" :"), hint
     return None
 
 
-def printed(log: bytes) -> str:
+def readable_log(log: bytes) -> str:
     """What a server or Docker has printed, without keys: those of the environment, those given as options."""
-    without_secrets(os.environ)
-    return hide(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
+    redact(os.environ)
+    return hide_secrets(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
 
 
 def tail(text: str, lines: int = 25) -> str:

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from loadgen.servers.backends import join_or, simulated_kinds, simulated_versions
+from loadgen.servers.backends import join_or, simulated_backends, simulated_versions
 from loadgen.servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.stream_sender import FAULTS
@@ -82,7 +82,7 @@ def _versions() -> str:
 class SimulatedConfig:
     """All that decides what a simulated server does to requests. Raises ConfigError, which lists every mistake."""
 
-    server: Annotated[str, f"Which server to be: {join_or(simulated_kinds())}."]
+    server: Annotated[str, f"Which server to be: {join_or(simulated_backends())}."]
     host: Annotated[str, "Address to listen on; other machines reach only what is not loopback."] = "127.0.0.1"
     port: Annotated[int, "Port to listen on; 0 takes any free one."] = 0
     model: Annotated[str, "Name under which the model is served."] = "llama-2-7b"
@@ -116,7 +116,7 @@ class SimulatedConfig:
     log: Annotated[Path | None, "JSON Lines: every request with the instants of its sends."] = None
 
     def __post_init__(self) -> None:
-        limit, kinds, clocks = self.max_concurrent_requests, simulated_kinds(), ("script", "batching")
+        limit, kinds, clocks = self.max_concurrent_requests, simulated_backends(), ("script", "batching")
         mean, version = self.eos_mean_tokens, self.server_version
         versions = simulated_versions().get(self.server, ())
         checks = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.simulated import tokenizer
 
 Headers = tuple[tuple[str, str], ...]
@@ -148,7 +148,7 @@ def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes |
     the message of Python's json module and its position. Raises ErrorReply."""
     try:
         result = msgspec.json.decode(body)
-    except NOT_READABLE:
+    except DECODE_ERRORS:
         message, index = "not JSON", 0
         try:
             json.loads(body)

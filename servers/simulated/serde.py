@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgen.servers.errors import NOT_READABLE
+from loadgen.servers.errors import DECODE_ERRORS
 
 _NESTED = 127  # serde_json gives up at 128 levels
 _BLANKS = re.compile(rb"[ \n\t\r]*")
@@ -61,7 +61,7 @@ def decode(body: bytes | bytearray, kind: Kind) -> Any:
         value = msgspec.json.decode(body)
         if kind.accepts(value):
             return value
-    except NOT_READABLE:
+    except DECODE_ERRORS:
         pass
     return Reader(bytes(body)).read(kind)
 

@@ -28,7 +28,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
 from loadgen.servers import marks
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.lifeline import end_with_parent
 from loadgen.servers.simulated import ConfigError, SimulatedError
@@ -53,7 +53,7 @@ _YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a m
 
 def find_protocol(server: str, version: str = "") -> ServerProtocol:
     """What makes a simulated server this kind and version: the value that its kind names, imported when needed."""
-    kind = KINDS[server]
+    kind = BACKENDS[server]
     module, _, name = (kind.simulated_versions[version] if version else kind.simulated).partition(":")
     protocol: ServerProtocol = getattr(importlib.import_module(module), name)
     return protocol

@@ -20,7 +20,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from loadgen.servers.auth import Address, Target, address_text, no_connection
+from loadgen.servers.auth import Address, Target, address_text, connection_error
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.connection import Connection, connect
 from loadgen.servers.wire.local_limits import explained
@@ -95,7 +95,7 @@ def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Ad
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        failures[address] = no_connection(explained(error, address))
+        failures[address] = connection_error(explained(error, address))
         return
     sock.setblocking(False)
     code = sock.connect_ex(index)
@@ -103,7 +103,7 @@ def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Ad
         selector.register(sock, selectors.EVENT_WRITE, address)
         return
     sock.close()
-    failures[address] = no_connection(explained(OSError(code, os.strerror(code)), address)) if code else ""
+    failures[address] = connection_error(explained(OSError(code, os.strerror(code)), address)) if code else ""
 
 
 class Rotation:

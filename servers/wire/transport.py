@@ -16,7 +16,7 @@ from itertools import pairwise
 from time import monotonic_ns
 from typing import Any, Literal
 
-from loadgen.servers.auth import no_connection
+from loadgen.servers.auth import connection_error
 from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming
 from loadgen.servers.wire.local_limits import NO_ROOM
@@ -228,7 +228,7 @@ class Exchange:
             pass
         except ssl.SSLError as error:
             # A server that refuses the client's certificate says so after the handshake (TLS 1.3).
-            self.tls_end = "protocol" if size else "connect", no_connection(error)
+            self.tls_end = "protocol" if size else "connect", connection_error(error)
         if parts:
             self.read_ends.append(connection.received)
         return b"".join(parts)

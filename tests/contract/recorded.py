@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import Answer, ChunkCounts, Dialect
 from loadgen.servers.wire.sse import split
 
@@ -37,7 +37,7 @@ class Stream:
 
     @property
     def dialect(self) -> Dialect:
-        return KINDS[self.key[0]].dialects[self.key[1]]
+        return BACKENDS[self.key[0]].dialects[self.key[1]]
 
     def body(self) -> bytes:
         return response(self.file)[1]

@@ -67,4 +67,4 @@ def test_only_what_is_known_to_mislead_is_refused(dialect: Dialect, version: str
     """vLLM's chat where it states no version, LightLLM's up to 1.1.0; each with its reason."""
     refused = {("vllm", ""), *(("lightllm", old) for old in ("before 1.0", "1.0", "1.1.0"))}
     expected = dialect.endpoint == "chat" and (dialect.server, version) in refused
-    assert bool(dialect.misleads(version)) == expected
+    assert bool(dialect.misleading_reason(version)) == expected

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.workloads.request import Request
 from tests.dialects import DIALECTS
 
@@ -120,4 +120,4 @@ def test_a_dialect_is_filed_under_its_own_name(key: tuple[str, str]) -> None:
 
 def test_every_server_has_a_native_endpoint() -> None:
     """Each server that has a dialect is measured on one that exists, unless asked otherwise."""
-    assert all(kind.native in kind.dialects for kind in KINDS.values())
+    assert all(kind.native in kind.dialects for kind in BACKENDS.values())

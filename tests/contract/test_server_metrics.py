@@ -14,14 +14,14 @@ from loadgen.servers.telemetry import (
     GapError,
     NotMeasuredError,
     ServerMetrics,
-    parse,
-    tables,
-    values_of,
+    metric_tables,
+    page_values,
+    parse_page,
 )
 from tests.contract.recorded import response
 from tests.simulated import running
 
-PREFIXES = tuple(metrics.prefix for metrics in tables().values())
+PREFIXES = tuple(metrics.prefix for metrics in metric_tables().values())
 NOT_DRAWN = {
     *("paused", "cached_prompt_tokens", "requests_failed"),  # figures of the summary
     *("memory_free_bytes", "memory_reserved_bytes", "memory_clock_hz"),
@@ -87,29 +87,29 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
 def test_a_page_in_our_words(file: str, server: str, expected: dict[str, Any]) -> None:
     """Names old and new give the same words. Engines are added up and their shares averaged, ranks and processes of one
     engine count once, and what is not there is left out."""
-    page = parse(response(file)[1], PREFIXES)
-    assert values_of(page, server) == pytest.approx(expected)
-    assert values_of(page, "openai") == pytest.approx(expected)
+    page = parse_page(response(file)[1], PREFIXES)
+    assert page_values(page, server) == pytest.approx(expected)
+    assert page_values(page, "openai") == pytest.approx(expected)
 
 
 def test_ranks_of_one_engine_count_once() -> None:
     """The ranks that share a model work on the same requests, and each publishes them; data-parallel ranks are engines
     of their own."""
-    page = parse(response("written/metrics/sglang-0.5.23-ranks.txt")[1], PREFIXES)
+    page = parse_page(response("written/metrics/sglang-0.5.23-ranks.txt")[1], PREFIXES)
     expected = {"running": 10, "waiting": 3, "kv_used": 0.4, "kv_used_max": 0.6, "engines": 2, "prompt_tokens": 700}
-    assert values_of(page, "openai") == pytest.approx(expected)
+    assert page_values(page, "openai") == pytest.approx(expected)
 
 
 def test_idle_processes_of_an_engine_do_not_thin_its_figures() -> None:
     """One of eight processes has heard that the cache is 65 % full: that is the use of the one engine."""
     lines = ["# TYPE vllm:kv_cache_usage_perc gauge"]
     lines += [f'vllm:kv_cache_usage_perc{{engine="0",pid="{pid}"}} {0.65 * (pid == 3)}' for pid in range(8)]
-    assert values_of(parse("\n".join(lines).encode(), PREFIXES), "vllm") == {"kv_used": 0.65}
+    assert page_values(parse_page("\n".join(lines).encode(), PREFIXES), "vllm") == {"kv_used": 0.65}
 
 
 def test_every_word_is_explained() -> None:
     """What a server or a card tells is a curve or a figure of the summary, never neither and never both."""
-    words = {word for metrics in tables().values() for word in metrics.names} | DCGM.keys() | {"kv_used_max"}
+    words = {word for metrics in metric_tables().values() for word in metrics.names} | DCGM.keys() | {"kv_used_max"}
     drawn = {curve.figure for curve in CURVES}
     assert words - NOT_DRAWN <= drawn
     assert words >= COUNTERS
@@ -141,17 +141,17 @@ def test_the_simulated_servers_tell_what_the_real_ones_do(server: str) -> None:
 def test_what_is_no_page_is_a_gap(body: bytes, lasting: bool) -> None:
     """A page of another kind, which will not change, or one broken off in a line of ours: never read as zeros."""
     with pytest.raises(GapError, match="not in the text format") as raised:
-        parse(body, PREFIXES)
+        parse_page(body, PREFIXES)
     assert isinstance(raised.value, NotMeasuredError) == lasting
 
 
 def test_a_page_without_anything_of_ours_says_nothing() -> None:
     """TGI publishes a name when it first has something to count: before, its page is empty, and that is no gap."""
-    assert values_of(parse(b"", PREFIXES), "tgi") == {}
-    assert values_of(parse(b"# TYPE python_info gauge\npython_info 1.0\n", PREFIXES), "tgi") == {}
+    assert page_values(parse_page(b"", PREFIXES), "tgi") == {}
+    assert page_values(parse_page(b"# TYPE python_info gauge\npython_info 1.0\n", PREFIXES), "tgi") == {}
 
 
 def test_a_figure_that_is_no_number_is_left_out() -> None:
     """NaN and infinities are not figures."""
     body = b"vllm:kv_cache_usage_perc NaN\nvllm:num_requests_running +Inf\nvllm:num_requests_waiting 2\n"
-    assert values_of(parse(body, PREFIXES), "vllm") == {"waiting": 2}
+    assert page_values(parse_page(body, PREFIXES), "vllm") == {"waiting": 2}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run.runfile import read
-from loadgen.servers.auth import Target, address_text, target_of
+from loadgen.servers.auth import Target, address_text, resolve_target
 from loadgen.servers.wire.addresses import Connector, Rotation, reachable
 from loadgen.servers.wire.connection import Connection
 from tests.command import burst, summary_of
@@ -108,7 +108,7 @@ def test_of_two_families_the_first_that_works_is_used(resolve: Resolver) -> None
     """A host that serves both families is one host: its second family is not used, and the target says why."""
     resolve(["::1", "127.0.0.1", "127.0.0.2"])
     with replicas("::1", "127.0.0.1") as servers:
-        target = reachable(target_of(f"http://{NAME}:{servers[0].port}", None))
+        target = reachable(resolve_target(f"http://{NAME}:{servers[0].port}", None))
     assert target.facts == {
         "addresses": ["::1"],
         "addresses_unused": {"127.0.0.1": "IPv6 is used", "127.0.0.2": "Connection refused"},
@@ -120,7 +120,7 @@ def test_if_no_address_answers_all_are_kept(resolve: Resolver) -> None:
     resolve(["127.0.0.1", "127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    target = reachable(target_of(f"http://{NAME}:{port}", None))
+    target = reachable(resolve_target(f"http://{NAME}:{port}", None))
     assert [address_text(address) for address in target.addresses] == ["127.0.0.1", "127.0.0.2"]
     assert target.unused == {}
 
@@ -140,7 +140,7 @@ async def test_an_address_that_fails_during_the_run_is_passed_over(resolve: Reso
     the error is the server's."""
     resolve(["127.0.0.1", "127.0.0.2"])
     with plain_openai(streams) as first:
-        target = target_of(f"http://{NAME}:{first.port}", None)
+        target = resolve_target(f"http://{NAME}:{first.port}", None)
         connector = Connector(target, 5)
         with plain_openai(streams, host="127.0.0.2", port=first.port):
             assert [await peer_of(connector) for _ in range(4)] == ["127.0.0.1", "127.0.0.2"] * 2
@@ -163,7 +163,7 @@ def test_an_address_that_failed_is_tried_last() -> None:
 
 def test_a_url_with_an_address_has_one() -> None:
     """Nothing is tried before such a run."""
-    target = target_of("http://127.0.0.1:1", None)
+    target = resolve_target("http://127.0.0.1:1", None)
     assert isinstance(target, Target)
     assert reachable(target) is target
     assert target.facts == {"addresses": ["127.0.0.1"]}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run import runfile
-from loadgen.servers.backends import KINDS
-from loadgen.servers.discovery import probe, tokenizer_of
+from loadgen.servers.backends import BACKENDS
+from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UnreachableError
 from tests.command import accounted, burst
 from tests.stub_server import Answer, Stub, answering
@@ -142,13 +142,13 @@ def test_a_probe_that_generates_waits_as_long_as_a_request(monkeypatch: pytest.M
         return {"usage": {"prompt_tokens": 1}}
 
     slow: dict[str, Answer] = {**SERVERS["SGLang"], "POST /v1/completions": slowly}
-    dialect = KINDS["openai"].dialects["completions"]
+    dialect = BACKENDS["openai"].dialects["completions"]
     with answering(slow) as stub:
         facts = probe(stub.url, "openai")
         monkeypatch.setattr("loadgen.servers.json_client.TIMEOUT_S", 0.1)
-        with tokenizer_of(facts, dialect, timeout_s=20) as server:
+        with open_tokenizer(facts, dialect, timeout_s=20) as server:
             assert server.count(["a"]) == [1]
-        with tokenizer_of(facts, dialect, timeout_s=0.05) as server, pytest.raises(UnreachableError) as caught:
+        with open_tokenizer(facts, dialect, timeout_s=0.05) as server, pytest.raises(UnreachableError) as caught:
             server.count(["a"])
     assert "within 0.05 s" in str(caught.value)
     assert "--timeout" in caught.value.hint

@@ -8,14 +8,14 @@ from contextlib import closing, contextmanager
 import pytest
 
 from loadgen.servers.errors import UnreachableError
-from loadgen.servers.json_client import Caller
+from loadgen.servers.json_client import JsonClient
 from tests import raw_server
 from tests.stub_server import answering
 
 
 @contextmanager
-def asking(url: str) -> Iterator[Caller]:
-    with closing(Caller(url)) as ask:
+def asking(url: str) -> Iterator[JsonClient]:
+    with closing(JsonClient(url)) as ask:
         yield ask
 
 
@@ -57,7 +57,7 @@ def test_a_dripping_answer_has_one_time_limit(dripped: bytes) -> None:
     """Head or body a byte at a time: the limit is that of the whole answer, not of each read."""
     with (
         raw_server.serving(lambda _path: raw_server.DRIP + dripped) as slow,
-        closing(Caller(slow.url, timeout_s=0.2)) as ask,
+        closing(JsonClient(slow.url, timeout_s=0.2)) as ask,
         pytest.raises(UnreachableError, match="did not answer within"),
     ):
         ask("/")

@@ -15,10 +15,10 @@ import pytest
 from loadgen import machine as host
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import read
-from loadgen.servers.auth import target_of
+from loadgen.servers.auth import resolve_target
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import ClientLimitError, LocalLimitError, UnreachableError
-from loadgen.servers.json_client import Caller
+from loadgen.servers.json_client import JsonClient
 from loadgen.servers.wire.connection import connect
 from tests.command import burst, summary_of
 from tests.loopback import connected
@@ -152,7 +152,7 @@ def test_files_that_run_out_during_a_run_are_the_clients_limit(
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_a_probe_without_a_free_file_is_the_clients_limit(name: str) -> None:
     """The probe needs a socket, and a name needs a file to be looked up: neither says that nothing listens."""
-    Caller("http://127.0.0.1:1").close()  # what is imported late needs files
+    JsonClient("http://127.0.0.1:1").close()  # what is imported late needs files
     with pytest.raises(UnreachableError, match="nothing listens"):
         probe("http://127.0.0.1:1", "vllm")
     with no_more_files(), pytest.raises(ClientLimitError, match="no free file"):
@@ -162,7 +162,7 @@ def test_a_probe_without_a_free_file_is_the_clients_limit(name: str) -> None:
 async def test_a_connection_without_a_free_file_names_the_limit_and_the_remedy() -> None:
     """`connect` raises a LocalLimitError, also for TLS; what a server refuses stays an OSError."""
     for scheme in ("http", "https"):
-        target = target_of(f"{scheme}://127.0.0.1:1", None)
+        target = resolve_target(f"{scheme}://127.0.0.1:1", None)
         with no_more_files(), pytest.raises(LocalLimitError, match="ulimit -n"):
             connect(target, 5)
         with pytest.raises(ConnectionRefusedError) as refused:

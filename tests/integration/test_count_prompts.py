@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from loadgen.servers.auth import Access, bearer
-from loadgen.servers.backends import KINDS
+from loadgen.servers.auth import Access, bearer_header
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
-from loadgen.servers.discovery import probe, tokenizer_of
+from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UnauthorizedError, UncountableError
 from loadgen.workloads.prompts import load_tokenizer
 from tests.exact import exact_prompts
@@ -102,7 +102,7 @@ def test_count(engine: Tokenizer, kind: str, endpoint: str, generates: bool) -> 
     bare = (kind, endpoint) == ("lightllm", "completions")
     with answering(served(engine)[kind]) as stub:
         facts = probe(stub.url, kind.split(maxsplit=1)[0])
-        with tokenizer_of(facts, KINDS[facts.name].dialects[endpoint]) as tokenizer:
+        with open_tokenizer(facts, BACKENDS[facts.name].dialects[endpoint]) as tokenizer:
             assert tokenizer.generates == generates
             counts = tokenizer.count(["zanu wozu", "zanu wozu"])
     assert counts == [expected["chat" if endpoint == "chat" else "bare" if bare else "bos"]] * 2
@@ -114,9 +114,9 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
     """Texts built with the server's own count are exact, its BOS included, and each is confirmed by it."""
     with answering(served(engine)[kind]) as stub:
         facts = probe(stub.url, kind)
-        with tokenizer_of(facts, KINDS[kind].dialects[KINDS[kind].native]) as server:
+        with open_tokenizer(facts, BACKENDS[kind].dialects[BACKENDS[kind].native]) as server:
             made = exact_prompts(30, tokens, 0, token_ids=False, local=None, server=server)
-    assert made.how == "text, counted by the server"
+    assert made.counting_method == "text, counted by the server"
     encoded = [engine.encode(str(text)).ids for text in made.prompts]
     assert {len(ids) for ids in encoded} == {tokens}
     assert len({tuple(ids[:16]) for ids in encoded}) == 30
@@ -141,7 +141,7 @@ def test_chat(engine: Tokenizer, kind: str, with_file: bool, tmp_path: Path) -> 
     local = load_tokenizer(save("byte_level_with_bos", tmp_path)) if with_file else None
     with (
         answering(served(engine)[kind]) as stub,
-        tokenizer_of(probe(stub.url, kind), KINDS[kind].dialects["chat"]) as server,
+        open_tokenizer(probe(stub.url, kind), BACKENDS[kind].dialects["chat"]) as server,
     ):
         made = exact_prompts(60, 100, 0, token_ids=False, local=local, server=server)
     whole = [TEMPLATE.format(text) for text in made.prompts]
@@ -155,11 +155,11 @@ def test_token_ids_from_vllm(engine: Tokenizer) -> None:
     """vLLM tells the ids of common words, without its BOS; prompts are drawn from those."""
     with (
         answering(served(engine)["vllm"]) as stub,
-        tokenizer_of(probe(stub.url, "vllm"), KINDS["vllm"].dialects["completions"]) as server,
+        open_tokenizer(probe(stub.url, "vllm"), BACKENDS["vllm"].dialects["completions"]) as server,
     ):
         made = exact_prompts(30, 512, 0, token_ids=True, local=None, server=server)
     used = {token for prompt in made.prompts for token in prompt}
-    assert made.how == "token ids"
+    assert made.counting_method == "token ids"
     assert engine.token_to_id("<s>") not in used
     assert len(used) > 20
 
@@ -168,7 +168,9 @@ def test_key_is_sent(engine: Tokenizer) -> None:
     """The key goes along on every count."""
     with (
         answering(served(engine)["tgi"]) as stub,
-        tokenizer_of(probe(stub.url, "tgi"), KINDS["tgi"].dialects["generate"], access=Access(bearer("k"))) as server,
+        open_tokenizer(
+            probe(stub.url, "tgi"), BACKENDS["tgi"].dialects["generate"], access=Access(bearer_header("k"))
+        ) as server,
     ):
         server.count(["a", "b"])
     assert stub.keys[-2:] == ["Bearer k", "Bearer k"]
@@ -189,5 +191,8 @@ def test_no_count(answer: Answer, error: type[Exception], words: str) -> None:
     """Whatever a server answers instead of a count becomes an error that quotes it."""
     with answering({"POST /tokenize": answer}) as stub:
         facts = ServerFacts("vllm", stub.url, count_routes=("/tokenize",))
-        with tokenizer_of(facts, KINDS["vllm"].dialects["completions"]) as server, pytest.raises(error, match=words):
+        with (
+            open_tokenizer(facts, BACKENDS["vllm"].dialects["completions"]) as server,
+            pytest.raises(error, match=words),
+        ):
             server.count(["a"])

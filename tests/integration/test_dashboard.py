@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
@@ -38,7 +38,7 @@ def dashboard() -> dict[str, Any]:
 def published() -> set[str]:
     """Every sample name on the three servers' metrics pages; the simulated ones carry the real ones' names."""
     names = set(DCGM)
-    for server in simulated_kinds():
+    for server in simulated_backends():
         with running(SimulatedConfig(server=server)) as there, urlopen(f"{there.url}/metrics", timeout=10) as page:
             for family in text_string_to_metric_families(page.read().decode()):
                 names |= {family.name, *(sample.name for sample in family.samples)}
@@ -68,7 +68,7 @@ def test_the_first_panels_show_all_three_servers(dashboard: dict[str, Any]) -> N
     """Running, waiting, output and prompt tokens stand side by side for the three."""
     for panel in dashboard["panels"][:4]:
         assert [METRIC.findall(each)[0].split("_")[0].split(":")[0] for each in expressions(panel)] == list(
-            simulated_kinds()
+            simulated_backends()
         )
 
 

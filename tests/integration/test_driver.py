@@ -18,7 +18,7 @@ from loadgen.engine.clock import SystemClock
 from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.record_builder import places_of
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
-from loadgen.servers.auth import target_of
+from loadgen.servers.auth import resolve_target
 from loadgen.servers.wire.connection import connect
 from loadgen.servers.wire.http1 import post
 from loadgen.servers.wire.poller import Poller
@@ -52,7 +52,7 @@ def driver_of(
     """An open-loop driver of these slots, with a connection for each."""
     loop = asyncio.get_running_loop()
     stamps = SocketTimestamps()
-    pool = Pool(partial(connect, target_of(url, None), 5, stamps), spare=len(slots))
+    pool = Pool(partial(connect, resolve_target(url, None), 5, stamps), spare=len(slots))
     recorder = Recorder(TGI, part, 0, counts, stamps)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop))
     limits = {"timeout_s": timeout_s, "in_flight_max": len(slots)}
@@ -62,7 +62,9 @@ def driver_of(
 def slot_of(url: str, index: int) -> ScheduledRequest:
     """A slot due at once, of three output tokens."""
     request = Request(index, "text", 5, 3)
-    return ScheduledRequest(request, post(TGI.path, target_of(url, None).host_field, {}, TGI.encode(request, "m")), 0)
+    return ScheduledRequest(
+        request, post(TGI.path, resolve_target(url, None).host_field, {}, TGI.encode(request, "m")), 0
+    )
 
 
 async def drive(

@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.servers.errors import LaunchError
 from loadgen.servers.launch import LaunchSpec, process
-from loadgen.servers.launch.spec import LOCAL, why_ended
+from loadgen.servers.launch.spec import LOCAL, ended_error
 from tests.command import loadgen
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +111,6 @@ def test_vllm_is_started_with_the_plugin(standard: Path, tmp_path: Path, monkeyp
 def test_a_vllm_without_the_plugin_is_explained() -> None:
     """By the words of vLLM 0.32, which a container prints that was told of no plugin."""
     log = "Value error, Model architectures ['LadderLlamaForCausalLM'] are not supported for now. Supported archi..."
-    problem = why_ended("vllm", log, "exit code 1")
+    problem = ended_error("vllm", log, "exit code 1")
     assert "has no plugin for it" in str(problem)
     assert "VLLM_PYTHONPATH=/models/MODEL/plugin" in problem.hint

@@ -9,21 +9,21 @@ import pytest
 
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError, UnreachableError, WrongServerError
-from loadgen.servers.launch import How, LaunchSpec, launched
+from loadgen.servers.launch import LaunchMethod, LaunchSpec, launched_server
 from loadgen.servers.launch.spec import LOCAL
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
 
-def wanted(how: How, server: str = "tgi", **options: Any) -> LaunchSpec:
+def wanted(how: LaunchMethod, server: str = "tgi", **options: Any) -> LaunchSpec:
     return LaunchSpec(server, LOCAL, "tiny", how, options)
 
 
 def test_a_simulated_server_is_up_and_then_down() -> None:
     """Inside it answers as the server named, by the process whose id is given; afterwards nothing listens there."""
     lines: list[str] = []
-    with launched(wanted("simulated", ttft_s=0.01), lines.append) as server:
+    with launched_server(wanted("simulated", ttft_s=0.01), lines.append) as server:
         facts = probe(server.url, "tgi")
         assert (facts.simulated, facts.model) == (True, "tiny")
         assert server.facts["launch"] == "simulated"
@@ -43,18 +43,18 @@ def test_a_simulated_server_that_cannot_start_says_why() -> None:
         port = int(first.url.rpartition(":")[2])
         with (
             pytest.raises(LaunchError, match="did not start") as caught,
-            launched(wanted("simulated", port=port), print),
+            launched_server(wanted("simulated", port=port), print),
         ):
             pass
     assert caught.value.hint
-    with pytest.raises(ConfigError, match="no colour"), launched(wanted("simulated", colour="red"), print):
+    with pytest.raises(ConfigError, match="no colour"), launched_server(wanted("simulated", colour="red"), print):
         pass
 
 
 def test_a_running_server_is_taken_as_it_is() -> None:
     """It is probed at entry and still answers after exit."""
     with running(SimulatedConfig(server="vllm")) as there:
-        with launched(wanted("running", "vllm", url=there.url), print) as server:
+        with launched_server(wanted("running", "vllm", url=there.url), print) as server:
             assert (server.url, server.pids) == (there.url, ())
         assert probe(there.url, "vllm").simulated
 
@@ -64,8 +64,8 @@ def test_a_running_server_must_be_the_one_named() -> None:
     with (
         running(SimulatedConfig(server="vllm")) as there,
         pytest.raises(WrongServerError),
-        launched(wanted("running", "tgi", url=there.url), print),
+        launched_server(wanted("running", "tgi", url=there.url), print),
     ):
         pass
-    with pytest.raises(LaunchError, match="URL"), launched(wanted("running"), print):
+    with pytest.raises(LaunchError, match="URL"), launched_server(wanted("running"), print):
         pass

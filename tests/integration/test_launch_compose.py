@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadgen.servers.errors import LaunchError
-from loadgen.servers.launch import LaunchSpec, compose, launched
+from loadgen.servers.launch import LaunchSpec, compose, launched_server
 from loadgen.servers.launch.process import free_port
 from loadgen.servers.launch.spec import Host
 from loadgen.servers.simulated.config import SimulatedConfig
@@ -66,7 +66,7 @@ def test_a_container_is_up_and_then_down(docker: Docker, url: str) -> None:
     """Compose gets file, project and profile; what is kept names image, digest and driver; the end removes it."""
     docker.answer({"words": ["ps"], "out": "", "times": 1}, ps("running", "starting") | {"times": 2})
     lines: list[str] = []
-    with launched(wanted(on(GPU_A, url.rpartition(":")[2])), lines.append) as server:
+    with launched_server(wanted(on(GPU_A, url.rpartition(":")[2])), lines.append) as server:
         assert server.url == url
         facts = dict(server.facts)
     up, down = docker.call("up"), docker.call("down")
@@ -119,8 +119,10 @@ def test_the_port_is_the_one_that_was_published(docker: Docker, monkeypatch: pyt
     monkeypatch.setenv("VLLM_PORT", url.rpartition(":")[2])
     assert compose.up(wanted(GPU_A), no_word).url == url
     spec = wanted(replace(GPU_A, address="::1"))
-    assert compose.url_of({"Publishers": [{"PublishedPort": 0}, {"PublishedPort": 9001}]}, spec) == "http://[::1]:9001"
-    assert compose.url_of({"State": "exited"}, spec) == "http://[::1]:8001"
+    assert (
+        compose.server_url({"Publishers": [{"PublishedPort": 0}, {"PublishedPort": 9001}]}, spec) == "http://[::1]:9001"
+    )
+    assert compose.server_url({"State": "exited"}, spec) == "http://[::1]:8001"
 
 
 def test_a_server_that_ran_already_has_no_time_to_start(docker: Docker, url: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError
-from loadgen.servers.launch import How, LaunchSpec, launched, process
+from loadgen.servers.launch import LaunchMethod, LaunchSpec, launched_server, process
 from loadgen.servers.launch.spec import LOCAL, Host
 from tests import command
 
@@ -39,7 +39,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield
     for server in ("vllm", "tgi", "lightllm"):
-        if left := process.read_left(server):
+        if left := process.read_background_server(server):
             process.down(left)
 
 
@@ -67,28 +67,28 @@ def broken(folder: Path, text: str, code: int = 1) -> Path:
 
 
 def wanted(
-    server: str = "vllm", how: How = "process", host: Host = LOCAL, model: str = "tiny", **options: Any
+    server: str = "vllm", how: LaunchMethod = "process", host: Host = LOCAL, model: str = "tiny", **options: Any
 ) -> LaunchSpec:
     return LaunchSpec(server, host, model, how, options)
 
 
 def test_a_server_is_up_and_then_down_with_all_it_started(python: Path) -> None:
     """Inside it answers under the name asked, its processes are named; afterwards none of its group is left."""
-    with launched(wanted(python=python, name="mine"), print) as server:
+    with launched_server(wanted(python=python, name="mine"), print) as server:
         assert probe(server.url, "vllm").model == "mine"
         assert len(server.pids) == 2
         assert server.facts["pid"] in server.pids
         assert server.facts["command"][:3] == [str(python.parent / "vllm"), "serve", "tiny"]
         assert server.facts["ready_s"] > 0
         assert "ready" in Path(server.facts["log"]).read_text()
-    assert not any(process.started_ticks(pid) for pid in server.pids)
-    assert process.read_left("vllm") is None
+    assert not any(process.start_ticks(pid) for pid in server.pids)
+    assert process.read_background_server("vllm") is None
 
 
 def test_a_server_left_running_is_found_again(python: Path) -> None:
     """Its state is kept: a second one of the same name is refused, and a later command ends the first."""
     left = process.up(wanted(python=python), print)
-    again = process.read_left("vllm")
+    again = process.read_background_server("vllm")
     assert again == left
     assert again.alive
     with pytest.raises(LaunchError, match=f"runs already, as process {left.pid}") as caught:
@@ -96,17 +96,17 @@ def test_a_server_left_running_is_found_again(python: Path) -> None:
     assert "servers down" in caught.value.hint
     process.down(again)
     assert not left.alive
-    assert process.read_left("vllm") is None
+    assert process.read_background_server("vllm") is None
 
 
 def test_a_stale_state_is_not_taken_for_a_server(python: Path) -> None:
     """Process ids come round again: one that was started at another instant is another process, and is left alone."""
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
-        process.write_left(
-            process.LeftServer("vllm", "http://127.0.0.1:1", innocent.pid, 1, "/dev/null", "earlier", {})
+        process.write_background_server(
+            process.BackgroundServer("vllm", "http://127.0.0.1:1", innocent.pid, 1, "/dev/null", "earlier", {})
         )
-        kept = process.read_left("vllm")
+        kept = process.read_background_server("vllm")
         assert kept is not None
         assert not kept.alive
         process.down(kept)
@@ -138,7 +138,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path, printed: str, what: str, hi
     assert what in str(caught.value)
     assert hint in caught.value.hint
     assert caught.value.log_tail == printed
-    assert process.read_left("vllm") is None
+    assert process.read_background_server("vllm") is None
 
 
 def test_the_first_error_is_shown_above_the_end_of_the_log(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_server_that_does_not_get_ready_is_ended(tmp_path: Path) -> None:
         process.up(wanted(python=python, timeout_s=0.3), print)
     assert "--timeout" in caught.value.hint
     assert caught.value.log_tail == "loading"
-    assert process.started_ticks(int((tmp_path / "pid").read_text())) is None
+    assert process.start_ticks(int((tmp_path / "pid").read_text())) is None
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -182,11 +182,11 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = program(
         tmp_path / "stubborn", f"#!/bin/sh\ntrap '' TERM\ntouch {ready}\nwhile :; do sleep 600 & wait; done\n"
     )
-    pid = process.start([str(script)], {}, tmp_path / "log")
+    pid = process.start_process([str(script)], {}, tmp_path / "log")
     while not ready.exists():
         time.sleep(0.01)
-    process.end(pid, timeout_s=0.1)
-    assert process.group(pid) == ()
+    process.end_process(pid, timeout_s=0.1)
+    assert process.group_members(pid) == ()
 
 
 def test_only_its_owner_reads_the_log(tmp_path: Path) -> None:
@@ -194,7 +194,9 @@ def test_only_its_owner_reads_the_log(tmp_path: Path) -> None:
     (log := tmp_path / "log").touch(0o644)
     device = Path(os.devnull).stat().st_mode
     for each in (log, Path(os.devnull)):
-        process.end(process.start([str(program(tmp_path / "short", "#!/bin/sh\necho done\n"))], {}, each))
+        process.end_process(
+            process.start_process([str(program(tmp_path / "short", "#!/bin/sh\necho done\n"))], {}, each)
+        )
     assert (log.stat().st_mode & 0o777, Path(os.devnull).stat().st_mode) == (0o600, device)
 
 
@@ -256,7 +258,7 @@ def test_the_commands_find_what_an_earlier_one_left(python: Path) -> None:
     """Up in one command, status and logs in others, down in the last; then there is nothing to be found."""
     up = loadgen("up", "--server", "vllm", "--launch", "process", "--model", "tiny", "--python", str(python), "--quiet")
     assert (up.returncode, up.stdout, up.stderr) == (0, "", "")
-    there = process.read_left("vllm")
+    there = process.read_background_server("vllm")
     assert there is not None
     status = loadgen("status", "--server", "vllm")
     assert (status.returncode, f"ready at {there.url}" in status.stdout) == (0, True)
@@ -269,11 +271,11 @@ def test_the_commands_find_what_an_earlier_one_left(python: Path) -> None:
 def test_a_server_that_died_by_itself_is_said_to_have(python: Path) -> None:
     """The status says so once, with its log, and the state is gone."""
     left = process.up(wanted(python=python), print)
-    process.end(left.pid)
+    process.end_process(left.pid)
     status = loadgen("status", "--server", "vllm")
     assert status.returncode == 3
     assert f"ended by itself; its log is in {left.log}" in status.stdout
-    assert process.read_left("vllm") is None
+    assert process.read_background_server("vllm") is None
 
 
 def test_a_simulated_server_can_be_left_running(tmp_path: Path) -> None:

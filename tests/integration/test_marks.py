@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
@@ -16,16 +16,16 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 3}
 GENERATE: dict[str, Any] = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
 ROUTES = [
-    *((name, path, body) for name in simulated_kinds() for path, body in (("/v1/completions", COMPLETION),)),
-    *((name, "/v1/chat/completions", CHAT) for name in simulated_kinds()),
+    *((name, path, body) for name in simulated_backends() for path, body in (("/v1/completions", COMPLETION),)),
+    *((name, "/v1/chat/completions", CHAT) for name in simulated_backends()),
     *((name, path, GENERATE) for name in ("tgi", "lightllm") for path in ("/generate", "/generate_stream", "/")),
     ("vllm", "/v1/responses", {"model": "m", "input": "a", "max_output_tokens": 3}),
     ("vllm", "/v1/embeddings", {"model": "m", "input": "a"}),
     ("vllm", "/v1/rerank", {"model": "m", "query": "a", "documents": ["b"]}),
 ]
 PAGES = [
-    *((name, "/v1/models") for name in simulated_kinds()),
-    *((name, "/metrics") for name in simulated_kinds()),
+    *((name, "/v1/models") for name in simulated_backends()),
+    *((name, "/metrics") for name in simulated_backends()),
     ("vllm", "/version"),
     ("tgi", "/info"),
     ("lightllm", "/get_server_info"),
@@ -33,7 +33,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("name", simulated_kinds())
+@pytest.mark.parametrize("name", simulated_backends())
 def test_every_head_has_the_mark(name: str) -> None:
     """Pages, refusals and unknown paths too, so that no response looks like a real server's."""
     with running(SimulatedConfig(server=name, speed=2.5)) as server, httpx.Client(base_url=server.url) as client:

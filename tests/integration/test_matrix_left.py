@@ -18,20 +18,20 @@ def plan(launch: str) -> MatrixPlan:
 
 
 @pytest.fixture
-def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> process.LeftServer:
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> process.BackgroundServer:
     """A process that stands for a server, kept as `--launch process` keeps one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    pid = process.start(["sleep", "60"], {}, tmp_path / "log")
-    ticks = process.started_ticks(pid)
+    pid = process.start_process(["sleep", "60"], {}, tmp_path / "log")
+    ticks = process.start_ticks(pid)
     assert ticks is not None
-    kept = process.LeftServer("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), "now", {})
-    process.write_left(kept)
+    kept = process.BackgroundServer("vllm", "http://127.0.0.1:1", pid, ticks, str(tmp_path / "log"), "now", {})
+    process.write_background_server(kept)
     return kept
 
 
 @pytest.mark.parametrize(("down", "other", "ends"), [(False, False, True), (True, False, False), (False, True, False)])
 def test_a_process_left_running_is_ended(
-    tmp_path: Path, left: process.LeftServer, down: bool, other: bool, ends: bool
+    tmp_path: Path, left: process.BackgroundServer, down: bool, other: bool, ends: bool
 ) -> None:
     """The one whose start has no end in the journal, if it is still that very process; no other."""
     matrix = matrix_of(plan("process"), tmp_path / "m", [])
@@ -42,8 +42,8 @@ def test_a_process_left_running_is_ended(
             if down:
                 book.write("down", start=1)
             take_down_left(matrix, book, said.append)
-        assert (process.started_ticks(left.pid) is None) == ends
-        assert (process.read_left("vllm") is None) == ends
+        assert (process.start_ticks(left.pid) is None) == ends
+        assert (process.read_background_server("vllm") is None) == ends
         assert bool(said) == ends
     finally:
         process.down(left)

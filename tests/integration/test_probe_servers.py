@@ -16,8 +16,8 @@ import pytest
 import trustme
 from msgspec import structs
 
-from loadgen.servers.auth import Access, bearer
-from loadgen.servers.backends import KINDS
+from loadgen.servers.auth import Access, bearer_header
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.discovery import probe, resolve
 from loadgen.servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
@@ -90,7 +90,7 @@ def test_facts(routes: dict[str, Answer], expected: ServerFacts) -> None:
     """Each server in each version is recognised, with its model, limits and counting routes."""
     with answering(routes) as stub:
         facts = probe(f"{stub.url}/v1", expected.name)
-    kind = KINDS[expected.name]
+    kind = BACKENDS[expected.name]
     notes = {**kind.notes, **expected.notes}
     assert facts == structs.replace(expected, url=stub.url, title=kind.title, notes=notes)
 
@@ -219,7 +219,7 @@ def test_unauthorized(server: str) -> None:
 def test_key_is_sent() -> None:
     """The API key goes along as a bearer token, on every question."""
     with answering(VLLM) as stub:
-        probe(stub.url, "vllm", access=Access(bearer("secret")))
+        probe(stub.url, "vllm", access=Access(bearer_header("secret")))
     assert set(stub.keys) == {"Bearer secret"}
 
 
@@ -277,7 +277,7 @@ def test_tls() -> None:
 def vllm_on(port: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have vLLM's usual port be this one, or that of this URL."""
     port = int(str(port).rpartition(":")[2])
-    monkeypatch.setitem(KINDS, "vllm", structs.replace(KINDS["vllm"], port=port))
+    monkeypatch.setitem(BACKENDS, "vllm", structs.replace(BACKENDS["vllm"], port=port))
 
 
 def test_resolve_prefers_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,8 +320,8 @@ def test_resolve_without_a_server_imports_no_client(free_port: int) -> None:
     """The common case, nothing on the usual port, does not pay for an HTTP client."""
     code = (
         "import sys; from msgspec.structs import replace\n"
-        "from loadgen.servers.discovery import resolve; from loadgen.servers.backends import KINDS\n"
-        f"KINDS['tgi'] = replace(KINDS['tgi'], port={free_port})\n"
+        "from loadgen.servers.discovery import resolve; from loadgen.servers.backends import BACKENDS\n"
+        f"BACKENDS['tgi'] = replace(BACKENDS['tgi'], port={free_port})\n"
         "assert resolve('tgi', None, {}) is None\n"
         "assert not {'http.client', 'ssl'} & set(sys.modules)"
     )

@@ -17,7 +17,7 @@ import trustme
 from loadgen.analysis.client_health import compare_with_log, read_log
 from loadgen.analysis.run.runfile import read
 from loadgen.engine.clock import ClockPairs
-from loadgen.servers.auth import target_of
+from loadgen.servers.auth import resolve_target
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.servers.wire import deferred_reads as sweeps
@@ -72,7 +72,7 @@ async def read_late(
         authority.configure_trust(client_tls)
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
-        target = target_of(server.url, client_tls)
+        target = resolve_target(server.url, client_tls)
         stamps = PacketRingTimestamps.open(target.addresses)
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
         connection = await connected(target, 5, stamps)
@@ -167,7 +167,7 @@ async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.Mon
     assert ports_of(0, 1) is None
     for host in ("127.0.0.1", "::1"):
         async with playing(SCRIPT, host=host) as server:
-            target = target_of(server.url, None)
+            target = resolve_target(server.url, None)
             opened = [PacketRingTimestamps.open(target.addresses, (worker, 2)) for worker in range(2)]
             for stamps, ports in zip(opened, parts, strict=True):
                 assert stamps is not None

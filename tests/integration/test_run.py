@@ -14,7 +14,7 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.workloads import arrivals
-from loadgen.workloads.spec_syntax import rate
+from loadgen.workloads.spec_syntax import parse_rate
 from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
 from tests.command import burst as command
 from tests.simulated import running
@@ -38,7 +38,7 @@ def test_an_open_loop_sends_what_the_arrivals_say(tmp_path: Path) -> None:
             "2",
         ]
         run(tmp_path, "--server", "vllm", "--url", simulated.url, *asked)
-    due_ns = list(arrivals.due_instants(arrivals.Poisson(rate("100")), 5, until_ns=10**9))
+    due_ns = list(arrivals.due_instants(arrivals.Poisson(parse_rate("100")), 5, until_ns=10**9))
     assert accounted(tmp_path, len(due_ns)) == {"complete": len(due_ns)}
     records = sorted(runfile.read(tmp_path / "run").records, key=lambda record: record.id)
     assert [record.due_ns for record in records] == due_ns

@@ -9,7 +9,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import Running, running
 
@@ -24,7 +24,7 @@ old_client = pytest.mark.filterwarnings("ignore:The `(dict|parse_obj)` method is
 MESSAGES = [{"role": "user", "content": "say something"}]
 
 
-@pytest.fixture(scope="module", params=simulated_kinds())
+@pytest.fixture(scope="module", params=simulated_backends())
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Each of the three, fast."""
     with running(SimulatedConfig(server=request.param, model="m", ttft_s=0.005, itl_s=0.0005)) as started:
@@ -159,7 +159,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("name", simulated_kinds())
+@pytest.mark.parametrize("name", simulated_backends())
 def test_metrics_count_what_happened(name: str) -> None:
     """An independent parser reads the page, and its totals are those of the answers."""
     config = SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.stream_sender import FAULTS, LogLine
 from tests.simulated import Running, running
@@ -35,7 +35,7 @@ END_MARKER = {"vllm": b"data: [DONE]", "tgi": b'"generated_text":" ', "lightllm"
 TOKEN = {"vllm": b'"text":" ', "tgi": b'"token":{', "lightllm": b'"token":{'}
 
 
-@pytest.fixture(scope="module", params=simulated_kinds())
+@pytest.fixture(scope="module", params=simulated_backends())
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Each of the three, fast."""
     with running(SimulatedConfig(server=request.param, ttft_s=0.002, itl_s=0.0002)) as started:
@@ -121,7 +121,7 @@ def test_a_stream_can_end_early(server: Running, name: str, fault: str, tokens: 
     assert (line.fault, line.output_tokens) == (fault.partition("@")[0], tokens)
 
 
-@pytest.mark.parametrize("kind", simulated_kinds())
+@pytest.mark.parametrize("kind", simulated_backends())
 @pytest.mark.parametrize("fault", ["truncate@3", "error@3"])
 def test_a_body_ends_once(kind: str, fault: str) -> None:
     """Tokens that are due together with the one that ends the answer send nothing more, not even the last chunk."""

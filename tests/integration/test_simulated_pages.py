@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.simulated import running
 
@@ -27,7 +27,7 @@ def servers() -> Iterator[dict[str, httpx.Client]]:
         httpx.Client(base_url=tgi.url) as to_tgi,
         httpx.Client(base_url=lightllm.url) as to_lightllm,
     ):
-        yield dict(zip(simulated_kinds(), (to_vllm, to_tgi, to_lightllm), strict=True))
+        yield dict(zip(simulated_backends(), (to_vllm, to_tgi, to_lightllm), strict=True))
 
 
 def _config(server: str) -> SimulatedConfig:
@@ -71,7 +71,7 @@ def test_limits_can_be_asked_for(servers: dict[str, httpx.Client]) -> None:
 def test_counting_routes_agree_with_what_prompts_cost(servers: dict[str, httpx.Client]) -> None:
     """What each server's own tokenizer route says is what its answer reports as the prompt's length."""
     text = "The quick brown fox, über alles!"
-    vllm, tgi, lightllm = (servers[name] for name in simulated_kinds())
+    vllm, tgi, lightllm = (servers[name] for name in simulated_backends())
     counted = vllm.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert counted["count"] == len(counted["tokens"]) == len(counted["token_strs"])
     assert vllm.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": text}

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.simulated import main as measure
 from loadgen.analysis.run import runfile
-from loadgen.servers.backends import simulated_kinds
+from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.wire.sse import split
@@ -58,7 +58,7 @@ def test_sends_are_due_exactly_when_the_script_says() -> None:
     assert (line.tokens, line.prompt_tokens, line.output_tokens) == ([1] * 6, 4, 6)
 
 
-@pytest.mark.parametrize("name", simulated_kinds())
+@pytest.mark.parametrize("name", simulated_backends())
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_head_leaves_with_the_first_bytes_of_the_body(name: str, streamed: bool) -> None:
     """No byte of a response leaves before the server has something to say. The head and the first event leave in one
@@ -76,7 +76,7 @@ def test_the_head_leaves_with_the_first_bytes_of_the_body(name: str, streamed: b
     assert b'"text":' in beginning
 
 
-@pytest.mark.parametrize("name", simulated_kinds())
+@pytest.mark.parametrize("name", simulated_backends())
 @pytest.mark.parametrize("clock", ["script", "batching"])
 def test_our_own_dialects_find_every_answer_complete(name: str, clock: str) -> None:
     """Each dialect proves the stream of its server complete, with exactly the tokens asked, on either clock."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadgen.servers import telemetry
-from loadgen.servers.auth import Access, bearer
+from loadgen.servers.auth import Access, bearer_header
 from loadgen.servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
 from tests.raw_server import CLOSE, DRIP, HANG, page, serving
@@ -22,7 +22,7 @@ PATIENT_S = 20.0
 
 @contextlib.contextmanager
 def metrics(url: str, server: str = "tgi", api_key: str | None = None) -> Iterator[ServerMetrics]:
-    source = ServerMetrics(url, server, Access(bearer(api_key)))
+    source = ServerMetrics(url, server, Access(bearer_header(api_key)))
     with contextlib.closing(source):
         yield source
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.servers.auth import target_of
+from loadgen.servers.auth import resolve_target
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.http1 import joined, post
 from loadgen.servers.wire.poller import Poller
@@ -41,7 +41,7 @@ class Client:
     """Sends requests one after another, on connections that a packet ring watches."""
 
     def __init__(self, url: str, tls: Any) -> None:
-        self.target = target_of(url, tls)
+        self.target = resolve_target(url, tls)
         stamps = PacketRingTimestamps.open(self.target.addresses)
         assert stamps is not None, "packet sockets are for root, or for who has CAP_NET_RAW"
         self.stamps = stamps

@@ -14,7 +14,7 @@ import pytest
 import trustme
 import uvloop
 
-from loadgen.servers.auth import target_of
+from loadgen.servers.auth import resolve_target
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.deferred_reads import ReadPacer
 from loadgen.servers.wire.http1 import ResponseFraming, joined, post
@@ -37,7 +37,7 @@ async def exchange(
         authority.configure_trust(client_tls)
     ended: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
     async with playing(script, host=host, tls=server_tls) as server:
-        connection = await connected(target_of(server.url, client_tls), 5, SocketTimestamps())
+        connection = await connected(resolve_target(server.url, client_tls), 5, SocketTimestamps())
         made = Exchange(Poller(asyncio.get_running_loop(), sweeps), ended.set_result)
         made.prepare(connection, connection.seal(REQUEST))
         made.send()
@@ -55,10 +55,10 @@ def body(made: Exchange) -> bytes:
 
 def test_certificates_are_checked_unless_told_otherwise() -> None:
     """Against the system's authorities, and the name; over http nothing of TLS is set up."""
-    tls = target_of("https://127.0.0.1:1", None).tls
+    tls = resolve_target("https://127.0.0.1:1", None).tls
     assert tls is not None
     assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert target_of("http://127.0.0.1:1", None).tls is None
+    assert resolve_target("http://127.0.0.1:1", None).tls is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -163,7 +163,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused() -> None:
     trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
     async with playing([b""], tls=tls) as server:
         with pytest.raises(ssl.SSLCertVerificationError):
-            await connected(target_of(server.url, ssl.create_default_context()), 5)
+            await connected(resolve_target(server.url, ssl.create_default_context()), 5)
         assert server.requests == []
 
 
@@ -203,7 +203,7 @@ async def test_a_terminator_split_over_two_reads_is_seen() -> None:
 async def test_an_idle_connection_that_the_server_closed_is_recognised() -> None:
     """`gone` tells a closed idle connection from a live one."""
     async with playing([b""], on_accept=[CLOSE]) as server:
-        target = target_of(server.url, None)
+        target = resolve_target(server.url, None)
         closed = await connected(target, 5, SocketTimestamps())
         live = await connected(target, 5, SocketTimestamps())
         while not closed.closed_by_peer():
@@ -223,7 +223,7 @@ async def test_an_idle_connection_on_which_something_was_said_is_gone(secure: bo
         authority.issue_cert("127.0.0.1").configure_cert(server_tls)
         authority.configure_trust(client_tls)
     async with playing([b""], tls=server_tls, on_accept=[b"HTTP/1.1 408 Request Time-out\r\n\r\n", CLOSE]) as server:
-        target = target_of(server.url, client_tls)
+        target = resolve_target(server.url, client_tls)
         told = await connected(target, 5, SocketTimestamps())
         quiet = await connected(target, 5, SocketTimestamps())
         while not told.closed_by_peer():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 
 BURST = 1000
 INSIDE = {"vllm": "8000", "tgi": "80", "lightllm": "8000"}
@@ -106,7 +106,7 @@ def test_images_are_pinned(service: dict[str, Any]) -> None:
 def test_real_servers_are_on_the_ports_that_the_command_line_looks_at(backend: dict[str, Any], server: str) -> None:
     """Loopback unless asked otherwise, and to the port that the server listens on and its health check asks."""
     (port,) = backend["ports"]
-    assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{KINDS[server].port}}}:{INSIDE[server]}"
+    assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{BACKENDS[server].port}}}:{INSIDE[server]}"
     assert f"127.0.0.1{'/' if server == 'vllm' else ':'}{INSIDE[server]}" in " ".join(backend["healthcheck"]["test"])
     listens = [word for word in backend["command"] if word.startswith(("--port=", "--host="))]
     assert listens == ([] if server == "tgi" else ["--host=0.0.0.0", f"--port={INSIDE[server]}"])
@@ -115,7 +115,7 @@ def test_real_servers_are_on_the_ports_that_the_command_line_looks_at(backend: d
 def test_simulated_servers_are_on_the_same_ports(simulated: dict[str, Any], server: str) -> None:
     """They stand in for the real ones, and their command names the server, the address and the port asked."""
     (port,) = simulated["ports"]
-    assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{KINDS[server].port}}}:8000"
+    assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{BACKENDS[server].port}}}:8000"
     assert simulated["command"][:4] == ["sim", f"--server={server}", "--host=0.0.0.0", "--port=8000"]
     assert "/dev/tcp/127.0.0.1/8000" in " ".join(simulated["healthcheck"]["test"])
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.servers.backends import KINDS, openai
+from loadgen.servers.backends import BACKENDS, openai
 from loadgen.servers.backends import repeated_events as alike
 from loadgen.servers.backends.dialect import Answer
 
 DECODERS = {
-    f"{kind}-{endpoint}": KINDS[kind].dialects[endpoint].decode
+    f"{kind}-{endpoint}": BACKENDS[kind].dialects[endpoint].decode
     for kind in ("vllm", "openai", "lightllm")
     for endpoint in ("completions", "chat")
 }
@@ -44,7 +44,7 @@ def events(texts: Sequence[str], steps: Sequence[int], *, chat: bool, usage: boo
 
 
 def one_by_one(name: str, payloads: Sequence[bytes]) -> Answer:
-    with patch.object(alike, "RUNS", 0):
+    with patch.object(alike, "MAX_SHORT_RUNS", 0):
         return DECODERS[name](payloads)
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import Route
 from loadgen.servers.discovery import ServerTokenizer
 from loadgen.servers.errors import ServerError, UncountableError
-from loadgen.servers.telemetry import GapError, parse, values_of
+from loadgen.servers.telemetry import GapError, page_values, parse_page
 
 NAMES = (
     *("data", "id", "object", "owned_by", "version", "max_model_len", "root", "error", "detail", "model_id", "count"),
@@ -36,7 +36,7 @@ def asked(answers: st.DataObject) -> Callable[..., tuple[int, Any]]:
     return lambda *_: (answers.draw(STATUS), answers.draw(ANSWERS))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", BACKENDS.values(), ids=BACKENDS)
 @given(answers=st.data())
 def test_any_answer_is_a_server_or_none(kind: Any, answers: st.DataObject) -> None:
     """Each kind looks at what it gets, and takes nothing for granted."""
@@ -47,7 +47,7 @@ def test_any_answer_is_a_server_or_none(kind: Any, answers: st.DataObject) -> No
 
 ROUTES = {
     f"{kind.name} {route.path}": route
-    for kind in KINDS.values()
+    for kind in BACKENDS.values()
     for route in (
         kind.ids,
         *(each for dialect in kind.dialects.values() for each in (dialect.count, dialect.count_text)),
@@ -64,7 +64,7 @@ def test_any_answer_is_a_count_or_none(route: Route[Any], answers: st.DataObject
         ServerTokenizer(asked(answers), route, "m", route).count(["text"])
 
 
-WORDS = [name for kind in KINDS.values() if kind.metrics for names in kind.metrics.names.values() for name in names]
+WORDS = [name for kind in BACKENDS.values() if kind.metrics for names in kind.metrics.names.values() for name in names]
 LINES = st.builds(
     "{}{}{} {}".format,
     st.sampled_from(["", "# TYPE ", "# HELP "]),
@@ -74,9 +74,9 @@ LINES = st.builds(
 )
 
 
-@pytest.mark.parametrize("server", KINDS)
+@pytest.mark.parametrize("server", BACKENDS)
 @given(page=st.lists(LINES, max_size=6).map("\n".join).map(str.encode) | st.binary(max_size=60))
 def test_any_page_is_figures_or_a_gap(server: str, page: bytes) -> None:
     """Of a page of metrics."""
     with contextlib.suppress(GapError):
-        values_of(parse(page, ("vllm:", "tgi_", "lightllm_", "sglang:")), server)
+        page_values(parse_page(page, ("vllm:", "tgi_", "lightllm_", "sglang:")), server)

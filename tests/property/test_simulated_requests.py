@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from loadgen.servers.backends import simulated_kinds, simulated_versions
+from loadgen.servers.backends import simulated_backends, simulated_versions
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
 from loadgen.servers.simulated.server import find_protocol
@@ -58,8 +58,8 @@ def state_of(server: str) -> ServerState:
     return ServerState(config, find_protocol(server).buckets, lambda: Gauges(0, 0, 0.0, 0))
 
 
-STATES = {server: state_of(server) for server in simulated_kinds()}
-VERSIONS = [(server, "") for server in simulated_kinds()]
+STATES = {server: state_of(server) for server in simulated_backends()}
+VERSIONS = [(server, "") for server in simulated_backends()]
 VERSIONS += [(server, version) for server, versions in simulated_versions().items() for version in versions]
 ROUTES = [(*kind, path) for kind in VERSIONS for path in find_protocol(*kind).generate]
 

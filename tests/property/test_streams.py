@@ -206,7 +206,7 @@ def test_short_paths_read_what_the_exact_paths_read(
         assert split(body, closed=closed) == sse._split_exact(body, closed=closed)
     payloads = split(body, closed=True)[0]
     answer = DIALECTS[key].decode(payloads)
-    with patch.object(alike, "RUNS", 0):
+    with patch.object(alike, "MAX_SHORT_RUNS", 0):
         assert DIALECTS[key].decode(payloads) == answer
 
 

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.workloads.prompts import COST_LIMIT, PromptError, TextSpec, learn, text_prompts
+from loadgen.workloads.prompts import COST_LIMIT, PromptError, TextSpec, measure_words, text_prompts
 from tests.exact import alike_ids, alike_texts
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
@@ -31,7 +31,7 @@ def counting(costs: dict[str, int]) -> Callable[[Sequence[str]], list[int]]:
 def test_fill(costs: list[int], tokens: int, seed: int) -> None:
     """`can_fill` tells exactly which amounts the words can pay, and `fill` then pays them."""
     prices = {f"w{number}": cost for number, cost in enumerate(costs)}
-    words = learn(counting(prices), list(prices))
+    words = measure_words(counting(prices), list(prices))
     assert words.costs == {word: cost for word, cost in prices.items() if cost <= COST_LIMIT}
     assert words.can_fill(tokens) == payable(tokens, set(words.costs.values()))
     if words.can_fill(tokens):

@@ -20,7 +20,7 @@ from loadgen.analysis.run import runfile
 from loadgen.analysis.run.record import Record
 from loadgen.servers.errors import LaunchError
 from loadgen.servers.launch import LaunchSpec
-from loadgen.servers.launch.process import Command, command_of, end, free_port, start_and_wait
+from loadgen.servers.launch.process import Command, command_of, end_process, free_port, start_and_wait
 from loadgen.servers.launch.spec import Host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +213,7 @@ def running(name: str, command: Callable[[int], Command], folder: Path) -> Itera
     try:
         yield Engine(name, url, pid, log)
     finally:
-        end(pid)
+        end_process(pid)
 
 
 def http_get(url: str) -> str:

@@ -36,7 +36,7 @@ def test_up_measured_and_down(tmp_path: Path) -> None:
     up = loadgen(tmp_path, "servers", "up", "--server", "vllm", *model, "--json", "--timeout", "240s", "--", *options)
     assert up.returncode == 0, up.stderr
     there = json.loads(up.stdout)
-    pids = process.group(there["facts"]["pid"])
+    pids = process.group_members(there["facts"]["pid"])
     try:
         assert there["limits"]["max_model_len"] == 2048
         assert there["facts"]["version"] == "0.32.0"
@@ -51,7 +51,7 @@ def test_up_measured_and_down(tmp_path: Path) -> None:
     finally:
         down = loadgen(tmp_path, "servers", "down", "--server", "vllm")
     assert "ended" in down.stdout
-    assert not any(process.started_ticks(pid) for pid in pids)
+    assert not any(process.start_ticks(pid) for pid in pids)
 
 
 def test_a_mistake_in_its_options_is_explained(tmp_path: Path) -> None:

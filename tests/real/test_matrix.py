@@ -60,7 +60,7 @@ def test_two_repeats_of_a_real_engine(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "m/matrix.json").read_text("utf-8"))
     (up,) = found["server_starts"]
     assert up["facts"]["version"] == "0.32.0"
-    assert not process.group(up["facts"]["pid"])
+    assert not process.group_members(up["facts"]["pid"])
     assert [cell["state"] for cell in found["cells"]] == ["measured", "measured"]
     for cell in found["cells"]:
         assert (cell["requests"]["sent"], cell["requests"]["complete"]) == (32, 32)

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.wire import sse
 from loadgen.workloads.request import Request
 from tests.real.conftest import running_vllm
@@ -50,7 +50,7 @@ def test_chunks_hold_as_many_tokens_as_vllm_sent(vllm: Engine, endpoint: str) ->
     """While the process that answers stands still its engine goes on, and several tokens share an event. By the running
     usage, which a run asks for, each event holds as many as by the ids of its tokens, which these requests ask for
     besides."""
-    dialect = KINDS["vllm"].dialects[endpoint]
+    dialect = BACKENDS["vllm"].dialects[endpoint]
 
     def ask(number: int) -> list[dict[str, Any]]:
         request = Request(number, f"Number {number}.", 0, 128, body={"return_token_ids": True})

@@ -20,7 +20,7 @@ from loadgen.plan import Plan
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.workloads import arrivals
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
-from loadgen.workloads.spec_syntax import NS_PER_S, rate, show
+from loadgen.workloads.spec_syntax import NS_PER_S, format_number, parse_rate
 from tests.simulated import running
 
 
@@ -33,23 +33,25 @@ class Pairs(Arrivals, frozen=True):
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        return cls(rate(rest))
+        return cls(parse_rate(rest))
 
     def due_ns(self, seed: int) -> Iterator[int]:  # noqa: ARG002
         return (index // 2 * int(2 * NS_PER_S / self.rate) for index in count())
 
     @property
     def facts(self) -> LoadFacts:
-        return LoadFacts(text=f"{show(self.rate)} per second, in pairs", steady=True, rate_per_s=float(self.rate))
+        return LoadFacts(
+            text=f"{format_number(self.rate)} per second, in pairs", steady=True, rate_per_s=float(self.rate)
+        )
 
     def __str__(self) -> str:
-        return f"pairs:{show(self.rate)}"
+        return f"pairs:{format_number(self.rate)}"
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its line in the registry."""
-    monkeypatch.setitem(arrivals.KINDS, "pairs", Pairs)
+    monkeypatch.setitem(arrivals.ARRIVAL_PROCESSES, "pairs", Pairs)
 
 
 def test_a_plan_takes_it_and_holds_it_to_its_rules() -> None:
@@ -85,7 +87,7 @@ def test_a_run_of_it_is_described_checked_and_reported(tmp_path: Path) -> None:
 def test_a_run_of_it_reads_where_nobody_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it said is in the header; a header without that promises nothing."""
     header = Header(version="1", started_at="", start_ns=0, plan={"arrivals": "pairs:40"}, server={})
-    monkeypatch.delitem(arrivals.KINDS, "pairs")
+    monkeypatch.delitem(arrivals.ARRIVAL_PROCESSES, "pairs")
     assert header.load.text == "40 per second, in pairs"
     unknown = Header(version="1", started_at="", start_ns=0, plan={"arrivals": "pairs:40"}, server={}).load
     assert (unknown.kind, unknown.text, unknown.rate_per_s) == ("pairs", "arriving as pairs:40", None)

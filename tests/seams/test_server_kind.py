@@ -21,14 +21,14 @@ import msgspec
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import (
-    Ask,
+    Backend,
+    GetJson,
     KnownFault,
     MetricNames,
     ProcessCommand,
     ServerFacts,
-    ServerKind,
     ServerLimit,
     as_dict,
     known_limits,
@@ -36,11 +36,11 @@ from loadgen.servers.backends.base import (
 from loadgen.servers.backends.dialect import Answer, Dialect, Route
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.stream_events import decode_events, finalise, note_finish
-from loadgen.servers.discovery import check_limits, dialect_on, probe, resolve
+from loadgen.servers.discovery import check_limits, endpoint_dialect, probe, resolve
 from loadgen.servers.errors import EndpointError, LaunchError, LimitError, UnreachableError, WrongServerError
 from loadgen.servers.launch import LaunchSpec, compose, process
 from loadgen.servers.launch.spec import LOCAL, known_fault
-from loadgen.servers.telemetry import parse, values_of
+from loadgen.servers.telemetry import page_values, parse_page
 from loadgen.workloads.request import Request
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def text(payloads: Sequence[bytes]) -> str:
     return max((event.text for event in decode_events(payloads, EVENTS)[0]), key=len, default="")
 
 
-def recognise(ask: Ask, url: str) -> ServerFacts | None:
+def recognise(ask: GetJson, url: str) -> ServerFacts | None:
     said = as_dict(ask("/get_server_info")[1])
     if "madeup_version" not in said:
         return None
@@ -91,7 +91,7 @@ def recognise(ask: Ask, url: str) -> ServerFacts | None:
 
 
 COUNT = Route("/count", lambda text, _: {"text": text}, lambda answer: int(answer["tokens"]))
-MADE_UP = ServerKind(
+MADE_UP = Backend(
     name="madeup",
     title="MadeUp",
     native="generate",
@@ -155,7 +155,7 @@ class FakeServer(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "madeup", MADE_UP)
+    monkeypatch.setitem(BACKENDS, "madeup", MADE_UP)
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +194,9 @@ def test_a_plan_takes_it_and_its_endpoints() -> None:
         Plan(server="nobody", n=1)
     plan = MatrixPlan(name="x", servers=["madeup"], models=["m"], workloads=[{"name": "burst", "n": 1}])
     assert plan.servers[0].server == "madeup"
-    assert dialect_on("madeup", None).path == "/generate"
+    assert endpoint_dialect("madeup", None).path == "/generate"
     with pytest.raises(EndpointError, match="--endpoint chat: madeup has no such endpoint") as caught:
-        dialect_on("madeup", "chat")
+        endpoint_dialect("madeup", "chat")
     assert caught.value.hint == "It has: generate."
 
 
@@ -220,7 +220,7 @@ def test_it_is_started_and_its_failures_are_known() -> None:
     spec = LaunchSpec("madeup", LOCAL, "m", "process", {"python": sys.executable, "tensor_parallel": 2})
     words = process.command_of(spec, "127.0.0.1", 7).words
     assert words[1:] == ("-m", "madeup.serve", "--model", "m", "--host", "127.0.0.1", "--port", "7", "--gpus", "2")
-    assert compose.url_of({}, LaunchSpec("madeup", LOCAL, "", "compose")) == "http://127.0.0.1:8099"
+    assert compose.server_url({}, LaunchSpec("madeup", LOCAL, "", "compose")) == "http://127.0.0.1:8099"
     assert known_fault("the cache is too small", "log", "madeup") == ("its cache is too small", "make it larger")
     with pytest.raises(LaunchError, match="cannot be started as a process"):
         process.command_of(LaunchSpec("tgi", LOCAL, "m", "process"), "127.0.0.1", 7)
@@ -228,8 +228,8 @@ def test_it_is_started_and_its_failures_are_known() -> None:
 
 def test_its_metrics_are_read() -> None:
     """In the common words, also where it is spoken to as a generic server."""
-    page = parse(b"madeup:running 3\n", ("madeup:",))
-    assert values_of(page, "madeup") == values_of(page, "openai") == {"running": 3.0}
+    page = parse_page(b"madeup:running 3\n", ("madeup:",))
+    assert page_values(page, "madeup") == page_values(page, "openai") == {"running": 3.0}
 
 
 def test_the_documentation_has_it() -> None:
@@ -264,7 +264,7 @@ def test_a_burst_is_sent_and_reported(url: str, tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    KINDS["madeup"] = MADE_UP
+    BACKENDS["madeup"] = MADE_UP
     from loadgen.cli import main
 
     main()

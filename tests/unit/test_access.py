@@ -14,10 +14,18 @@ from loadgen.distributed.protocol import token_of
 from loadgen.engine.resolve_server import access_of
 from loadgen.errors import LoadgenError, PlanError
 from loadgen.plan import Plan
-from loadgen.servers.auth import HIDDEN, bare, hide, keep_secret, redacted, secret_in, without_secrets
+from loadgen.servers.auth import (
+    HIDDEN,
+    hide_secrets,
+    read_secret,
+    redact,
+    redact_header,
+    register_secret,
+    require_no_credentials,
+)
 from loadgen.servers.discovery import base_url
 from loadgen.servers.errors import SecretError, ServerError
-from loadgen.servers.launch.spec import LOCAL, LaunchSpec, printed
+from loadgen.servers.launch.spec import LOCAL, LaunchSpec, readable_log
 from tests.command import in_process
 
 KEY = 'sk-unit/42"&<x>-QrStUvWxYz'
@@ -44,7 +52,7 @@ def test_white_space_around_a_key_is_not_sent(written: str, monkeypatch: pytest.
     assert access_of(Plan(server="tgi", n=1, header=("Authorization: Bearer $OTHER",))).headers == sent
     assert access_of(Plan(server="tgi", n=1, header=("X-Two: $OTHER,$OTHER",))).headers["X-Two"] == f"{KEY},{KEY}"
     assert LaunchSpec("vllm", LOCAL, "m", "running").access.headers == sent
-    assert secret_in("OTHER") == KEY
+    assert read_secret("OTHER") == KEY
     assert token_of({"LOADGEN_TOKEN": written.format(KEY)}) == KEY
 
 
@@ -81,7 +89,7 @@ def test_a_key_too_short_to_be_hidden_is_refused(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("OTHER", in_header)
         with sent:
             access_of(Plan(server="tgi", n=1, header=("X-Key: $OTHER",) if in_header else ()))
-            assert hide(f"no {key}!") == f"no {HIDDEN}!"
+            assert hide_secrets(f"no {key}!") == f"no {HIDDEN}!"
 
 
 def test_a_simulated_server_and_servers_read_keys_alike(
@@ -123,31 +131,31 @@ def test_credentials_in_a_url_are_refused(url: str) -> None:
         assert "--header" in caught.value.hint
         assert "url-" not in str(caught.value)
     for fine in ("http://h:1/v1", "http://h/run/@cf/meta", "https://[::1]:8/?x=1"):
-        assert bare(fine) == fine
+        assert require_no_credentials(fine) == fine
 
 
 def test_known_secrets_are_hidden_in_every_spelling() -> None:
     """As they are, in JSON, URLs and HTML; whole and cut; in text and bytes. Other words stay."""
-    keep_secret(f"Bearer {KEY}")
+    register_secret(f"Bearer {KEY}")
     for spelled in (KEY, json.dumps(KEY)[1:-1], quote(KEY, safe=""), html.escape(KEY)):
-        assert hide(f"a {spelled} b {spelled}", whole=True) == "a *** b ***"
-        assert hide(f"no {spelled[: len(spelled) // 2 + 1]} …").startswith("no ***")
-        assert hide(f"{spelled[-17:]} is wrong").endswith("*** is wrong")
-        assert hide(f"\xff {spelled}".encode("latin-1")) == b"\xff ***"
-    assert hide(f"{KEY[:16]}", whole=True) == KEY[:16]  # a model may begin as a key does
-    assert hide("Bearer of good news: sk-un") == "Bearer of good news: sk-un"
-    keep_secret("session=abcdef123456; theme=dark; id=x")
-    assert hide("abcdef123456, theme, dark") == "***, theme, dark"
-    keep_secret(f"Basic {b64encode(b'me:correct-horse').decode()}")
-    assert hide("me correct-horse") == "me ***"
+        assert hide_secrets(f"a {spelled} b {spelled}", whole=True) == "a *** b ***"
+        assert hide_secrets(f"no {spelled[: len(spelled) // 2 + 1]} …").startswith("no ***")
+        assert hide_secrets(f"{spelled[-17:]} is wrong").endswith("*** is wrong")
+        assert hide_secrets(f"\xff {spelled}".encode("latin-1")) == b"\xff ***"
+    assert hide_secrets(f"{KEY[:16]}", whole=True) == KEY[:16]  # a model may begin as a key does
+    assert hide_secrets("Bearer of good news: sk-un") == "Bearer of good news: sk-un"
+    register_secret("session=abcdef123456; theme=dark; id=x")
+    assert hide_secrets("abcdef123456, theme, dark") == "***, theme, dark"
+    register_secret(f"Basic {b64encode(b'me:correct-horse').decode()}")
+    assert hide_secrets("me correct-horse") == "me ***"
 
 
 def test_values_that_look_like_secrets_are_kept_as_variables() -> None:
     """Whatever the header is called; a variable with more beside it as well."""
     for value in (f"Bearer {KEY}", "sk-abcd1234", "ghp_abcd1234", "AbCdEfGh1JkLmNoPqRsTuVwXyZ0123456", "sk-live4$MORE"):
-        assert redacted(f"X-Lane: {value}") == "X-Lane: $X_LANE"
+        assert redact_header(f"X-Lane: {value}") == "X-Lane: $X_LANE"
     for line in ("X-Lane: 7", "X-Lane: $LANE", "X-Auth: Bearer $TOKEN", "X-Trace: nightly-2026-11-22-vllm-against-tgi"):
-        assert redacted(line) == line
+        assert redact_header(line) == line
     with pytest.raises(PlanError) as caught:
         Plan(server="tgi", n=1, header=("sk4242424242",))
     assert "sk42" not in str(caught.value)
@@ -160,10 +168,10 @@ def test_settings_and_command_lines_are_kept_without_secrets() -> None:
         "options": {"arguments": ["--api-key", "argumentkey1", "--max-tokens", "512", "--hf-token=tokentoken1"]},
         "env": {"VLLM_API_KEY": "environmentkey1", "HF_HUB_OFFLINE": "1"},
     }
-    assert without_secrets(given) == {
+    assert redact(given) == {
         "run": {"header": ["X-Key: $X_KEY", "X-Lane: 7"], "n": 3},
         "options": {"arguments": ["--api-key", "...", "--max-tokens", "512", "--hf-token=..."]},
         "env": {"VLLM_API_KEY": "...", "HF_HUB_OFFLINE": "1"},
     }
     log = b"api_key=['composekey1'], headerkey1 argumentkey1 tokentoken1 environmentkey1 api_key=None max_tokens=512"
-    assert printed(log) == "api_key=['***'], *** *** *** *** api_key=None max_tokens=512"
+    assert readable_log(log) == "api_key=['***'], *** *** *** *** api_key=None max_tokens=512"

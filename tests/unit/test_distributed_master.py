@@ -188,6 +188,6 @@ def test_an_address_has_a_host_and_a_port() -> None:
 def test_the_rest_of_a_lost_task_counts_where_it_is_known(load: dict[str, Any], expected: int) -> None:
     """Two requests had their turn when the machine was lost, of five that the plan gave it."""
     schedule = SimpleNamespace(due_ns=load["due_ns"], until_ns=load.get("until_ns"))
-    prompts = SimpleNamespace(of_sessions=load.get("of_sessions", False))
+    prompts = SimpleNamespace(has_sessions=load.get("of_sessions", False))
     lost = SimpleNamespace(schedule=schedule, prompts=prompts, requests=lambda: iter(range(5)))
     assert WorkerTask.planned(lost, 2) == expected  # type: ignore[arg-type]

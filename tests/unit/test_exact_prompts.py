@@ -16,7 +16,7 @@ from loadgen.workloads.prompts import COMMON_WORDS, PromptError
 from loadgen.workloads.request import Request
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
-from loadgen.workloads.workload import WorkloadSpec, prompts_for
+from loadgen.workloads.workload import WorkloadSpec, prepare_prompts
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -50,7 +50,7 @@ def order(given: str = "synthetic", *, output: str | None = "4", tokens: str = "
 
 def drawn(asked: WorkloadSpec, *, token_ids: bool = True, server: Counts | None = None) -> list[Request]:
     """The Requests when only a server counts."""
-    made = prompts_for(asked, token_ids=token_ids, local=None, server=server or Counts())
+    made = prepare_prompts(asked, token_ids=token_ids, local=None, server=server or Counts())
     return list(made.requests())
 
 
@@ -87,9 +87,9 @@ def test_the_same_requests_each_time(given: str, token_ids: bool) -> None:
             return [turn.question for one in made.conversations() for turn in one.turns]
         return [request.prompt for request in made.requests()]
 
-    made, again = (prompts_for(asked, token_ids=token_ids, local=None, server=Counts()) for _ in range(2))
+    made, again = (prepare_prompts(asked, token_ids=token_ids, local=None, server=Counts()) for _ in range(2))
     assert prompts(made) == prompts(made) == prompts(again)
-    strange = prompts(prompts_for(other, token_ids=token_ids, local=None, server=Counts()))
+    strange = prompts(prepare_prompts(other, token_ids=token_ids, local=None, server=Counts()))
     assert not set(strange) & set(prompts(made))
 
 
@@ -139,7 +139,7 @@ def test_everything_is_asked_before_the_workers_start(given: str) -> None:
     """Texts, the counts of a dataset and those of sessions need no server any more once the material is made."""
     server = Counts()
     asked = order(given, output=None if "data" in given else "4", warmup=2)
-    made = prompts_for(asked, token_ids=False, local=None, server=server)
+    made = prepare_prompts(asked, token_ids=False, local=None, server=server)
     server.closed = True
     draw = made.conversations if "multi-turn" in given else made.requests
     assert len(made.warmup()) == 2
@@ -150,7 +150,7 @@ def test_everything_is_asked_before_the_workers_start(given: str) -> None:
 def test_ids_are_drawn_alike_in_forks() -> None:
     """A worker that begins to draw after the fork gets the prompts that its parent draws."""
     asked = order("shared-prefix:groups=3,tokens=10", tokens="uniform:20..40")
-    made = prompts_for(asked, token_ids=True, local=None, server=Counts())
+    made = prepare_prompts(asked, token_ids=True, local=None, server=Counts())
     context = multiprocessing.get_context("fork")
     theirs, sending = context.Pipe(duplex=False)
     worker = context.Process(target=lambda: sending.send([request.prompt for request in made.requests()]))
@@ -164,7 +164,7 @@ def test_warm_up_shares_nothing_with_the_run() -> None:
     """Warm-up Requests have ids below zero and the order's lengths, and begin as none of the run's prompts does."""
     for token_ids in (True, False):
         asked = order(warmup=5)
-        made = prompts_for(asked, token_ids=token_ids, local=None, server=Counts())
+        made = prepare_prompts(asked, token_ids=token_ids, local=None, server=Counts())
         warm = made.warmup()
         assert [(one.id, one.input_tokens, one.output_tokens, size(one)) for one in warm] == [
             (-1 - index, 30, 4, 30) for index in range(5)
@@ -176,7 +176,7 @@ def test_warm_up_shares_nothing_with_the_run() -> None:
 def test_warm_up_of_a_dataset_is_synthetic() -> None:
     """A dataset's own questions stay unknown to the server; answers without a named length are 16 tokens."""
     asked = order(f"alpaca:{DATA / 'datasets/alpaca.json'}", output=None, warmup=3)
-    made = prompts_for(asked, token_ids=True, local=None, server=Counts())
+    made = prepare_prompts(asked, token_ids=True, local=None, server=Counts())
     warm = made.warmup()
     assert [(size(one), one.output_tokens) for one in warm] == [(30, 16)] * 3
     assert not {one.prompt for one in warm} & {one.prompt for one in made.requests()}
@@ -185,7 +185,7 @@ def test_warm_up_of_a_dataset_is_synthetic() -> None:
 def test_ids_are_drawn_without_end() -> None:
     """A closed loop that only its duration ends needs no number of requests where prompts are ids."""
     asked = order(n=None)
-    endless = prompts_for(asked, token_ids=True, local=None, server=Counts()).requests()
+    endless = prepare_prompts(asked, token_ids=True, local=None, server=Counts()).requests()
     assert len({next(endless).prompt for _ in range(500)}) == 500
 
 
@@ -199,7 +199,7 @@ def test_texts_need_an_end() -> None:
 
 def test_no_more_texts_than_prepared() -> None:
     """Asking for a prompt that nobody ordered is an error, not another prompt."""
-    made = prompts_for(order(), token_ids=False, local=None, server=Counts())
+    made = prepare_prompts(order(), token_ids=False, local=None, server=Counts())
     assert made.prompt(19, 30)
     with pytest.raises(WorkloadError, match="no text was prepared for prompt 20"):
         made.prompt(20, 30)
@@ -208,7 +208,7 @@ def test_no_more_texts_than_prepared() -> None:
 def test_n_counts_sessions() -> None:
     """7 sessions of 3 turns are 21 requests, and warm-up is none of their questions."""
     asked = order("multi-turn:turns=3,think=2s", warmup=4, n=7)
-    made = prompts_for(asked, token_ids=True, local=None, server=Counts())
+    made = prepare_prompts(asked, token_ids=True, local=None, server=Counts())
     found = list(made.conversations())
     assert [one.first_id for one in found] == [0, 3, 6, 9, 12, 15, 18]
     questions = {turn.question for one in found for turn in one.turns}
@@ -220,18 +220,18 @@ def test_n_counts_sessions() -> None:
 def test_requests_and_sessions_are_not_mistaken_for_each_other() -> None:
     """Asking a workload of sessions for Requests, or the other way round, says what to do."""
     asked = order("multi-turn:turns=3")
-    made = prompts_for(asked, token_ids=False, local=None, server=Counts())
+    made = prepare_prompts(asked, token_ids=False, local=None, server=Counts())
     with pytest.raises(WorkloadError, match="follow its answers"):
         made.requests()
     with pytest.raises(WorkloadError, match="synthetic has no sessions"):
-        prompts_for(order(), token_ids=False, local=None, server=Counts()).conversations()
+        prepare_prompts(order(), token_ids=False, local=None, server=Counts()).conversations()
 
 
 def test_counts_of_a_dataset_include_what_the_server_adds() -> None:
     """A tokenizer file that knows no chat template is corrected by what two samples show."""
     asked = order(f"alpaca:{DATA / 'datasets/alpaca.json'}")
     server = Counts(21, generates=True)
-    made = prompts_for(asked, token_ids=False, local=Counts(words=COMMON_WORDS), server=server)
+    made = prepare_prompts(asked, token_ids=False, local=Counts(words=COMMON_WORDS), server=server)
     assert [request.input_tokens for request in made.requests()] == [27, 23]
     assert len(server.asked) == 2
 

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from loadgen.servers.errors import decompressed
+from loadgen.servers.errors import decompress
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
@@ -51,10 +51,10 @@ def test_a_compressed_body_is_known_by_its_head(field: str, coding: str) -> None
 def test_a_compressed_body_is_read_as_far_as_it_goes() -> None:
     """Up to the limit; what is damaged or in another coding stays as it is."""
     for body, coding in ((gzip.compress(b"said" * 99), "gzip"), (zlib.compress(b"said" * 99), "deflate")):
-        assert decompressed(body, coding, 1000) == b"said" * 99
-        assert decompressed(body, coding, 8) == b"saidsaid"
-        assert decompressed(body, "br", 8) == body
-    assert decompressed(b"plain", "gzip", 8) == b"plain"
+        assert decompress(body, coding, 1000) == b"said" * 99
+        assert decompress(body, coding, 8) == b"saidsaid"
+        assert decompress(body, "br", 8) == body
+    assert decompress(b"plain", "gzip", 8) == b"plain"
 
 
 def test_a_body_without_length_ends_with_the_connection() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.workloads import datasets
-from loadgen.workloads.images import Picture
+from loadgen.workloads.images import SyntheticImage
 from loadgen.workloads.lengths import Fixed
 from loadgen.workloads.prompts import id_prompts
 from loadgen.workloads.request import Request
@@ -35,7 +35,7 @@ def chunks(png: bytes) -> dict[bytes, bytes]:
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 7), (512, 512), (1920, 1080)])
 def test_a_synthetic_picture_is_a_png_of_its_size(width: int, height: int) -> None:
     """RGB, every row there, all alike, in a few bytes per column."""
-    png = Picture(width, height, "a").png()
+    png = SyntheticImage(width, height, "a").png()
     found = chunks(png)
     assert list(found) == [b"IHDR", b"IDAT", b"IEND"]
     assert struct.unpack("!IIBBBBB", found[b"IHDR"]) == (width, height, 8, 2, 0, 0, 0)
@@ -47,13 +47,13 @@ def test_a_synthetic_picture_is_a_png_of_its_size(width: int, height: int) -> No
 
 def test_the_same_seed_gives_the_same_picture_and_another_another() -> None:
     """Byte for byte, as a data URL."""
-    one, same, other = (str(Picture(8, 8, seed)) for seed in "aab")
+    one, same, other = (str(SyntheticImage(8, 8, seed)) for seed in "aab")
     assert one == same != other
-    assert base64.b64decode(one.removeprefix("data:image/png;base64,")) == Picture(8, 8, "a").png()
+    assert base64.b64decode(one.removeprefix("data:image/png;base64,")) == SyntheticImage(8, 8, "a").png()
 
 
 def prompts(*, chat: bool) -> Prompts:
-    order = WorkloadSpec(Synthetic(), Fixed(4), Fixed(2), 7, 3, warmup=1, pictures=((8, 8), (8, 4)))
+    order = WorkloadSpec(Synthetic(), Fixed(4), Fixed(2), 7, 3, warmup=1, image_sizes=((8, 8), (8, 4)))
     return Prompts(order, id_prompts([5, 6, 7], 7, numbers=4, shortest=4), len, chat=chat)
 
 
@@ -72,12 +72,12 @@ def test_pictures_need_a_chat() -> None:
         next(iter(prompts(chat=False).requests()))
 
 
-@pytest.mark.parametrize("server", KINDS)
+@pytest.mark.parametrize("server", BACKENDS)
 def test_a_message_has_them_as_parts(server: str) -> None:
     """The text first, then each picture, as all chat routes take them."""
-    asked = Request(1, "What is it?", 0, 4, images=("https://x/y.png", Picture(1, 1, "a")))
-    body = KINDS[server].dialects["chat"].encode(asked, "m")
-    url = str(Picture(1, 1, "a")).encode()
+    asked = Request(1, "What is it?", 0, 4, images=("https://x/y.png", SyntheticImage(1, 1, "a")))
+    body = BACKENDS[server].dialects["chat"].encode(asked, "m")
+    url = str(SyntheticImage(1, 1, "a")).encode()
     assert body.startswith(
         b'{"messages":[{"role":"user","content":[{"type":"text","text":"What is it?"},'
         b'{"type":"image_url","image_url":{"url":"https://x/y.png"}},{"type":"image_url","image_url":{"url":"%b"}}]}],'
@@ -87,7 +87,7 @@ def test_a_message_has_them_as_parts(server: str) -> None:
 
 def test_a_dataset_names_urls_and_files(tmp_path: Path) -> None:
     """A file by its path from the dataset's folder; one that is missing or no picture is an error with its line."""
-    png = Picture(2, 2, "a")
+    png = SyntheticImage(2, 2, "a")
     (tmp_path / "a.png").write_bytes(png.png())
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "p", "image": "a.png"}\n{"prompt": "q", "images": ["https://x/y.jpg", "a.png"]}\n')

@@ -8,9 +8,9 @@ import pytest
 
 from loadgen.engine.resolve_server import piece_advice
 from loadgen.plan import Plan
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
-from loadgen.servers.backends.dialect import whole_pieces
+from loadgen.servers.backends.dialect import round_up_to_pieces
 from loadgen.servers.discovery import fitting_output
 from tests.answers import ending, token
 from tests.dialects import DIALECTS
@@ -31,8 +31,8 @@ def facts(total: int = 4096, prompt: int | None = None, version: str = NEW) -> S
 )
 def test_a_long_response_is_whole_pieces(asked: int, made: int) -> None:
     """Up to one piece it is what was asked. Without pieces it always is."""
-    assert whole_pieces(asked, 1024) == made
-    assert whole_pieces(asked, 0) == asked
+    assert round_up_to_pieces(asked, 1024) == made
+    assert round_up_to_pieces(asked, 0) == asked
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_every_route_of_tgi_3_has_pieces(endpoint: str) -> None:
     dialect = DIALECTS["tgi", endpoint]
     pieces = {version: dialect.variant(version).piece_tokens for version in ("1.1.1", "2.4.1", "3.0.0", NEW)}
     assert pieces == {"1.1.1": 0, "2.4.1": 0, "3.0.0": 1024, NEW: 1024}
-    assert dialect.any_piece_tokens == 1024
-    assert not any(kind.dialects[kind.native].any_piece_tokens for name, kind in KINDS.items() if name != "tgi")
+    assert dialect.max_piece_tokens == 1024
+    assert not any(kind.dialects[kind.native].max_piece_tokens for name, kind in BACKENDS.items() if name != "tgi")

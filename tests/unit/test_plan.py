@@ -9,7 +9,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import command_line, describe_lengths, read_plan
 from loadgen.servers import hardware
-from loadgen.servers.auth import without_secrets
+from loadgen.servers.auth import redact
 from loadgen.servers.errors import HostsError
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.launch.spec import read_hosts
@@ -184,7 +184,7 @@ def test_what_is_kept_of_a_header_is_no_secret() -> None:
     assert plan.header == SECRETS
     assert command_line(plan)[-10:] == [word for line in KEPT for word in ("--header", line)]
     told = ["burst", "--header", SECRETS[0], f"--header={SECRETS[1]}", "--n", "1"]
-    assert without_secrets(told) == ["burst", "--header", KEPT[0], f"--header={KEPT[1]}", "--n", "1"]
+    assert redact(told) == ["burst", "--header", KEPT[0], f"--header={KEPT[1]}", "--n", "1"]
 
 
 def test_headers_take_what_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:

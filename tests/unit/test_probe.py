@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.servers.backends import KINDS
+from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
-from loadgen.servers.discovery import base_url, check_limits, proxied_to
+from loadgen.servers.discovery import base_url, check_limits, docker_proxy_target
 from loadgen.servers.errors import LimitError
 
 
@@ -50,7 +50,7 @@ def test_base_url(given: str, base: str) -> None:
 )
 def test_check_limits(limits: dict[str, int], n: int, input_tokens: int, output_tokens: int, named: list[str]) -> None:
     """Every limit that the burst exceeds is named with its value; limits that only make requests wait are not."""
-    kind = next(kind.name for kind in KINDS.values() if limits.keys() <= kind.limits.keys())
+    kind = next(kind.name for kind in BACKENDS.values() if limits.keys() <= kind.limits.keys())
     facts = ServerFacts(kind, "http://h", limits=limits)
     if not named:
         check_limits(facts, n, input_tokens, output_tokens)
@@ -91,11 +91,11 @@ def test_a_docker_proxy_in_the_way_is_found(tmp_path: Path) -> None:
     proxy(tmp_path, 40, "8001")
     proxy(tmp_path, 41, "8002", "0.0.0.0", "fd00::2")
     proxy(tmp_path, 42, "8003", "10.0.0.5")
-    assert proxied_to("http://127.0.0.1:8001", tmp_path) == "http://172.18.0.2:8000"
-    assert proxied_to("http://localhost:8001", tmp_path) == "http://172.18.0.2:8000"
-    assert proxied_to("https://[::1]:8002", tmp_path) == "https://[fd00::2]:8000"
+    assert docker_proxy_target("http://127.0.0.1:8001", tmp_path) == "http://172.18.0.2:8000"
+    assert docker_proxy_target("http://localhost:8001", tmp_path) == "http://172.18.0.2:8000"
+    assert docker_proxy_target("https://[::1]:8002", tmp_path) == "https://[fd00::2]:8000"
     for url in ("http://10.0.0.5:8001", "http://127.0.0.1:8003", "http://127.0.0.1:8004", "http://127.0.0.1"):
-        assert proxied_to(url, tmp_path) == ""
+        assert docker_proxy_target(url, tmp_path) == ""
 
 
 def test_a_docker_proxy_of_another_network_is_not_in_the_way(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_a_docker_proxy_of_another_network_is_not_in_the_way(tmp_path: Path) -> 
     proxy(tmp_path, 40, "8001")
     (tmp_path / "40/ns/net").unlink()
     (tmp_path / "40/ns/net").symlink_to("/proc/self/ns/mnt")
-    assert proxied_to("http://127.0.0.1:8001", tmp_path) == ""
+    assert docker_proxy_target("http://127.0.0.1:8001", tmp_path) == ""

@@ -16,8 +16,8 @@ import pytest
 from loadgen.workloads import workload
 from loadgen.workloads.lengths import Fixed, Uniform
 from loadgen.workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
-from loadgen.workloads.random_streams import picker
-from loadgen.workloads.workload import WorkloadSpec, prompts_for
+from loadgen.workloads.random_streams import item_picker
+from loadgen.workloads.workload import WorkloadSpec, prepare_prompts
 from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
 
@@ -82,7 +82,7 @@ def test_exact_behind_a_shared_beginning(tokenizer: Callable[[str], LocalTokeniz
     """Texts of drawn lengths are exact as a whole, and a group's encodings begin with all of its shared tokens."""
     local = tokenizer(kind)
     order = WorkloadSpec(workload.parse("shared-prefix:groups=2,tokens=64"), Uniform(90, 200), Fixed(1), 0, 30)
-    made = prompts_for(order, token_ids=False, local=local, server=None)
+    made = prepare_prompts(order, token_ids=False, local=local, server=None)
     found = list(made.requests())
     encoded = [local.tokenizer.encode(str(request.prompt)).ids for request in found]
     assert [len(ids) for ids in encoded] == [request.input_tokens for request in found]
@@ -96,7 +96,7 @@ def test_token_ids_are_plain_text(tokenizer: Callable[[str], LocalTokenizer], ki
     """Token id prompts have exactly the length asked, differ within two ids, and hold no special token."""
     local = tokenizer(kind)
     made = exact_prompts(500, 512, 3, token_ids=True, local=local, server=None)
-    assert made.how == "token ids"
+    assert made.counting_method == "token ids"
     assert {len(prompt) for prompt in made.prompts} == {512}
     assert len({tuple(prompt[:2]) for prompt in made.prompts}) == 500
     special = set(local.tokenizer.get_added_tokens_decoder())
@@ -234,7 +234,7 @@ RUNS_IT = Counts(words_in, generates=True)
 def test_order_of_preference(token_ids: bool, local: Counts | None, server: Counts | None, how: str) -> None:
     """Token ids where the API takes them and someone knows some, else the tokenizer file, else the server's count."""
     made = exact_prompts(9, 30, 0, token_ids=token_ids, local=local, server=server)
-    assert made.how == how
+    assert made.counting_method == how
     assert len(set(made.prompts)) == 9
     known = set((local or server or RUNS_IT).known_ids)
     assert all(isinstance(prompt, str) or set(prompt) <= known for prompt in made.prompts)
@@ -267,7 +267,7 @@ def test_template_of_a_server_that_counts_plain_text() -> None:
     server = Counts(templated, generates=True, plain=Counts(words_in))
     made = exact_prompts(200, 40, 0, token_ids=False, local=None, server=server)
     assert {templated(str(prompt)) for prompt in made.prompts} == {40}
-    assert made.how == "text, counted by the server, plus what the endpoint adds"
+    assert made.counting_method == "text, counted by the server, plus what the endpoint adds"
     assert len(server.asked) == 2
 
 
@@ -297,4 +297,4 @@ def test_first_prompt_is_checked_with_the_server() -> None:
 def test_what_is_picked_at_once_is_what_single_draws_pick() -> None:
     """Or a Python that fills bytes otherwise would change every prompt of a seed."""
     one, items = Random("7:3"), [*range(1_000_000, 0, -1)]
-    assert picker(items)(Random("7:3"), 1000) == [items[int(one.random() * len(items))] for _ in range(1000)]
+    assert item_picker(items)(Random("7:3"), 1000) == [items[int(one.random() * len(items))] for _ in range(1000)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.workloads.prompts import COMMON_WORDS, PromptError
-from loadgen.workloads.token_counter import Counter, approximate
-from loadgen.workloads.workload import Prompts, prompts_for
+from loadgen.workloads.token_counter import CountingMethod, approximate
+from loadgen.workloads.workload import Prompts, prepare_prompts
 from tests.unit.test_exact_prompts import Counts, order
 
 DATA = Path(__file__).parent.parent / "data/datasets"
@@ -24,10 +24,12 @@ class Picky(Counts):
         ]
 
 
-def made(by: Counter | None, given: str = "synthetic", *, local: Counts | None = None, **more: str | None) -> Prompts:
+def made(
+    by: CountingMethod | None, given: str = "synthetic", *, local: Counts | None = None, **more: str | None
+) -> Prompts:
     """Twenty prompts of 60 tokens for a server that counts by running only."""
     asked = order(given, tokens="60", **more)
-    return prompts_for(asked, token_ids=False, local=local, server=Picky(generates=True), by=by)
+    return prepare_prompts(asked, token_ids=False, local=local, server=Picky(generates=True), by=by)
 
 
 def test_a_server_that_counts_nothing_is_refused_with_the_ways_on() -> None:
@@ -41,14 +43,14 @@ def test_by_samples_words_of_one_token_make_exact_sums() -> None:
     """Words that cost more are found by halves and left out; prompts then have the requested length, template too, and
     none of them was shown to the server."""
     server = Picky(generates=True)
-    prompts = prompts_for(order(tokens="60"), token_ids=False, local=None, server=server, by="server")
+    prompts = prepare_prompts(order(tokens="60"), token_ids=False, local=None, server=server, by="server")
     texts = [str(request.prompt) for request in prompts.requests()]
     assert not set(server.asked) & set(texts)
     assert len(server.asked) < 60
     assert set(server.count(texts)) == {60}
     assert not {word for text in texts for word in text.split()} & {"of", "z", "many"}
     assert not prompts.exact
-    assert "is assumed" in prompts.how
+    assert "is assumed" in prompts.counting_method
 
 
 def test_a_server_to_which_no_word_is_one_token_says_so() -> None:
@@ -59,7 +61,7 @@ def test_a_server_to_which_no_word_is_one_token_says_so() -> None:
             return [3 * len(text.split()) for text in texts]
 
     with pytest.raises(PromptError, match="only 0 of") as caught:
-        prompts_for(order(), token_ids=False, local=None, server=Letters(generates=True), by="server")
+        prepare_prompts(order(), token_ids=False, local=None, server=Letters(generates=True), by="server")
     assert "--lengths approximate" in caught.value.hint
 
 
@@ -68,7 +70,7 @@ def test_by_the_tokenizer_alone_the_server_is_not_asked() -> None:
     prompts = made("tokenizer", local=Counts(words=COMMON_WORDS))
     assert {len(str(request.prompt).split()) for request in prompts.requests()} == {60}
     assert not prompts.exact
-    assert "not held against the server" in prompts.how
+    assert "not held against the server" in prompts.counting_method
 
 
 def test_approximate_asks_nobody() -> None:
@@ -76,18 +78,18 @@ def test_approximate_asks_nobody() -> None:
     prompts = made("approximate")
     assert {approximate([str(request.prompt)])[0] for request in prompts.requests()} == {60}
     assert not prompts.exact
-    assert prompts.how.startswith("text, approximate: six letters")
+    assert prompts.counting_method.startswith("text, approximate: six letters")
     assert approximate(["internationally, 12345 Grüße"]) == [10]
 
 
 @pytest.mark.parametrize("by", [None, "server", "approximate"])
-def test_a_file_goes_as_it_is(by: Counter | None) -> None:
+def test_a_file_goes_as_it_is(by: CountingMethod | None) -> None:
     """Without any tokenizer its prompts are sent as they stand, of a length not known beforehand; the lengths it names
     are asked for exactly, and nothing is called approximate that is not."""
     prompts = made(by, f"jsonl:{DATA / 'prompts.jsonl'}", output=None)
     assert [(one.input_tokens, one.output_tokens) for one in prompts.requests()] == [(0, 3), (0, 128)]
     assert not prompts.exact
-    assert ("approximate" in prompts.how) == (by == "approximate")
+    assert ("approximate" in prompts.counting_method) == (by == "approximate")
 
 
 @pytest.mark.parametrize("kind", ["sharegpt", "alpaca", "multi-turn"])
@@ -95,9 +97,9 @@ def test_answers_that_nobody_counts_are_approximate_and_said_to_be(kind: str) ->
     """Output lengths of a file's own answers need a count: where there is none it is a stated estimate."""
     name = "alpaca" if kind == "alpaca" else "sharegpt"
     prompts = made(None, f"{kind}:{DATA / name}.json", output=None)
-    first = next(prompts.conversations()).request() if prompts.of_sessions else next(prompts.requests())
+    first = next(prompts.conversations()).request() if prompts.has_sessions else next(prompts.requests())
     assert (first.input_tokens, first.output_tokens) == (0, 3 if kind != "alpaca" else 2)
-    assert "the lengths of its answers are approximate" in prompts.how
+    assert "the lengths of its answers are approximate" in prompts.counting_method
 
 
 def test_a_tokenizer_still_counts_a_file() -> None:

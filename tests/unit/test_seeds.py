@@ -15,7 +15,7 @@ from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import COMMON_WORDS
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
-from loadgen.workloads.workload import WorkloadSpec, prompts_for
+from loadgen.workloads.workload import WorkloadSpec, prepare_prompts
 
 DATA = Path(__file__).parent.parent / "data"
 SEED = 7
@@ -114,9 +114,9 @@ def test_requests_of_a_seed_never_change(text: str, token_ids: bool, recorded: s
     assert trace is None or isinstance(trace, Trace)
     named = workload.parse("synthetic" if trace else text)
     spec = WorkloadSpec(named, lengths.parse("uniform:90..120"), lengths.parse("uniform:1..50"), SEED, 30, 2, trace)
-    prompts = prompts_for(spec, token_ids=token_ids, local=Words(), server=None, chat=True)
+    prompts = prepare_prompts(spec, token_ids=token_ids, local=Words(), server=None, chat=True)
     requests = list(prompts.warmup())
-    if prompts.of_sessions:
+    if prompts.has_sessions:
         for conversation in prompts.conversations():
             turn: Conversation | None = conversation
             while turn is not None:

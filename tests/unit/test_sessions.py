@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from loadgen.workloads import lengths
-from loadgen.workloads.prompts import Stretch
+from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation, Turn
 from loadgen.workloads.workload import MultiTurn, Prompts, WorkloadSpec
@@ -21,7 +21,7 @@ S = 1_000_000_000
 TURNS = (Turn("one two", 2, 3), Turn("four", 0, 2))
 
 
-def text(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:
+def text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
     """As many words."""
     assert not shared
     return " ".join([f"p{number}"] * input_tokens)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from loadgen.workloads import lengths
 from loadgen.workloads.arrival_processes import Trace
-from loadgen.workloads.prompts import Prompt, Stretch
+from loadgen.workloads.prompts import Prompt, SharedSpan
 from loadgen.workloads.request import Request
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
@@ -30,13 +30,13 @@ DATA = Path(__file__).parent.parent / "data"
 S = 1_000_000_000
 
 
-def ids(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> tuple[int, ...]:
+def ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> tuple[int, ...]:
     """Token ids that tell which prompt or stretch they belong to, and where in it they stand."""
     begun = [token for stretch in shared for token in ids(*stretch)][:input_tokens]
     return (*begun, *(1000 * number + place for place in range(input_tokens - len(begun))))
 
 
-def text(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> str:
+def text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
     """As many words."""
     assert not shared
     return " ".join([f"p{number}"] * input_tokens)
@@ -107,7 +107,7 @@ def test_requests_are_made_one_at_a_time() -> None:
     """Taking three Requests makes three prompts."""
     made: list[int] = []
 
-    def watched(number: int, input_tokens: int, shared: Sequence[Stretch] = ()) -> tuple[int, ...]:
+    def watched(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> tuple[int, ...]:
         made.append(number)
         return ids(number, input_tokens)
 
@@ -193,10 +193,12 @@ def test_an_output_length_that_nobody_names_is_the_usual_one() -> None:
 @pytest.mark.parametrize("given", ["synthetic", f"jsonl:{DATA / 'datasets/prompts.jsonl'}", "multi-turn:turns=2"])
 def test_where_answers_may_end_every_request_says_so(given: str) -> None:
     """Of any workload, and in each turn of a session."""
-    spec = replace(material().spec, workload=parse(given), n=2, also={"ignore_eos": False})
+    spec = replace(material().spec, workload=parse(given), n=2, request_fields={"ignore_eos": False})
     prompts = replace(material(text), spec=spec)
-    sessions = prompts.conversations() if prompts.of_sessions else ()
-    requests = [each for one in sessions for each in (one.request(), *one.to_come())] or list(prompts.requests())
+    sessions = prompts.conversations() if prompts.has_sessions else ()
+    requests = [each for one in sessions for each in (one.request(), *one.remaining_requests())] or list(
+        prompts.requests()
+    )
     assert len(requests) >= 2
     assert not any(request.ignore_eos for request in requests)
 

@@ -28,9 +28,9 @@ def _rows(page: str, heading: str) -> list[str]:
 @pytest.mark.parametrize(
     ("page", "heading", "parse", "kinds"),
     [
-        ("arrivals.md", "# Arrivals", arrivals.parse, set(arrivals.KINDS)),
-        ("workloads.md", "# Workloads", workload.parse, set(workload.KINDS)),
-        ("workloads.md", "## Lengths", lengths.parse, set(lengths.KINDS) - {"fixed"}),
+        ("arrivals.md", "# Arrivals", arrivals.parse, set(arrivals.ARRIVAL_PROCESSES)),
+        ("workloads.md", "# Workloads", workload.parse, set(workload.WORKLOADS)),
+        ("workloads.md", "## Lengths", lengths.parse, set(lengths.LENGTH_DISTRIBUTIONS) - {"fixed"}),
     ],
 )
 def test_every_form_is_on_the_page_in_canonical_text(

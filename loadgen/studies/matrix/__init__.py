@@ -46,7 +46,7 @@ from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, JournalLine, open_journal, read_footer, read_journal
 from loadgen.plan import KNOWN_BACKEND, KNOWN_ENDPOINT, Plan
 from loadgen.plan_fields import from_catalog, read_plan
-from loadgen.servers.launch.spec import LOCAL, Host, How, read_hosts
+from loadgen.servers.launch.spec import LOCAL, Host, LaunchMethod, read_hosts
 from loadgen.studies.sweep import ARRIVALS, SWEEP, Over, length_of, loads_of
 from loadgen.studies.sweep import finished as sweep_finished
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -84,7 +84,7 @@ class Server(_Named):
 
     server: Annotated[str, AfterValidator(KNOWN_BACKEND)] = "openai"
     """Which kind it is; the name by default."""
-    launch: How | None = None
+    launch: LaunchMethod | None = None
     """How it is started; as the whole matrix by default."""
     endpoint: Annotated[str, AfterValidator(KNOWN_ENDPOINT)] | None = None
 
@@ -170,7 +170,7 @@ class MatrixPlan(_Strict):
     """`name`, `catalog` where it starts from a named workload, and settings of a run; `sweep` where its load grows."""
     cases: list[CellOverride] = []
     references: list[Reference] = []
-    launch: How = "compose"
+    launch: LaunchMethod = "compose"
     hosts_file: Path | None = None
     """Relative to the plan's own folder."""
     options: dict[str, Any] = {}
@@ -281,7 +281,7 @@ class Start(NamedTuple):
     server: Server
     host: HostChoice
     model: Model
-    launch: How
+    launch: LaunchMethod
     options: Mapping[str, Any]
     repeats: tuple[Repeat, ...]
 

@@ -27,8 +27,8 @@ from loadgen.engine.signals import handled
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.journal import Journal, JournalLine, move_aside
 from loadgen.plan import Plan
-from loadgen.servers.auth import without_secrets
-from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched, process
+from loadgen.servers.auth import redact
+from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched_server, process
 from loadgen.servers.launch.spec import Host
 from loadgen.servers.simulated.scheduler_presets import ENGINES
 from loadgen.studies import matrix as planned
@@ -89,7 +89,7 @@ class Matrix:
     def resolved(self) -> dict[str, Any]:
         """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
-        return dict(without_secrets(plan | {"hosts_found": to_builtins(self.hosts)}))
+        return dict(redact(plan | {"hosts_found": to_builtins(self.hosts)}))
 
     def done(self) -> list[Repeat]:
         return [repeat for repeat in self.repeats if finished(self.folder, repeat)]
@@ -159,10 +159,10 @@ def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) ->
     start = next((start for start in matrix.starts if left and start.number == left["start"]), None)
     if left is None or start is None:
         return
-    retained = process.read_left(start.server.server)
+    retained = process.read_background_server(start.server.server)
     if start.launch == "process" and retained is not None and retained.pid == left["facts"].get("pid"):
         process.down(retained)
-    elif start.launch == "compose" and compose.is_there(spec := _spec(matrix, start)):
+    elif start.launch == "compose" and compose.has_container(spec := _spec(matrix, start)):
         compose.down(spec)
     else:
         return
@@ -197,7 +197,7 @@ class Serving:
             return False
         began_s = time.monotonic()
         try:
-            with launched(_spec(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
+            with launched_server(_spec(self._matrix, start), lambda line: self._say(f"    {line}")) as server:
                 seconds = time.monotonic() - began_s
                 named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
                 self._book.write("up", start=start.number, **named, seconds=round(seconds, 3), facts=dict(server.facts))
@@ -440,7 +440,7 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
 
 def _mean_length(tokens: int | str) -> int:
     """About how long, where that is known without reading a file."""
-    match lengths.outputs(str(tokens)).lengths:
+    match lengths.parse_outputs(str(tokens)).lengths:
         case lengths.Fixed(length):
             return length
         case lengths.Uniform(low, high):

@@ -1,18 +1,18 @@
-"""Servers without a model that speak vLLM's, TGI's and LightLLM's protocols: docs/simulated.md.
+"""Servers without a model that speak the protocols of vLLM, TGI and LightLLM. docs/simulated.md describes them.
 
-config ──> stream ──> protocol, timing          what one is told, and how its answers leave
-vllm, tgi, lightllm ──> state ──> stream        one file per server kind; requests to bytes
-server ──> process                              HTTP, here or in a process of its own
+config ──> stream_sender ──> protocol, token_clock    options, and how responses are sent
+vllm, tgi, lightllm ──> state ──> stream_sender       one module per backend: requests to bytes
+server ──> process                                    HTTP, in this process or in a child process
 """
 
 
 class SimulatedError(ValueError):
-    """A mistake of the person who started the simulated server; the message says what to change."""
+    """A mistake by the person who started the simulated server. The message says what to change."""
 
 
 class ConfigError(SimulatedError):
-    """A config or a fault that no simulated server can work with; lists every mistake."""
+    """A config or a fault that is not valid. The message lists every mistake."""
 
 
 class StartError(SimulatedError):
-    """A simulated server did not come up; of one in a child process the message holds the last words."""
+    """A simulated server did not start. The message contains the end of the child process's error output."""

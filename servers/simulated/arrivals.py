@@ -1,5 +1,7 @@
-"""When requests reached a simulated server: the packet ring of loadgen.servers.wire.packet_ring, seen from the other
-side. The server reads a burst's requests one after the other; the kernel had stamped each before."""
+"""Arrival timestamps of requests at a simulated server, from the packet ring of loadgen.servers.wire.packet_ring.
+
+The server reads the requests of a burst one after the other. The kernel has timestamped each of them before.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-"""Clients that are watched. Of others the interface and the addresses are not known before they come."""
+"""Addresses of the clients that are watched. The interface and address of other clients are not known in advance."""
 
 
 def open_arrivals(listening: socket.socket) -> TimestampSource:
-    """The packet ring of what comes from loopback to this socket, or the plain source where the kernel has none for us.
-    This thread may open no other afterwards."""
-    family, port = listening.family, listening.getsockname()[1]
+    """Return a packet ring for packets from loopback to this socket, or the plain source if the kernel has none for us.
+
+    The calling thread cannot open another ring afterwards.
+    """
+    family = listening.family
+    port = listening.getsockname()[1]
     try:
         may_see_packets(now=True)
         return RequestStamps(Ring(family, [(LOOPBACK[family], 0)], Ports(port, port)))
@@ -30,32 +35,33 @@ def open_arrivals(listening: socket.socket) -> TimestampSource:
 
 
 class RequestStamps(PacketRingTimestamps):
-    """The kernel's stamps of what clients sent, by connection."""
+    """Kernel timestamps of the packets from clients, by connection."""
 
     def __init__(self, ring: Ring) -> None:
-        self._clients, self._host = Clients(), ring.addresses[0][0]
+        self._clients = Clients()
+        self._host = ring.addresses[0][0]
         super().__init__([ring], [self._clients], PLAIN)
 
     def watch(self, sock: socket.socket) -> TcpStream | None:
         try:
             host, port = sock.getpeername()[:2]
-        except OSError:  # it has gone already
+        except OSError:  # the client has closed the connection already
             return None
         self.collect(at_once=port in self._clients)
         return self._clients.watch(port, time_ns()) if host == self._host else None
 
 
 class Clients(TcpStreamTable):
-    """Watched from their SYNs on: a request may come long before a busy server has accepted the connection."""
+    """TCP streams that are watched from their SYN, because a request may arrive long before a busy server accepts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[int, TcpStream] = {}
+        self._not_accepted: dict[int, TcpStream] = {}
 
     def watch(self, key: int, opened_ns: int) -> TcpStream:
-        return self._waiting.pop(key, None) or super().watch(key, opened_ns)
+        return self._not_accepted.pop(key, None) or super().watch(key, opened_ns)
 
     def _greet(self, key: int, first: int, stamp_ns: int) -> None:
         super()._greet(key, first, stamp_ns)
         if key in self.greeted:
-            self._waiting[key] = super().watch(key, stamp_ns)
+            self._not_accepted[key] = super().watch(key, stamp_ns)

@@ -1,4 +1,4 @@
-"""An engine in virtual time: nobody waits, and what decodes alike from step to step is counted together."""
+"""An engine in virtual time: nothing waits, and runs of identical decode steps are computed at once."""
 
 from __future__ import annotations
 
@@ -9,136 +9,159 @@ from loadgen.servers.simulated.step_time import StepDurations
 
 FOREVER_NS = 1 << 62
 MAX_STEP_ENDS = 1 << 18
-"""Ends of steps in memory before those that nobody needs are dropped."""
+"""Number of step ends in memory above which the ones that no job needs any more are dropped."""
 
 
 class FrontEnd:
-    """The way from a socket to the scheduler: an event loop that takes in, together, all requests that came while it
-    was busy with those before, `request_ns` for each, and hands them on at once, `path_ns` later."""
+    """The path from the socket to the scheduler: an event loop that handles requests in batches.
+
+    All requests that arrive while the loop is busy form the next batch. A batch takes `request_ns` per request, and its
+    jobs reach the scheduler together, `path_ns` after the batch is done.
+    """
 
     def __init__(self, request_ns: int = 0, path_ns: int = 0) -> None:
-        self._request_ns, self._path_ns = request_ns, path_ns
-        self._busy_with: list[Job] = []
-        self._came: list[Job] = []
+        self._request_ns = request_ns
+        self._path_ns = path_ns
+        self._batch: list[Job] = []
+        self._next_batch: list[Job] = []
         self.busy_until_ns = FOREVER_NS
-        """When those it is busy with are through."""
+        """When the current batch is done; FOREVER_NS while the front end is idle."""
 
     def accept(self, job: Job, now_ns: int) -> None:
-        """Takes in a job, in order of time and not before `ends_ns`."""
-        if self._busy_with:
-            self._came.append(job)
+        """Take in a job, in order of time. The caller first releases the batches that are done by `now_ns`."""
+        if self._batch:
+            self._next_batch.append(job)
         else:
-            self._busy_with, self.busy_until_ns = [job], now_ns + self._request_ns
+            self._batch = [job]
+            self.busy_until_ns = now_ns + self._request_ns
 
     def release(self) -> list[Job]:
-        """Those who are through at `ends_ns`."""
-        through, self._busy_with, self._came = self._busy_with, self._came, []
-        for job in through:
+        """Return the batch that is done at `busy_until_ns`, and begin the next one."""
+        released = self._batch
+        for job in released:
             job.arrived_ns = self.busy_until_ns + self._path_ns
-        self.busy_until_ns = (
-            self.busy_until_ns + self._request_ns * len(self._busy_with) if self._busy_with else FOREVER_NS
-        )
-        return through
+        self._batch = self._next_batch
+        self._next_batch = []
+        if self._batch:
+            self.busy_until_ns += self._request_ns * len(self._batch)
+        else:
+            self.busy_until_ns = FOREVER_NS
+        return released
 
     def cancel(self, job: Job) -> bool:
-        """Forgets a job; False for one that is not here."""
-        for each in (self._busy_with, self._came):
-            if job in each:
-                each.remove(job)
+        """Remove a job. Returns False if the front end does not have it."""
+        for batch in (self._batch, self._next_batch):
+            if job in batch:
+                batch.remove(job)
                 return True
         return False
 
 
 @dataclass(slots=True)
 class TokenTimes:
-    """What a job has got: of each token when, in nanoseconds, as far as it is settled."""
+    """The instants of a job's tokens in ns, as far as they are settled."""
 
     job: Job
     instants: list[int] = field(default_factory=list)
-    begun: int = -1
-    """How many steps had decoded when it last got a first token."""
+    first_token_step: int = -1
+    """Value of `Scheduler.decode_steps` when the job last got a first token; -1 before that."""
 
 
 class VirtualEngine:
-    """A Scheduler whose steps last as long as `step_time` says. `run` goes on until something has to be told."""
+    """A Scheduler whose steps last as long as `step_time` says."""
 
     def __init__(self, scheduler: Scheduler, step_time: StepDurations) -> None:
-        self.scheduler, self.step_time = scheduler, step_time
+        self.scheduler = scheduler
+        self.step_time = step_time
         self.now_ns = 0
         self._live: dict[Job, TokenTimes] = {}
-        self._ends: list[int] = []  # of each step that decoded
-        self._dropped = 0  # of those, how many are no longer in the list
+        self._step_ends: list[int] = []  # ends of the decode steps
+        self._dropped_steps = 0  # decode steps whose ends are no longer in `_step_ends`
 
     def submit(self, job: Job) -> None:
-        """Takes in a job that arrives at `job.arrived_ns`, not before those it was given already. Raises ValueError for
-        one that the KV cache can never hold."""
+        """Take in a job that arrives at `job.arrived_ns`, in order of arrival.
+
+        Raises ValueError if the KV cache can never hold the job.
+        """
         self.scheduler.submit(job)
         self._live[job] = TokenTimes(job)
 
     def cancel(self, job: Job) -> list[int]:
-        """Forgets a job; the instants of the tokens that it got."""
-        answer = self._live.pop(job)
-        if answer.begun >= 0:
+        """Remove a job and return the instants of the tokens that it got."""
+        times = self._live.pop(job)
+        if times.first_token_step >= 0:
             decoding = job in self.scheduler.decoding
             self.scheduler.cancel(job)
-            self._settle(answer, job.emitted if decoding or answer.instants else 0)
+            self._settle(times, job.emitted if decoding or times.instants else 0)
         else:
             self.scheduler.cancel(job)
-        return answer.instants
+        return times.instants
 
     @property
     def busy(self) -> bool:
         return bool(self._live)
 
     def run(self, until_ns: int) -> list[TokenTimes]:
-        """Goes on until answers have ended, which are returned, or a step begins later than `until_ns`."""
-        scheduler, step_time, ends = self.scheduler, self.step_time, self._ends
+        """Run until jobs end, and return them. Returns an empty list when the next step begins after `until_ns`."""
+        scheduler = self.scheduler
         while self._live:
             if not scheduler.running and scheduler.waiting[0].arrived_ns > self.now_ns:
                 self.now_ns = scheduler.waiting[0].arrived_ns
             if self.now_ns > until_ns:
                 return []
-            batch = scheduler.plan(self.now_ns)
-            alike = scheduler.alike()
-            if alike == 1:
-                self.now_ns += step_time(batch)
-                if scheduler.decodes:
-                    ends.append(self.now_ns)
-            else:
-                first_s, more_s, holds = step_time.decode_trend(batch.decoding, batch.context)
-                step_ns, more_ns, now_ns, before = 1e9 * first_s, 1e9 * more_s, float(self.now_ns), len(ends)
-                for _ in range(min(alike, holds)):
-                    now_ns += step_ns
-                    step_ns += more_ns
-                    ends.append(int(now_ns))
-                    if now_ns > until_ns:
-                        break
-                self.now_ns, alike = ends[-1], len(ends) - before
-            if result := self._finish(alike):
-                return result
+            ended = self._finish(self._run_steps(until_ns))
+            if ended:
+                return ended
         return []
 
+    def _run_steps(self, until_ns: int) -> int:
+        """Advance the time by one step, or by a run of identical steps, and return the number of steps."""
+        scheduler = self.scheduler
+        step_ends = self._step_ends
+        batch = scheduler.plan(self.now_ns)
+        identical_steps = scheduler.identical_steps()
+        if identical_steps == 1:
+            self.now_ns += self.step_time(batch)
+            if scheduler.step_decodes:
+                step_ends.append(self.now_ns)
+            return 1
+        first_s, growth_s, trend_steps = self.step_time.decode_trend(batch.decoding, batch.context)
+        step_ns = 1e9 * first_s
+        growth_ns = 1e9 * growth_s
+        now_ns = float(self.now_ns)
+        known_ends = len(step_ends)
+        for _ in range(min(identical_steps, trend_steps)):
+            now_ns += step_ns
+            step_ns += growth_ns
+            step_ends.append(int(now_ns))
+            if now_ns > until_ns:
+                break
+        self.now_ns = step_ends[-1]
+        return len(step_ends) - known_ends
+
     def _finish(self, steps: int) -> list[TokenTimes]:
-        begun, ended = self.scheduler.finish(steps)
-        for job in begun:
-            answer = self._live[job]
-            self._settle(answer, job.emitted - 1)
-            answer.instants.append(self.now_ns)
-            answer.begun = self.scheduler.decoded
-        answers = [self._live.pop(job) for job in ended]
-        for answer in answers:
-            self._settle(answer, answer.job.output_tokens)
-        if len(self._ends) > MAX_STEP_ENDS:
-            self._drop()
-        return answers
+        """Finish the steps in the scheduler, and return the jobs that ended with them."""
+        started, ended = self.scheduler.finish(steps)
+        for job in started:
+            times = self._live[job]
+            self._settle(times, job.emitted - 1)
+            times.instants.append(self.now_ns)
+            times.first_token_step = self.scheduler.decode_steps
+        ended_times = [self._live.pop(job) for job in ended]
+        for times in ended_times:
+            self._settle(times, times.job.output_tokens)
+        if len(self._step_ends) > MAX_STEP_ENDS:
+            self._drop_settled_steps()
+        return ended_times
 
-    def _settle(self, answer: TokenTimes, emitted: int) -> None:
-        """A job has got so many tokens in all, the last of them in steps that decoded one after the other."""
-        begin = answer.begun - self._dropped
-        answer.instants += self._ends[begin : begin + emitted - len(answer.instants)]
+    def _settle(self, times: TokenTimes, emitted: int) -> None:
+        """Add the instants of a job's tokens up to `emitted`; the missing ones came from consecutive decode steps."""
+        start = times.first_token_step - self._dropped_steps
+        times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
-    def _drop(self) -> None:
-        """Forgets the ends of steps that all answers have settled."""
-        first = min((each.begun for each in self._live.values() if each.begun >= 0), default=self.scheduler.decoded)
-        del self._ends[: first - self._dropped]
-        self._dropped = first
+    def _drop_settled_steps(self) -> None:
+        """Drop the ends of steps before the first token of every live job."""
+        first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
+        first_needed = min(first_tokens, default=self.scheduler.decode_steps)
+        del self._step_ends[: first_needed - self._dropped_steps]
+        self._dropped_steps = first_needed

@@ -9,7 +9,7 @@ from typing import Any
 
 from loadgen.servers.simulated import protocol, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
-from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, exponential_buckets
 
 _CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 # Output length where nothing is asked (core/objs/sampling_params.py, api_models.py).
@@ -68,7 +68,7 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
                 for index, token in enumerate(ids, 1)
             ]
         whole |= {"logprobs": [{}] * output, "input_usage": used}
-        return protocol.ok(whole | state.mark, headers=())
+        return protocol.json_reply(whole | state.mark, headers=())
 
     return Encoding(completion, encode, answer, _FAILURE)
 
@@ -90,7 +90,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         message = {"role": "assistant", "content": completion.text, "reasoning": "", "reasoning_content": None}
         choice = {"index": 0, "message": message | {"tool_calls": None}, "finish_reason": reason}
         made = _identity(state, request, "{}", "chat.completion")
-        return protocol.ok({**made, "choices": [choice], "usage": usage})
+        return protocol.json_reply({**made, "choices": [choice], "usage": usage})
 
     text = {"content": protocol.TEXT}
     inner = chunk(text, logprobs=None, token_ids=None, finish_reason=None)
@@ -127,7 +127,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     return Encoding(
         completion,
         encode,
-        lambda _: protocol.ok(chunk(completion.text, reason, usage) | named),
+        lambda _: protocol.json_reply(chunk(completion.text, reason, usage) | named),
         _FAILURE,
         closing=closing,
     )
@@ -149,9 +149,11 @@ def _completion(
     try:
         prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)
         wanted = protocol.integer(asked) or _OPENAI_TOKENS
-        room = state.longest - prompt_tokens
+        room = state.max_model_len - prompt_tokens
         if room <= 0:
-            raise ValueError(f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {state.longest}")
+            raise ValueError(
+                f"the input prompt token len {prompt_tokens} + max_new_tokens {wanted} > {state.max_model_len}"
+            )
     except ValueError as problem:
         if not request.streamed:
             raise _bad(str(problem)) from None
@@ -159,13 +161,13 @@ def _completion(
         said = protocol.dumps({"error": {"message": str(problem), "type": "invalid_request_error"}})
         raise ErrorReply(protocol.events_reply(said)) from None
     made = state.complete(request, prompt_tokens, min(wanted, room), "stop")
-    return made.stopped(stops, "stop", anywhere=False)[0]  # compared token by token; what stopped it stays
+    return made.cut_at_stop(stops, "stop", anywhere=False)[0]  # compared token by token; what stopped it stays
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
     """Raises ValueError with LightLLM's words."""
     if isinstance(prompt, str):
-        maximum, why = state.longest * _TOKEN_CHARACTERS, "the request is rejected before tokenization."
+        maximum, why = state.max_model_len * _TOKEN_CHARACTERS, "the request is rejected before tokenization."
         if len(prompt) > maximum:
             raise ValueError(f"prompt text length {len(prompt)} exceeds the character limit {maximum}, {why}")
         tokens = add_bos + tokenizer.count(prompt)
@@ -247,15 +249,17 @@ def _identity(state: ServerState, request: CompletionRequest, name: str, kind: s
 def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
     names = {"run_mode": "normal", "host": config.host, "port": config.port, "model_name": config.model}
-    limits = {"max_req_total_len": state.longest, "running_max_req_size": config.max_concurrent_requests}
-    return protocol.ok({**names, **limits, "tp": 1, "dp": 1, **state.mark})
+    limits = {"max_req_total_len": state.max_model_len, "running_max_req_size": config.max_concurrent_requests}
+    return protocol.json_reply({**names, **limits, "tp": 1, "dp": 1, **state.mark})
 
 
 def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     if not isinstance(fields.get("text"), str):
         raise _bad("error: 'text'", 417)
     parameters = fields.get("parameters") or {}
-    return protocol.ok({"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])})
+    return protocol.json_reply(
+        {"ntokens": bool(parameters.get("add_special_tokens", True)) + tokenizer.count(fields["text"])}
+    )
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -263,39 +267,40 @@ def _bad_json(message: str, position: int) -> Reply:
 
 
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
-_HEALTHY = protocol.ok({"message": "Ok"})
+_HEALTHY = protocol.json_reply({"message": "Ok"})
 _PAGES: dict[str, Page | Reply] = {  # by GET and by POST
-    "/liveness": protocol.ok({"status": "ok"}),
-    "/readiness": protocol.ok({"status": "ok"}),
-    "/get_model_name": lambda state, _: protocol.ok({"model_name": state.config.model, **state.mark}),
+    "/liveness": protocol.json_reply({"status": "ok"}),
+    "/readiness": protocol.json_reply({"status": "ok"}),
+    "/get_model_name": lambda state, _: protocol.json_reply({"model_name": state.config.model, **state.mark}),
     "/get_server_info": _server_info,
     "/tokens": _tokens,
 }
 
 PROTOCOL = ServerProtocol(
-    after="date: {date}\r\nserver: hypercorn-h11\r\n",
+    head_suffix="date: {date}\r\nserver: hypercorn-h11\r\n",
     keep_alive_s=10,
     body_limit=64 << 20,
-    generate={"/v1/chat/completions": chat, "/v1/completions": completions} | dict.fromkeys(protocol.NATIVE, native),
+    generate={"/v1/chat/completions": chat, "/v1/completions": completions}
+    | dict.fromkeys(protocol.NATIVE_ROUTES, native),
     pages={
         **{(method, path): page for path, page in _PAGES.items() for method in ("GET", "POST")},
         ("GET", "/health"): _HEALTHY,
         ("HEAD", "/health"): _HEALTHY,
         ("GET", "/healthz"): _HEALTHY,
-        ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.longest),
-        ("GET", "/token_load"): lambda state, _: protocol.ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
+        ("GET", "/v1/models"): lambda state, _: state.models("lightllm", max_model_len=state.max_model_len),
+        ("GET", "/token_load"): lambda state, _: protocol.json_reply(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
         # server/metrics/metrics.py; what we do not know is left out.
         ("GET", "/metrics"): lambda state, _: Reply(
-            state.metrics("lightllm_", state.served) + state.mark_metrics(), headers=()
+            state.metrics("lightllm_", state.metric_labels) + state.mark_metrics(), headers=()
         ),
     },
     read_body=partial(protocol.json_fields, _bad_json),
     too_large=error_reply(400, "body too large"),
     unhealthy=Reply(b'{"message":"Error"}', 503),
     failure=lambda status: error_reply(status, HTTPStatus(status).phrase),
-    guarded=lambda _path: False,
+    needs_api_key=lambda _path: False,
     unauthorized=Reply(status=401),
     default_limit=256,
-    limits_batch=True,  # `--running_max_req_size` is both
-    buckets=partial(steps_of_half, 0.001),
+    limit_is_batch_size=True,  # `--running_max_req_size` is both
+    buckets=partial(exponential_buckets, 0.001),
 )

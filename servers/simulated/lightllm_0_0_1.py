@@ -9,7 +9,7 @@ from typing import Any
 
 from loadgen.servers.simulated import lightllm, protocol, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
-from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, exponential_buckets
 
 _DEFAULT_TOKENS, _MOST_BEST_OF = 16, 8
 _LOGPROB = -1.5
@@ -99,10 +99,10 @@ def _completion(
     problem = ""
     if not tokens:
         problem = "text input must be of type `str`"  # this version takes no token ids
-    elif tokens > state.longest - 1:
-        problem = f"the input prompt token len {tokens} is too long > {state.longest - 1}"
-    elif tokens + requested > state.longest:
-        problem = f"the req total len (input len + output len) is too long > max_req_total_len:{state.longest}"
+    elif tokens > state.max_model_len - 1:
+        problem = f"the input prompt token len {tokens} is too long > {state.max_model_len - 1}"
+    elif tokens + requested > state.max_model_len:
+        problem = f"the req total len (input len + output len) is too long > max_req_total_len:{state.max_model_len}"
     if problem and request.streamed:
         raise ErrorReply(Reply(headers=protocol.EVENTS_TYPE, chunked=True, cut=True))
     if problem:
@@ -110,7 +110,7 @@ def _completion(
     made = state.complete(request, tokens, requested, "stop")
     stops = parameters.get("stop_sequences")
     listed = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
-    return made.stopped([stop for stop in listed if isinstance(stop, str) and stop], "stop", anywhere=False)[0]
+    return made.cut_at_stop([stop for stop in listed if isinstance(stop, str) and stop], "stop", anywhere=False)[0]
 
 
 def _event(
@@ -161,7 +161,7 @@ def _whole_tgi(completion: Completion, mark: Mapping[str, Any], *, details: bool
     told: dict[str, Any] = {"generated_text": completion.text, "count_output_tokens": output, "finish_reason": reason}
     if details:
         told["details"] = {"tokens": _tokens_of(completion), "generated_tokens": output, "finish_reason": reason}
-    return protocol.ok([told | dict(mark)])
+    return protocol.json_reply([told | dict(mark)])
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -173,13 +173,13 @@ def chat(_: ServerState, _request: CompletionRequest) -> Encoding:
     raise ErrorReply(Reply(b"Internal Server Error", 500, protocol.TEXT_TYPE))
 
 
-_ALIVE = protocol.ok({"status": "ok"})
-_HEALTHY = protocol.ok({"message": "Ok"})
+_ALIVE = protocol.json_reply({"status": "ok"})
+_HEALTHY = protocol.json_reply({"message": "Ok"})
 _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    page = state.metrics("lightllm_", state.served, without=_LATER)
+    page = state.metrics("lightllm_", state.metric_labels, without=_LATER)
     return Reply(page + state.mark_metrics(), headers=())
 
 
@@ -188,7 +188,7 @@ _PAGES: dict[tuple[str, str], Page | Reply] = {
     ("GET", "/health"): _HEALTHY,
     ("HEAD", "/health"): _HEALTHY,
     ("GET", "/healthz"): _HEALTHY,
-    ("GET", "/token_load"): lambda state, _: protocol.ok(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
+    ("GET", "/token_load"): lambda state, _: protocol.json_reply(dict.fromkeys(_LOADS, state.gauges().kv_usage)),
     ("GET", "/metrics"): _metrics,
 }
 
@@ -196,8 +196,8 @@ _PAGES: dict[tuple[str, str], Page | Reply] = {
 def _speaking(*, tgi_api: bool) -> ServerProtocol:
     generate = partial(native, tgi_api=tgi_api)
     return ServerProtocol(
-        before="date: {date}\r\nserver: uvicorn\r\n",
-        after="",
+        head_prefix="date: {date}\r\nserver: uvicorn\r\n",
+        head_suffix="",
         keep_alive_s=5,
         body_limit=64 << 20,
         generate={"/generate": generate, "/generate_stream": generate, "/v1/chat/completions": chat},
@@ -205,13 +205,13 @@ def _speaking(*, tgi_api: bool) -> ServerProtocol:
         read_body=partial(protocol.json_fields, _bad_json),
         too_large=error("body too large"),
         failure=lambda status: lightllm.error_reply(status, "simulated failure"),
-        gives_up=error("simulated failure"),
+        generation_failure=error("simulated failure"),
         unhealthy=Reply(b'{"message":"Error"}', 404),
-        guarded=lambda _path: False,
+        needs_api_key=lambda _path: False,
         unauthorized=Reply(status=401),
         default_limit=1000,
-        limits_batch=True,
-        buckets=partial(steps_of_half, 0.001),
+        limit_is_batch_size=True,
+        buckets=partial(exponential_buckets, 0.001),
     )
 
 

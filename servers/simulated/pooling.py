@@ -60,6 +60,6 @@ def _whole(
     usage |= {"completion_tokens": 0, "prompt_tokens_details": None} if name == "embd" else {}
     number = f"{name}-{state.mark_word}-{state.started_s:08x}{request.index:08x}"
     identity = {"id": number, "created": request.created_s, "model": state.config.model}
-    reply = protocol.ok({**identity, **answer, "usage": usage})
+    reply = protocol.json_reply({**identity, **answer, "usage": usage})
     completion = Completion(False, prompt_tokens, 0, [0], [b""], "stop")
     return Encoding(completion, lambda *_: b"", lambda _: reply, ())

@@ -1,6 +1,6 @@
-"""The shapes that every simulated protocol fills in: what was asked for, and its answer in bytes.
+"""Types and helpers that all simulated protocols share: requests, completions and their encoding as bytes.
 
-Bodies are read the way lenient servers do, and JSON is written compactly, as all three write it.
+Bodies are read leniently, as the real servers read them. JSON is written compactly, as all three servers write it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.simulated import tokenizer
 
 Headers = tuple[tuple[str, str], ...]
-Events = tuple[bytes, ...]  # server-sent events, each complete with its blank line
+Events = tuple[bytes, ...]  # server-sent events, each with its blank line
 
 JSON_TYPE: Headers = (("content-type", "application/json"),)
 EVENTS_TYPE: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
 TEXT_TYPE: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
-NATIVE = ("/", "/generate", "/generate_stream")  # TGI's and LightLLM's own routes
+NATIVE_ROUTES = ("/", "/generate", "/generate_stream")
+"""Routes of TGI's and LightLLM's native APIs."""
 dumps = msgspec.json.encode
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP answer that is known as a whole."""
+    """A complete HTTP response."""
 
     body: bytes = b""
     status: int = 200
     headers: Headers = JSON_TYPE
-    chunked: bool = False  # sent with the chunked transfer coding, as every event stream is
-    cut: bool = False  # the connection ends behind the head: the server failed after it had begun the response
-    outermost: bool = False  # sent by a layer of the server outside the one that adds the headers behind all others
+    chunked: bool = False
+    """Use chunked transfer coding, as every event stream does."""
+    cut: bool = False
+    """Close the connection after the head: the server failed after it had started the response."""
+    outermost: bool = False
+    """The response comes from a layer of the server outside the one that adds `ServerProtocol.head_suffix`."""
 
 
-class ErrorReply(Exception):  # noqa: N818 - not a mistake of ours: the server's answer to a request it does not take
-    """A request that gets a Reply instead of tokens."""
+class ErrorReply(Exception):  # noqa: N818 - not our error: the response to a request that the server refuses
+    """Raised to refuse a request with a Reply."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -49,172 +53,203 @@ class ErrorReply(Exception):  # noqa: N818 - not a mistake of ours: the server's
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request for tokens, as it came in."""
+    """One request for tokens."""
 
-    index: int  # its place among all requests for tokens
+    index: int  # number among all requests for tokens, from 0
     path: str
     body: Mapping[str, Any]
     created_s: int
-    stop_after: int | None = None  # the model ends its answer by itself after so many tokens; None: it does not
+    stop_after: int | None = None
+    """Number of tokens after which the model stops by itself. None: it never does."""
 
     @property
     def streamed(self) -> bool:
-        """Two of the native routes say so themselves; elsewhere the body does."""
+        """Whether the response is streamed. Two native routes imply it; on the others the body decides."""
         return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the model says to one accepted request."""
+    """The model's output for one accepted request."""
 
     streamed: bool
     prompt_tokens: int
-    requested_tokens: int  # the limit on new tokens, after the server's clamping; 0: nothing is generated
-    ids: Sequence[int]  # at least one, which of an answer without tokens stands for all of it
-    texts: Sequence[bytes]  # of each token, as it can stand inside a JSON string
-    finish_reason: str  # the server's own word
-    prompt: Sequence[int] = ()  # token ids, where the prefix cache is to know them
-    salt: str = ""
-    others: tuple[Completion, ...] = ()  # further answers of the same request, which leave together with this one
-    counted: tuple[tuple[int, int], ...] = ()
-    """(prompt tokens, maximum of new tokens) as often as the server's metrics count them. Empty: once, as above."""
+    requested_tokens: int
+    """Maximum number of new tokens, after the server has limited it. 0: nothing is generated."""
+    ids: Sequence[int]
+    """Token ids, at least one. For responses without tokens the one entry stands for the whole response."""
+    texts: Sequence[bytes]
+    """The text of each token, escaped for a JSON string."""
+    finish_reason: str  # in the server's own words
+    prompt: Sequence[int] = ()
+    """Token ids of the prompt, if the prefix cache uses them."""
+    cache_salt: str = ""
+    siblings: tuple[Completion, ...] = ()
+    """Further answers to the same request. They are sent together with this one."""
+    metric_requests: tuple[tuple[int, int], ...] = ()
+    """(prompt tokens, maximum new tokens) of each request that the server's metrics count for this one. Empty: one
+    request, with the values above."""
 
     @property
     def output_tokens(self) -> int:
-        """At least one."""
+        """Number of tokens of this answer, at least 1."""
         return len(self.ids)
 
     @property
     def steps(self) -> int:
-        """Tokens of the longest answer."""
-        return (
-            max(self.output_tokens, *(other.output_tokens for other in self.others)) if self.others else len(self.ids)
-        )
+        """Number of tokens of the longest answer."""
+        return max([self.output_tokens, *(sibling.output_tokens for sibling in self.siblings)])
 
-    def generated(self, steps: int) -> int:
-        """Tokens of all answers after so many steps."""
-        return sum(min(steps, each.output_tokens) for each in (self, *self.others)) if self.requested_tokens else 0
+    def generated_tokens(self, steps: int) -> int:
+        """Return the number of tokens of all answers after `steps` decode steps."""
+        if not self.requested_tokens:
+            return 0
+        return sum(min(steps, answer.output_tokens) for answer in (self, *self.siblings))
 
     @property
     def usage(self) -> dict[str, int]:
-        """As TGI and LightLLM count it."""
-        prompt, output = self.prompt_tokens, self.output_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        """Token counts in the form of TGI and LightLLM."""
+        prompt_tokens = self.prompt_tokens
+        output_tokens = self.output_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
+        }
 
     @property
     def text(self) -> str:
-        """The whole answer, without special tokens."""
-        shown = (text for token, text in zip(self.ids, self.texts, strict=True) if token != tokenizer.EOS_ID)
-        said: str = msgspec.json.decode(b'"%b"' % b"".join(shown))
-        return said
+        """The whole output, without special tokens."""
+        texts = (text for token, text in zip(self.ids, self.texts, strict=True) if token != tokenizer.EOS_ID)
+        decoded: str = msgspec.json.decode(b'"%b"' % b"".join(texts))
+        return decoded
 
-    def stopped(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
-        """Ends with the first token that completes one of `stops`, the first of them where several do; `anywhere`: also
-        where the token goes on behind it. With that stop, empty where there is none, and where in the text it begins.
-        Texts of the vocabulary are letters and blanks: a byte is a character."""
+    def cut_at_stop(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
+        """Return the completion up to the first token that completes one of `stops`.
+
+        If a token completes several of them, the first in the list counts. By default the stop string must be at the
+        end of the token; with `anywhere` the token may continue after it. Also returns the stop string, which is empty
+        if there is none, and where it starts in the text. Texts of the vocabulary are letters and blanks, so a byte is
+        a character.
+        """
         whole = b"".join(self.texts)
         for index, end in enumerate(accumulate(map(len, self.texts))):
             for stop in stops:
-                begun = max(0, end - len(self.texts[index]) - len(stop) + 1)
-                result = whole.find(stop.encode(), begun, end) if anywhere else end - len(stop)
-                if result >= 0 and whole.startswith(stop.encode(), result):
-                    retained = replace(self, ids=self.ids[: index + 1], texts=self.texts[: index + 1])
-                    return replace(retained, finish_reason=reason), stop, result
+                earliest = max(0, end - len(self.texts[index]) - len(stop) + 1)
+                start = whole.find(stop.encode(), earliest, end) if anywhere else end - len(stop)
+                if start >= 0 and whole.startswith(stop.encode(), start):
+                    ids = self.ids[: index + 1]
+                    texts = self.texts[: index + 1]
+                    return replace(self, ids=ids, texts=texts, finish_reason=reason), stop, start
         return self, "", len(whole)
 
 
 EventEncoder = Callable[[int, int, bool], bytes]
-"""(tokens sent before, tokens in this event, whether the answer ends with it) to the event's bytes."""
+"""From (tokens sent before, tokens in this event, whether the answer ends with it) to the bytes of the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A completion on the wire: every byte of it, streamed or whole."""
+    """The bytes of a completion, streamed or whole."""
 
     completion: Completion
-    event: EventEncoder
-    answer: Callable[[float], Reply]  # where it is not streamed: all of it, from the seconds that it took
-    failure: Events  # an error after the stream has begun, in the server's words, up to the end of the stream
-    merges: bool = False  # several tokens can share one event; else each has its own, and they leave in one send
-    opening: Events = ()  # sent together with the first token
-    closing: Events = ()  # sent together with the last token
-    role_only: Events = ()  # chat: what announces the role before a token, where it is not `opening`
-    head: Headers = ()  # headers of the stream that depend on the request
-    silent: bool = False  # some tokens have no event: theirs is empty
+    encode: EventEncoder
+    answer: Callable[[float], Reply]
+    """The response without streaming, from its duration in seconds."""
+    failure: Events
+    """The server's error after a stream has started, up to the end of the stream."""
+    merges: bool = False
+    """Several tokens can share one event. Otherwise each token has an event, and they leave in one send."""
+    opening: Events = ()
+    """Events sent together with the first token."""
+    closing: Events = ()
+    """Events sent together with the last token."""
+    role_only: Events = ()
+    """Chat: the events that announce the role before any token, if these are not `opening`."""
+    head: Headers = ()
+    """Headers of the stream that depend on the request."""
+    silent: bool = False
+    """Some tokens have no event; `encode` returns nothing for them."""
 
 
 def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes | bytearray) -> Mapping[str, Any]:
-    """The JSON object in a body, empty for another value. `bad_json` makes the answer to a body that is no JSON, from
-    the message of Python's json module and its position. Raises ErrorReply."""
+    """Return the JSON object in a body, or an empty one for any other value.
+
+    Raises ErrorReply for a body that is not JSON. `bad_json` makes the reply from the message and the position of
+    Python's json module.
+    """
     try:
         result = msgspec.json.decode(body)
     except DECODE_ERRORS:
-        message, index = "not JSON", 0
+        message = "not JSON"
+        position = 0
         try:
             json.loads(body)
         except ValueError as problem:
-            message, index = getattr(problem, "msg", str(problem)), getattr(problem, "pos", 0)
+            message = getattr(problem, "msg", str(problem))
+            position = getattr(problem, "pos", 0)
         except RecursionError:
             message = "nested too deeply"
-        raise ErrorReply(bad_json(message, index)) from None
+        raise ErrorReply(bad_json(message, position)) from None
     return result if isinstance(result, dict) else {}
 
 
-def together(
-    made: Sequence[Completion], encoders: Sequence[EventEncoder], first: int, tokens: int, _last: bool
+def merge_events(
+    completions: Sequence[Completion], encoders: Sequence[EventEncoder], first: int, tokens: int, _last: bool
 ) -> bytes:
-    """Events of several answers: one of each answer that has a token here."""
+    """Encode one event of each answer that still has tokens."""
     events = []
-    for completion, encode in zip(made, encoders, strict=True):
-        left = completion.output_tokens - first
-        if left > 0:
-            events.append(encode(first, min(tokens, left), left <= tokens))
+    for completion, encode in zip(completions, encoders, strict=True):
+        remaining = completion.output_tokens - first
+        if remaining > 0:
+            events.append(encode(first, min(tokens, remaining), remaining <= tokens))
     return b"".join(events)
 
 
-def event(payload: bytes) -> bytes:
-    """One server-sent event, with one blank after the colon."""
+def sse_event(payload: bytes) -> bytes:
+    """Return a server-sent event, with one blank after the colon."""
     return b"data: %b\n\n" % payload
 
 
-DONE = event(b"[DONE]")
-TEXT = "\0text"  # stands for the text of an event's tokens in `text_events`
+DONE = sse_event(b"[DONE]")
+TEXT = "\0text"
+"""Placeholder for the text of a token in `text_events`."""
 
 
 def json_event(value: Any) -> bytes:
-    """One server-sent event of a JSON value."""
-    return event(dumps(value))
+    """Return a server-sent event of a JSON value."""
+    return sse_event(dumps(value))
 
 
 def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping[str, Any]) -> EventEncoder:
-    """Events of one token each: `inner`, or `final` for the last, with the token's text in place of TEXT."""
-    mark = dumps(TEXT)[1:-1]
-    begin, _, end = json_event(inner).rpartition(mark)
-    final_begin, _, final_end = json_event(final).rpartition(mark)
+    """Encode one event per token: `inner`, or `final` for the last, with the token's text in place of TEXT."""
+    placeholder = dumps(TEXT)[1:-1]
+    start, _, end = json_event(inner).rpartition(placeholder)
+    final_start, _, final_end = json_event(final).rpartition(placeholder)
 
     def encode(first: int, _tokens: int, last: bool) -> bytes:
-        return final_begin + texts[first] + final_end if last else begin + texts[first] + end
+        return final_start + texts[first] + final_end if last else start + texts[first] + end
 
     return encode
 
 
 def events_reply(*payloads: bytes, headers: Headers = EVENTS_TYPE) -> Reply:
-    """An event stream that is known as a whole, as a refusal after status 200 is."""
-    return Reply(b"".join(map(event, payloads)), headers=headers, chunked=True)
+    """Return a complete event stream, such as a refusal after status 200."""
+    return Reply(b"".join(map(sse_event, payloads)), headers=headers, chunked=True)
 
 
-def ok(value: Any, headers: Headers = JSON_TYPE) -> Reply:
-    """200 with a JSON body."""
+def json_reply(value: Any, headers: Headers = JSON_TYPE) -> Reply:
+    """Return a response with status 200 and a JSON body."""
     return Reply(dumps(value), headers=headers)
 
 
 def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> Reply:
-    """An error as vLLM and LightLLM say it."""
+    """Return an error in the form of vLLM and LightLLM."""
     return Reply(dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}}), code)
 
 
 def integer(value: Any) -> int | None:
-    """A number without fraction, or a string of one, as pydantic's lax mode takes it; None for anything else."""
+    """Return an integer as pydantic's lax mode reads it, from a number without fraction or a string; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -224,5 +259,5 @@ def integer(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """A number, or None for anything else."""
+    """Return a number as a float, and None for any other value."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

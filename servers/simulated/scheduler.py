@@ -1,12 +1,12 @@
-"""Which requests share a step of an engine: the rules of vLLM, TGI and LightLLM, as a state machine that knows no time.
+"""Batch scheduling of an LLM engine: the rules of vLLM, TGI and LightLLM as a state machine without a clock.
 
-    waiting ──admit──> prefilling ──prompt computed, first token──> decoding ──last token──> gone
+    waiting ──admit──> prefilling ──prompt computed, first token──> decoding ──last token──> finished
        ^                   │                                            │
        └────────────────── preempted: the KV cache is full ─────────────┘
 
-Before a step, `plan` admits waiting jobs, first come first served, as far as the rules allow, and says what the step
-computes; `finish` is told when it has. How long it took is somebody else's: servers/simulated/token_clock.py for
-servers that answer over HTTP, servers/simulated/discrete_event.py where nobody waits. Batching per iteration is Orca's
+Call `plan` before a step: it admits waiting jobs, first come first served, as far as the policy allows, and returns
+what the step computes. Call `finish` when the step is over. The caller decides how long the step takes: token_clock.py
+does so for servers that answer over HTTP, discrete_event.py in virtual time. Batching per iteration comes from Orca
 (OSDI 2022).
 """
 
@@ -25,355 +25,448 @@ UNLIMITED = sys.maxsize
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request inside the simulated server. Compared by identity; finished when `emitted == output_tokens`."""
+    """One request inside the engine. Jobs compare by identity and are finished when `emitted == output_tokens`."""
 
     prompt_tokens: int
     output_tokens: int  # at least 1
     arrived_ns: int
-    emitted: int = 0  # tokens that it has got; while it decodes only a clock that hands out each keeps it up to date
-    held: int = 0  # KV cache taken at admission, in tokens
-    computed: int = 0  # tokens of the known sequence, prompt and what was emitted, that prefill has been through
-    owner: Any = None  # whatever the caller wants back; the scheduler does not look at it
-    prompt: Sequence[int] = ()  # token ids, where they are known: what the prefix cache knows a prompt by
-    salt: str = ""  # prompts of different salts share nothing
-    prefix: list[int] = field(default_factory=list)  # the scheduler's: a key for each whole block of the prompt
-    ends: int = 0  # the scheduler's, as the next: how many steps will have decoded when it has its last token
-    grows: int = 0  # before which of these steps it first needs another block
+    emitted: int = 0
+    """Tokens generated so far. While the job decodes, only a clock that hands out every token keeps this current."""
+    reserved_tokens: int = 0
+    """KV cache reserved at admission, in tokens."""
+    computed_tokens: int = 0
+    """Tokens of prompt and output so far that prefill has processed."""
+    owner: Any = None
+    """Any value of the caller. The scheduler does not use it."""
+    prompt: Sequence[int] = ()
+    """Token ids, if known. The prefix cache identifies prompts by them."""
+    cache_salt: str = ""
+    """Prompts with different salts share no cached blocks."""
+    block_hashes: list[int] = field(default_factory=list)
+    """Set by the scheduler: one key for each full block of the prompt."""
+    last_decode_step: int = 0
+    """Set by the scheduler: value of `Scheduler.decode_steps` when the job gets its last token."""
+    first_growth_step: int = 0
+    """Set by the scheduler: value of `Scheduler.decode_steps` before the step for which it first needs a new block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What a server's metrics page says about its scheduler."""
+    """The scheduler's values on a server's metrics page."""
 
     running: int
     waiting: int
     kv_usage: float  # share of the KV cache in use, 0..1
     preemptions: int  # since the start
-    cached_prompt_tokens: int = 0  # prompt tokens since the start that the prefix cache had already
+    cached_prompt_tokens: int = 0  # prompt tokens found in the prefix cache since the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one server kind fills the steps of its engine; which numbers are whose:
-    servers/simulated/scheduler_presets.py."""
+    """The rules by which one engine fills its steps. scheduler_presets.py has the values of every server."""
 
-    running_limit: int  # sequences in one step
+    running_limit: int
+    """Maximum sequences in one step (vLLM: `max_num_seqs`, LightLLM: `running_max_req_size`)."""
     step_tokens: int
-    """Prompt tokens in one step; with `mixed` prefill the decoding sequences count too, one token each."""
+    """Maximum prompt tokens in one step (vLLM: `max_num_batched_tokens`, TGI: `max_batch_prefill_tokens`). With `mixed`
+    prefill every decoding sequence counts as one token too."""
     prefill: Literal["mixed", "separate"]
-    """`mixed`: prompts are cut into chunks that share steps with decoding. `alone`: whole prompts in steps of their
-    own; a prompt longer than `step_tokens` gets a step to itself."""
+    """`mixed`: chunked prefill, in which chunks of prompts share steps with decoding. `separate`: whole prompts in
+    steps without decoding; a prompt longer than `step_tokens` gets a step to itself."""
     decode_steps_per_prefill: int = 1
-    """`alone`: so many steps decode after a prefill before the next, while anybody decodes."""
+    """`separate`: minimum decode steps between two prefills while any sequence decodes (TGI: `max_waiting_tokens`)."""
     waiting_served_ratio: float | None = None
-    """`alone`: sooner than that where at least so many times the running number can be admitted at once."""
+    """`separate`: prefill earlier if this multiple of the decoding sequences can be admitted at once (TGI's option)."""
     max_paddings: int | None = None
-    """`alone`: prompts of a step count as the longest of them; so many tokens of padding at most."""
+    """`separate`: maximum padding of a step in tokens, where each prompt counts as the longest one (vLLM 0.2)."""
     reserve: Literal["nothing", "output", "peak"] = "nothing"
-    """What admission takes of the KV cache beside the prompt: `nothing`, and more as the output grows, and when there
-    is no more, the newest sequence is preempted and later computed again; the whole `output`; or nothing, but only
-    while the `peak` that all running will ever hold together fits, were all prompts computed at once: with chunks some
-    last longer, and a cache that is full after all preempts too, as LightLLM pauses requests."""
-    block_size: int = 1  # KV cache is handed out in blocks of so many tokens
-    watermark: float = 0.0  # share of the cache that admission leaves free
-    prefix_cache: bool = False  # whole blocks that an earlier prompt began with are not computed again
-    memory_fraction: float  # share of the GPU's memory that weights and KV cache may fill
+    """KV cache that admission accounts for in addition to the prompt.
 
-    def longest(self, kv_tokens: int) -> int:
-        """Prompt and output of a job for which so large a cache has room."""
+    `nothing`: the cache of a sequence grows with its output. When the cache is full, the newest sequence is preempted
+    and recomputed later. `output`: the whole output is reserved. `peak`: nothing is reserved, but a job is admitted
+    only while the largest future use of all running jobs fits. This estimate assumes that all prompts are computed at
+    once. With chunked prefill some jobs last longer, so that the cache can still fill up; the newest sequence is then
+    preempted, as LightLLM pauses requests.
+    """
+    block_size: int = 1
+    """Tokens per block of KV cache."""
+    watermark: float = 0.0
+    """Share of the KV cache that admission leaves free."""
+    prefix_cache: bool = False
+    """Full blocks that match the beginning of an earlier prompt are not computed again."""
+    memory_fraction: float
+    """Share of the GPU memory for weights and KV cache (vLLM: `gpu_memory_utilization`)."""
+
+    def max_sequence_tokens(self, kv_tokens: int) -> int:
+        """Return the longest prompt plus output that fits a KV cache of `kv_tokens`."""
         return kv_tokens - int(self.watermark * kv_tokens) - self.block_size
 
 
 class Batch(NamedTuple):
-    """What one step computes, in totals."""
+    """The totals of one step."""
 
     prompts: int
-    prompt_tokens: int  # of them, in this step
-    pairs: int  # (token of a prompt, earlier token or itself)
+    prompt_tokens: int  # computed in this step
+    pairs: int  # attention pairs of prefill: (prompt token, itself or an earlier token)
     decoding: int  # sequences that get one more token
-    context: int  # tokens that these hold together
+    context: int  # tokens of all decoding sequences together
 
 
 class Scheduler:
-    """The jobs of one engine on a KV cache of `kv_tokens`. What all decoding jobs share, a token per step and a block
-    every so many, is counted once for all of them: a step costs the same however many decode."""
+    """The jobs of one engine with a KV cache of `kv_tokens`.
+
+    The effects that all decoding jobs share, one token per step and one block every `block_size` steps, are counted
+    once for all jobs. A step therefore costs the same for any number of decoding jobs.
+    """
 
     def __init__(self, policy: Policy, kv_tokens: int) -> None:
         assert min(kv_tokens, policy.running_limit, policy.step_tokens, policy.block_size) >= 1
-        self.policy, self.kv_tokens = policy, kv_tokens
+        self.policy = policy
+        self.kv_tokens = kv_tokens
         self.waiting: deque[Job] = deque()
-        # Both in order of admission, so that the newest job is the last of `_prefilling`, else of `decoding`.
+        # Both are in order of admission: the newest job is the last of `_prefilling`, or else the last of `decoding`.
         self._prefilling: dict[Job, None] = {}
         self.decoding: dict[Job, None] = {}
-        self.decodes = False  # the planned step decodes
-        self.decoded = 0  # steps that did, since the start
-        self._grown = 0  # steps for which room was made
-        self._free = kv_tokens
-        self._margin = int(policy.watermark * kv_tokens)
-        self._most, self._longest = kv_tokens - self._margin, policy.longest(kv_tokens)
-        self._grows = policy.reserve != "output"
-        self._context = 0  # known tokens of all decoding jobs
-        self._ends: list[tuple[int, int, Job]] = []  # a heap: (`Job.ends`, unique, job); of some that have left, too
-        self._places = count()
-        self._growing = [0] * policy.block_size  # decoding jobs by `Job.grows`, modulo the size of a block
-        self._chunks: list[tuple[Job, int]] = []  # prompt tokens that the planned step computes
-        self._since = UNLIMITED  # steps that decoded since the last prefill
-        self._late = False  # the head of the queue may be admitted to the next step, without anybody's end
-        self._preemptions = self._prefix_hits = 0
-        # Keys of the blocks in the prefix cache, the least recently used first. Sharing saves computing alone: a job
-        # still takes cache for its whole prompt, and what outputs push out is not modelled.
-        self._cached = OrderedDict[int, None]()  # of a dict that loses its first keys, the next takes ever longer
+        self.step_decodes = False  # the planned step decodes
+        self.decode_steps = 0  # finished steps that decoded
+        self._allocated_steps = 0  # decode steps for which blocks have been allocated
+        self._free_tokens = kv_tokens
+        self._watermark_tokens = int(policy.watermark * kv_tokens)
+        self._max_sequence_tokens = policy.max_sequence_tokens(kv_tokens)
+        self._allocates_while_decoding = policy.reserve != "output"
+        self._context_tokens = 0  # prompt and output tokens of all decoding jobs
+        # A heap of (`Job.last_decode_step`, unique number, job). Jobs that have left stay until they reach the top.
+        self._completions: list[tuple[int, int, Job]] = []
+        self._numbers = count()
+        # Decoding jobs by `Job.first_growth_step` modulo the block size: all jobs of an entry grow in the same steps.
+        self._growing_jobs = [0] * policy.block_size
+        self._chunks: list[tuple[Job, int]] = []  # (job, prompt tokens) of the planned step
+        self._decode_steps_since_prefill = UNLIMITED
+        self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before
+        self._preemptions = 0
+        self._cached_prompt_tokens = 0
+        # Hashes of the blocks in the prefix cache, least recently used first. Sharing saves computation only: a job
+        # still reserves cache for its whole prompt, and eviction by outputs is not modelled. An OrderedDict, because
+        # removing the first keys of a plain dict takes longer every time.
+        self._prefix_cache = OrderedDict[int, None]()
 
     def submit(self, job: Job) -> None:
-        """Raises ValueError for a job that the whole KV cache could not hold."""
+        """Add a job to the queue. Raises ValueError if even an empty KV cache could not hold it."""
         assert job.output_tokens >= 1
         tokens = job.prompt_tokens + job.output_tokens
-        if tokens > self._longest and (self.policy.reserve == "peak" or self._blocks(tokens - 1) > self._most):
-            what = f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens"
-            why = f"never fit a KV cache of {self.kv_tokens} tokens: limit the model's length to the cache"
-            raise ValueError(f"{what} {why}")
+        usable_tokens = self.kv_tokens - self._watermark_tokens
+        if tokens > self._max_sequence_tokens and (
+            self.policy.reserve == "peak" or self._round_up_to_blocks(tokens - 1) > usable_tokens
+        ):
+            raise ValueError(
+                f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens never fit a KV cache of "
+                f"{self.kv_tokens} tokens: limit the model's length to the cache"
+            )
         if self.policy.prefix_cache:
-            key, size = hash(job.salt), self.policy.block_size
+            key = hash(job.cache_salt)
+            size = self.policy.block_size
             for start in range(0, len(job.prompt) - size + 1, size):
                 key = hash((key, *job.prompt[start : start + size]))
-                job.prefix.append(key)
+                job.block_hashes.append(key)
         self.waiting.append(job)
 
     def cancel(self, job: Job) -> None:
-        """Forgets a job; what it holds is free at once. One that is finished or unknown is ignored."""
+        """Remove a job and free its KV cache at once. Finished and unknown jobs are ignored."""
         if job in self._prefilling:
             del self._prefilling[job]
-            self._free += job.held
+            self._free_tokens += job.reserved_tokens
         elif job in self.decoding:
-            self._leave(job)
+            self._stop_decoding(job)
         elif job in self.waiting:
             self.waiting.remove(job)
 
     @property
     def running(self) -> int:
-        """Jobs that are admitted."""
+        """The number of admitted jobs."""
         return len(self._prefilling) + len(self.decoding)
 
     def gauges(self) -> Gauges:
-        """As they are now."""
-        usage = (self.kv_tokens - self._free) / self.kv_tokens
-        return Gauges(self.running, len(self.waiting), usage, self._preemptions, self._prefix_hits)
+        """Return the current gauges."""
+        usage = (self.kv_tokens - self._free_tokens) / self.kv_tokens
+        return Gauges(self.running, len(self.waiting), usage, self._preemptions, self._cached_prompt_tokens)
 
     def plan(self, now_ns: int) -> Batch:
-        """Fixes the step that begins now, and says what it computes."""
+        """Fix the contents of the step that begins now, and return its totals."""
         self._chunks.clear()
-        self._late = False
+        self._admits_next_step = False
         if self.policy.prefill == "mixed":
-            self.decodes = True
-            self._late = preempted = self._grow()
-            budget = self.policy.step_tokens - len(self.decoding)
-            for job in self._prefilling:  # prompts that are partly computed get their next chunks
-                chunk = min(job.prompt_tokens + job.emitted - job.computed, budget)
-                if chunk <= 0:
-                    break
-                self._take(job, chunk)
-                budget -= chunk
-            if self.waiting and not preempted:  # who was needs what it gave up, of which an older one has taken some
-                self._admit(now_ns, budget)
+            self._plan_mixed(now_ns)
         else:
-            self._prefill_alone(now_ns)
-            self.decodes = not self._chunks
-            if self.decodes:
-                self._grow()
-        decoding, context = (len(self.decoding), self._context) if self.decodes else (0, 0)
-        if not self._chunks:
-            return Batch(0, 0, 0, decoding, context)
-        tokens = pairs = 0
+            self._plan_prefill(now_ns)
+            self.step_decodes = not self._chunks
+            if self.step_decodes:
+                self._allocate_for_decode()
+        decoding = context = 0
+        if self.step_decodes:
+            decoding = len(self.decoding)
+            context = self._context_tokens
+        prompt_tokens = pairs = 0
         for job, chunk in self._chunks:
-            tokens += chunk
-            pairs += chunk * job.computed + chunk * (chunk + 1) // 2
-        return Batch(len(self._chunks), tokens, pairs, decoding, context)
+            prompt_tokens += chunk
+            pairs += chunk * job.computed_tokens + chunk * (chunk + 1) // 2
+        return Batch(len(self._chunks), prompt_tokens, pairs, decoding, context)
 
-    def alike(self) -> int:
-        """How many steps, the planned one among them, are the same but for the context: all decode, nobody's last token
-        comes before the last of them, and of those who wait nobody can be admitted meanwhile."""
+    def identical_steps(self) -> int:
+        """Return how many steps, beginning with the planned one, differ in their context only.
+
+        All of these steps decode, no job gets its last token before the last of them, and no waiting job can be
+        admitted in between.
+        """
         if self._chunks or not self.decoding:
             return 1
-        self._drop_gone()
-        steps, policy = self._ends[0][0] - self.decoded, self.policy
+        self._drop_stale_completions()
+        steps = self._completions[0][0] - self.decode_steps
         if self.waiting:
-            if self._late or (policy.reserve == "peak" and self._since >= policy.decode_steps_per_prefill):
-                return 1
-            if policy.waiting_served_ratio is not None and not self._since:
-                return 1
-            if policy.prefill == "separate" and self._since < policy.decode_steps_per_prefill:
-                steps = min(steps, policy.decode_steps_per_prefill - self._since)
-        size = policy.block_size
-        if self._grows and self._free < len(self.decoding) * (steps + size):
-            left = self._free  # the planned step has its room already
+            steps = self._steps_without_admission(steps)
+        size = self.policy.block_size
+        if self._allocates_while_decoding and self._free_tokens < len(self.decoding) * (steps + size):
+            free_tokens = self._free_tokens  # blocks of the planned step are allocated already
             for step in range(1, steps):
-                left -= self._growing[(self.decoded + step) % size] * size
-                if left < 0:
+                free_tokens -= self._growing_jobs[(self.decode_steps + step) % size] * size
+                if free_tokens < 0:
                     return step
         return steps
 
     def finish(self, steps: int = 1) -> tuple[list[Job], list[Job]]:
-        """The planned step is over, and those `alike` behind it, `steps` in all. Returns the jobs that got their first
-        token, or their first since a preemption, and those that got their last; a job can be in both."""
-        begun: list[Job] = []
+        """End the planned step, or `steps` identical steps that begin with it.
+
+        Returns the jobs that got their first token, or the first since a preemption, and the jobs that got their last
+        token. A job can be in both lists.
+        """
+        started: list[Job] = []
         ended: list[Job] = []
-        if self.decodes:
-            size = self.policy.block_size
-            if self._grows:
-                for step in range(self.decoded + 1, self.decoded + steps):
-                    self._free -= self._growing[step % size] * size
-            self.decoded += steps
-            self._grown = self.decoded
-            self._since += steps
-            self._context += steps * len(self.decoding)
-            while self._drop_gone() and self._ends[0][0] == self.decoded:
-                job = self._ends[0][2]
-                self._leave(job)
-                ended.append(job)
+        if self.step_decodes:
+            self._finish_decode(steps, ended)
         for job, chunk in self._chunks:
-            if job not in self._prefilling:  # cancelled while the step ran
+            if job not in self._prefilling:  # cancelled during the step
                 continue
-            job.computed += chunk
-            if job.computed < job.prompt_tokens + job.emitted:
+            job.computed_tokens += chunk
+            if job.computed_tokens < job.prompt_tokens + job.emitted:
                 continue
             del self._prefilling[job]
-            self._join(job)
-            begun.append(job)
+            self._start_decoding(job)
+            started.append(job)
             if job.emitted == job.output_tokens:
-                self._leave(job)
+                self._stop_decoding(job)
                 ended.append(job)
-        if self._chunks and not self.decodes:
-            self._since = 0
+        if self._chunks and not self.step_decodes:
+            self._decode_steps_since_prefill = 0
         self._chunks.clear()
-        return begun, ended
+        return started, ended
 
-    def _join(self, job: Job) -> None:
-        """A prompt is computed: its first token, and more from the next step on."""
-        job.emitted += 1
-        job.ends = self.decoded + job.output_tokens - job.emitted
-        self.decoding[job] = None
-        self._context += job.prompt_tokens + job.emitted
-        heappush(self._ends, (job.ends, next(self._places), job))
-        if self._grows:
-            job.grows = self.decoded + job.held + 1 - job.prompt_tokens - job.emitted
-            self._growing[job.grows % self.policy.block_size] += 1
+    def _plan_mixed(self, now_ns: int) -> None:
+        """Plan a step in which all sequences decode and chunks of prompts fill the rest of the token budget."""
+        self.step_decodes = True
+        preempted = self._allocate_for_decode()
+        self._admits_next_step = preempted
+        budget = self.policy.step_tokens - len(self.decoding)
+        for job in self._prefilling:
+            chunk = min(job.prompt_tokens + job.emitted - job.computed_tokens, budget)
+            if chunk <= 0:
+                break
+            self._schedule_chunk(job, chunk)
+            budget -= chunk
+        if self.waiting and not preempted:  # after a preemption the freed blocks belong to older sequences
+            self._admit(now_ns, budget)
 
-    def _leave(self, job: Job) -> None:
-        """A job decodes no longer."""
-        del self.decoding[job]
-        job.emitted = job.output_tokens - (job.ends - self.decoded)
-        self._context -= job.prompt_tokens + job.emitted
-        if self._grows:
-            size = self.policy.block_size
-            self._growing[job.grows % size] -= 1
-            self._free += max(0, (self._grown - 1 - job.grows) // size + 1) * size
-        self._free += job.held
-
-    def _drop_gone(self) -> bool:
-        """Keeps a job that decodes at the top of the heap; False for none."""
-        ends = self._ends
-        while ends and (ends[0][2] not in self.decoding or ends[0][2].ends != ends[0][0]):
-            heappop(ends)
-        return bool(ends)
-
-    def _grow(self) -> bool:
-        """Makes room for the token that each decoding job is about to add, by preemption of the newest where there is
-        none. The oldest always gets its room, because no job is larger than the cache: the engine cannot lock up."""
-        size, index, preempted = self.policy.block_size, self.decoded % self.policy.block_size, False
-        while self._grows and self._free < self._growing[index] * size:
-            newest = next(reversed(self._prefilling or self.decoding))
-            self.cancel(newest)  # its cache is free; its job will be computed again, before all others
-            self.waiting.appendleft(newest)
-            self._preemptions += 1
-            preempted = True
-        if self._grows:
-            self._free -= self._growing[index] * size
-        self._grown = self.decoded + 1
-        return preempted
-
-    def _prefill_alone(self, now_ns: int) -> None:
-        """Whole prompts, if it is their turn."""
+    def _plan_prefill(self, now_ns: int) -> None:
+        """Plan a step of whole prompts, if the policy allows a prefill now."""
         policy = self.policy
-        if not self.decoding or self._since >= policy.decode_steps_per_prefill:
+        if not self.decoding or self._decode_steps_since_prefill >= policy.decode_steps_per_prefill:
             self._admit(now_ns, policy.step_tokens)
-        elif policy.waiting_served_ratio is not None and self._since >= 1:
-            minimum = int(len(self.decoding) * policy.waiting_served_ratio)
-            if len(self.waiting) >= minimum:
+        elif policy.waiting_served_ratio is not None and self._decode_steps_since_prefill >= 1:
+            min_prompts = int(len(self.decoding) * policy.waiting_served_ratio)
+            if len(self.waiting) >= min_prompts:
                 self._admit(now_ns, policy.step_tokens)
-            if len(self._chunks) < minimum:
+            if len(self._chunks) < min_prompts:
                 for job, _ in reversed(self._chunks):
                     self.cancel(job)
                     self.waiting.appendleft(job)
                 self._chunks.clear()
 
     def _admit(self, now_ns: int, budget: int) -> None:
-        """Moves jobs from the head of the queue into the step. The first that does not fit blocks those behind it."""
-        policy, whole, longest = self.policy, self.policy.prefill == "separate", 0
+        """Move jobs from the head of the queue into the step. The first job that does not fit blocks those behind
+        it."""
+        policy = self.policy
+        whole_prompts = policy.prefill == "separate"
+        longest = 0
         while self.waiting and budget > 0 and self.running < policy.running_limit:
             job = self.waiting[0]
-            known = job.prompt_tokens + job.emitted
-            held = self._blocks(job.prompt_tokens + job.output_tokens - 1 if policy.reserve == "output" else known)
-            # An arrival at this very instant ends a pause, but joins no batch, or asking late would change the batch.
+            # A job that arrives at this very instant may end a pause but does not join a running batch. Otherwise the
+            # batch would depend on when the caller asks.
             if job.arrived_ns >= now_ns and self.running:
-                self._late = True
+                self._admits_next_step = True
                 return
-            if held > self._free - self._margin or (whole and self._chunks and known > budget):
+            known_tokens = job.prompt_tokens + job.emitted
+            if whole_prompts and self._chunks and known_tokens > budget:
                 return
-            if policy.reserve == "peak" and self._peak(job) >= self.kv_tokens:
+            reserved_tokens = self._tokens_to_reserve(job)
+            if not self._has_room(job, reserved_tokens):
                 return
-            if whole and policy.max_paddings is not None and self._chunks:
-                longest = max(longest, known)
-                padded = longest * (len(self._chunks) + 1)
-                padding = padded - known - sum(chunk for _, chunk in self._chunks)
-                if padded > policy.step_tokens or padding > policy.max_paddings:
-                    return
-            longest = max(longest, known)
+            longest = max(longest, known_tokens)
+            if whole_prompts and self._chunks and self._exceeds_padding(longest, known_tokens):
+                return
             self.waiting.popleft()
-            self._free -= held
-            job.held, job.computed = held, self._cached_tokens(job, known)
+            self._free_tokens -= reserved_tokens
+            job.reserved_tokens = reserved_tokens
+            job.computed_tokens = self._find_cached_tokens(job, known_tokens)
             self._prefilling[job] = None
-            chunk = known if whole else min(known - job.computed, budget)
-            self._take(job, chunk)
+            chunk = known_tokens if whole_prompts else min(known_tokens - job.computed_tokens, budget)
+            self._schedule_chunk(job, chunk)
             budget -= chunk
 
-    def _peak(self, candidate: Job) -> int:
-        """Tokens that all running and this one will hold at most, each until its last: whoever ends k-th from last
-        frees its cache before those that stay reach theirs."""
-        known = [(job.ends - self.decoded, job.prompt_tokens + job.output_tokens) for job in self.decoding]
-        known += [
-            (job.output_tokens - job.emitted - 1, job.prompt_tokens + job.output_tokens) for job in self._prefilling
+    def _tokens_to_reserve(self, job: Job) -> int:
+        """Return the KV cache that admission of a job takes, in tokens."""
+        if self.policy.reserve == "output":
+            return self._round_up_to_blocks(job.prompt_tokens + job.output_tokens - 1)
+        return self._round_up_to_blocks(job.prompt_tokens + job.emitted)
+
+    def _has_room(self, job: Job, reserved_tokens: int) -> bool:
+        """Return whether the KV cache has room for a job that reserves `reserved_tokens`."""
+        if reserved_tokens > self._free_tokens - self._watermark_tokens:
+            return False
+        return self.policy.reserve != "peak" or self._peak_tokens(job) < self.kv_tokens
+
+    def _exceeds_padding(self, longest: int, tokens: int) -> bool:
+        """Return whether one more prompt of `tokens` needs too much padding; `longest` is the longest prompt with
+        it."""
+        policy = self.policy
+        if policy.max_paddings is None:
+            return False
+        padded_tokens = longest * (len(self._chunks) + 1)
+        padding = padded_tokens - tokens - sum(chunk for _, chunk in self._chunks)
+        return padded_tokens > policy.step_tokens or padding > policy.max_paddings
+
+    def _peak_tokens(self, candidate: Job) -> int:
+        """Return the maximum of KV cache that all running jobs and `candidate` will use together, in tokens.
+
+        The use is largest just before a job ends and frees its cache. With the jobs in reverse order of their ends, the
+        k longest ones are still running when the k-th ends, and all of them have grown by its remaining tokens.
+        """
+        jobs = [  # (remaining tokens, final length)
+            (job.last_decode_step - self.decode_steps, job.prompt_tokens + job.output_tokens) for job in self.decoding
         ]
-        known.append(
-            (candidate.output_tokens - candidate.emitted - 1, candidate.prompt_tokens + candidate.output_tokens)
-        )
-        held = maximum = 0
-        for index, (left, whole) in enumerate(sorted(known, reverse=True), 1):
-            held += whole - left
-            maximum = max(maximum, held + left * index)
-        return maximum
+        jobs += [
+            (job.output_tokens - job.emitted - 1, job.prompt_tokens + job.output_tokens)
+            for job in (*self._prefilling, candidate)
+        ]
+        jobs.sort(reverse=True)
+        used = peak = 0
+        for index, (remaining, final_length) in enumerate(jobs, 1):
+            used += final_length - remaining
+            peak = max(peak, used + remaining * index)
+        return peak
 
-    def _take(self, job: Job, chunk: int) -> None:
-        """Computes so many tokens of a job in this step; their blocks can be shared from now on, as in vLLM."""
+    def _schedule_chunk(self, job: Job, chunk: int) -> None:
+        """Compute `chunk` tokens of a job in this step. Their blocks can be shared from now on, as in vLLM."""
         self._chunks.append((job, chunk))
-        size, cached = self.policy.block_size, self._cached
-        for key in job.prefix[job.computed // size : (job.computed + chunk) // size]:
-            cached[key] = None
-            cached.move_to_end(key)
-        while len(cached) > self.kv_tokens // size:
-            cached.popitem(last=False)
+        size = self.policy.block_size
+        cache = self._prefix_cache
+        for key in job.block_hashes[job.computed_tokens // size : (job.computed_tokens + chunk) // size]:
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > self.kv_tokens // size:
+            cache.popitem(last=False)
 
-    def _cached_tokens(self, job: Job, known: int) -> int:
-        """How many of the first tokens are in the prefix cache: whole blocks, and never all that is known, as the last
-        token has to be computed for its successor."""
-        size, hits = self.policy.block_size, 0
-        for key in job.prefix[: (known - 1) // size]:
-            if key not in self._cached:
+    def _find_cached_tokens(self, job: Job, known_tokens: int) -> int:
+        """Return how many leading tokens are in the prefix cache, in full blocks.
+
+        At least one token is left over, because the last token has to be computed for the next one.
+        """
+        size = self.policy.block_size
+        hits = 0
+        for key in job.block_hashes[: (known_tokens - 1) // size]:
+            if key not in self._prefix_cache:
                 break
-            self._cached.move_to_end(key)
+            self._prefix_cache.move_to_end(key)
             hits += size
-        self._prefix_hits += hits * (not job.emitted)  # a job that was preempted is not counted again
+        if not job.emitted:  # a preempted job is counted once
+            self._cached_prompt_tokens += hits
         return hits
 
-    def _blocks(self, tokens: int) -> int:
-        """`tokens`, rounded up to whole blocks."""
+    def _steps_without_admission(self, limit: int) -> int:
+        """Return how many steps, at most `limit`, cannot admit the head of the queue; 1 if this is not known."""
+        policy = self.policy
+        since_prefill = self._decode_steps_since_prefill
+        if self._admits_next_step or (policy.reserve == "peak" and since_prefill >= policy.decode_steps_per_prefill):
+            return 1
+        if policy.waiting_served_ratio is not None and not since_prefill:
+            return 1
+        if policy.prefill == "separate" and since_prefill < policy.decode_steps_per_prefill:
+            return min(limit, policy.decode_steps_per_prefill - since_prefill)
+        return limit
+
+    def _finish_decode(self, steps: int, ended: list[Job]) -> None:
+        """Account for `steps` decode steps and append the jobs that got their last token to `ended`."""
+        size = self.policy.block_size
+        if self._allocates_while_decoding:
+            for step in range(self.decode_steps + 1, self.decode_steps + steps):
+                self._free_tokens -= self._growing_jobs[step % size] * size
+        self.decode_steps += steps
+        self._allocated_steps = self.decode_steps
+        self._decode_steps_since_prefill += steps
+        self._context_tokens += steps * len(self.decoding)
+        while self._drop_stale_completions() and self._completions[0][0] == self.decode_steps:
+            job = self._completions[0][2]
+            self._stop_decoding(job)
+            ended.append(job)
+
+    def _start_decoding(self, job: Job) -> None:
+        """Give a job whose prompt is computed its first token. It decodes from the next step on."""
+        job.emitted += 1
+        job.last_decode_step = self.decode_steps + job.output_tokens - job.emitted
+        self.decoding[job] = None
+        self._context_tokens += job.prompt_tokens + job.emitted
+        heappush(self._completions, (job.last_decode_step, next(self._numbers), job))
+        if self._allocates_while_decoding:
+            unused_tokens = job.reserved_tokens - job.prompt_tokens - job.emitted
+            job.first_growth_step = self.decode_steps + unused_tokens + 1
+            self._growing_jobs[job.first_growth_step % self.policy.block_size] += 1
+
+    def _stop_decoding(self, job: Job) -> None:
+        """Remove a decoding job, bring its `emitted` up to date and free its KV cache."""
+        del self.decoding[job]
+        job.emitted = job.output_tokens - (job.last_decode_step - self.decode_steps)
+        self._context_tokens -= job.prompt_tokens + job.emitted
+        if self._allocates_while_decoding:
+            size = self.policy.block_size
+            self._growing_jobs[job.first_growth_step % size] -= 1
+            new_blocks = max(0, (self._allocated_steps - 1 - job.first_growth_step) // size + 1)
+            self._free_tokens += new_blocks * size
+        self._free_tokens += job.reserved_tokens
+
+    def _drop_stale_completions(self) -> bool:
+        """Remove entries of jobs that have left from the top of the heap. Returns False if the heap is then empty."""
+        heap = self._completions
+        while heap and (heap[0][2] not in self.decoding or heap[0][2].last_decode_step != heap[0][0]):
+            heappop(heap)
+        return bool(heap)
+
+    def _allocate_for_decode(self) -> bool:
+        """Allocate the blocks for the next token of every decoding job. Returns whether a job was preempted for this.
+
+        The newest jobs are preempted until there is room. The oldest job always gets its room, because no job is larger
+        than the cache. The engine therefore cannot deadlock.
+        """
+        size = self.policy.block_size
+        phase = self.decode_steps % size
+        preempted = False
+        while self._allocates_while_decoding and self._free_tokens < self._growing_jobs[phase] * size:
+            newest = next(reversed(self._prefilling or self.decoding))
+            self.cancel(newest)
+            self.waiting.appendleft(newest)  # it is recomputed before all other waiting jobs
+            self._preemptions += 1
+            preempted = True
+        if self._allocates_while_decoding:
+            self._free_tokens -= self._growing_jobs[phase] * size
+        self._allocated_steps = self.decode_steps + 1
+        return preempted
+
+    def _round_up_to_blocks(self, tokens: int) -> int:
+        """Return `tokens`, rounded up to full blocks."""
         return -(-tokens // self.policy.block_size) * self.policy.block_size

@@ -47,7 +47,7 @@ class BodyError(Exception):
         return f"{what}: {self.path}{': ' if self.path else ''}{self.message}{self.position}"
 
 
-class Kind(Protocol):
+class JsonType(Protocol):
     """The type of a JSON value. `accepts` compares a decoded value with it; `read` reads one, and raises BodyError."""
 
     def accepts(self, value: Any) -> bool: ...
@@ -55,7 +55,7 @@ class Kind(Protocol):
     def read(self, reader: Reader) -> Any: ...
 
 
-def decode(body: bytes | bytearray, kind: Kind) -> Any:
+def decode(body: bytes | bytearray, kind: JsonType) -> Any:
     """The value that a body holds. Raises BodyError in the words of serde_json."""
     try:
         value = msgspec.json.decode(body)
@@ -72,7 +72,7 @@ class Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.depth = data, 0, 0
 
-    def read(self, kind: Kind) -> Any:
+    def read(self, kind: JsonType) -> Any:
         """One value. What comes after the value is ignored, as axum 0.7 ignores it."""
         return kind.read(self)
 
@@ -119,9 +119,9 @@ class Reader:
         if first == b'"':
             return self.text()
         if first == b"[":
-            return self.items(Anything())
+            return self.items(AnyValue())
         if first == b"{":
-            return self.fields(lambda _name: Anything())
+            return self.fields(lambda _name: AnyValue())
         if first in _WORDS:
             return self.word(*_WORDS[first])
         if first == b"-" or first.isdigit():
@@ -174,7 +174,7 @@ class Reader:
         except UnicodeDecodeError:
             raise self.syntax("invalid unicode code point", self.at) from None
 
-    def items(self, kind: Kind) -> list[Any]:
+    def items(self, kind: JsonType) -> list[Any]:
         """A list; the next byte is its bracket."""
         result: list[Any] = []
         with self.nested():
@@ -191,10 +191,10 @@ class Reader:
                     self.at += 1
                     if self.peek() == b"]":
                         raise self.unexpected("trailing comma")
-                with within(f"[{len(result)}]"):
+                with path_step(f"[{len(result)}]"):
                     result.append(kind.read(self))
 
-    def fields(self, kind_of: Callable[[str], Kind]) -> dict[str, Any]:
+    def fields(self, kind_of: Callable[[str], JsonType]) -> dict[str, Any]:
         """An object; the next byte is its brace."""
         result: dict[str, Any] = {}
         with self.nested():
@@ -222,7 +222,7 @@ class Reader:
                     at_end = self.at >= len(self.data)
                     raise self.unexpected("EOF while parsing an object" if at_end else "expected `:`")
                 self.at += 1
-                with within(name):
+                with path_step(name):
                     result[name] = kind.read(self)
 
     @contextmanager
@@ -239,7 +239,7 @@ class Reader:
 
 
 @contextmanager
-def within(step: str) -> Iterator[None]:
+def path_step(step: str) -> Iterator[None]:
     """Put a field's name or an item's index in front of the path of an error."""
     try:
         yield
@@ -250,7 +250,7 @@ def within(step: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Anything:
+class AnyValue:
     """Any JSON value."""
 
     def accepts(self, value: Any) -> bool:  # noqa: ARG002 - the shape of a Kind
@@ -274,7 +274,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Boolean:
     """A boolean."""
 
     def accepts(self, value: Any) -> bool:
@@ -322,7 +322,7 @@ class Number:
 class Optional:
     """A value or null."""
 
-    kind: Kind
+    kind: JsonType
 
     def accepts(self, value: Any) -> bool:
         return value is None or self.kind.accepts(value)
@@ -332,10 +332,10 @@ class Optional:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListOf:
     """A list of values of one type."""
 
-    kind: Kind
+    kind: JsonType
 
     def accepts(self, value: Any) -> bool:
         return isinstance(value, list) and all(map(self.kind.accepts, value))
@@ -351,7 +351,7 @@ class Struct:
     """An object. Other fields than these are ignored, or left to `rest`."""
 
     name: str
-    known: Mapping[str, Kind]
+    known: Mapping[str, JsonType]
     required: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     rest: Callable[[Mapping[str, Any]], str] | None = None
@@ -372,12 +372,12 @@ class Struct:
             raise _missing_or_wrong(reader, f"struct {self.name}")
         seen: set[str] = set()
 
-        def kind_of(given: str) -> Kind:
+        def kind_of(given: str) -> JsonType:
             name = self.aliases.get(given, given)
             if name in self.known and name in seen:
                 raise self.closed(reader, BodyError(f"duplicate field `{name}`"))
             seen.add(name)
-            return self.known.get(name, Anything())
+            return self.known.get(name, AnyValue())
 
         value = reader.fields(kind_of)
         for name in self.required:
@@ -401,7 +401,7 @@ class Untagged:
     or the end of the object when the value comes last."""
 
     name: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[JsonType, ...]
     problem: Callable[[Any], str] | None = None
     """What is wrong with a value that fits one of the types; empty for nothing."""
 

@@ -1,7 +1,7 @@
-"""A simulated server as a whole: its side of HTTP, and how one is started, here or in a process of its own.
+"""The HTTP server of a simulated backend, and the functions that run one in this process or as a child process.
 
-aiohttp parses requests and keeps connections; answers are written here, byte by byte as the real server's, because the
-head of a response, its order and its spelling are part of a protocol too.
+aiohttp parses requests and keeps connections. Responses are written here byte by byte, exactly like those of the real
+server, because the order and the spelling of the headers are part of its protocol.
 """
 
 from __future__ import annotations
@@ -34,47 +34,71 @@ from loadgen.servers.lifeline import end_with_parent
 from loadgen.servers.simulated import ConfigError, SimulatedError
 from loadgen.servers.simulated.config import SimulatedConfig, fault_for, parse_fault
 from loadgen.servers.simulated.process import READY
-from loadgen.servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, ok
+from loadgen.servers.simulated.protocol import TEXT_TYPE, CompletionRequest, Encoding, ErrorReply, Reply, json_reply
 from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.state import ServerProtocol, ServerState, realtime_offset_ns
-from loadgen.servers.simulated.stream_sender import FAULTS, WHOLE, Ending, LogLine, Stream, StreamSender, reset
+from loadgen.servers.simulated.stream_sender import (
+    COMPLETE_BODY,
+    FAULTS,
+    Ending,
+    LogLine,
+    Stream,
+    StreamSender,
+    reset_connection,
+)
 from loadgen.servers.simulated.token_clock import BatchingClock, ScriptClock, TokenClock
 from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
-STATUS_PATH = "/simulated/status"  # the one page that no real server has: this is how our own probe knows
+STATUS_PATH = "/simulated/status"
+"""The one page that no real server has. Our probe recognises simulated servers by it."""
 
-_FIRST_WAIT_S, _WAIT_GROWS, _LONGEST_WAIT_S = 0.1, 1.1, 1.0  # LightLLM polls for a free slot (httpserver/manager.py)
-_HEAD_PIECES, _SLOW_HEAD_MS = 20, 1000
-_LIE_BYTES = 1 << 20  # so many bytes more than come are promised by the fault `content-length`
+# LightLLM polls for a free slot with these waits (httpserver/manager.py).
+_FIRST_WAIT_S = 0.1
+_WAIT_FACTOR = 1.1
+_MAX_WAIT_S = 1.0
+
+# The fault `slow-headers` sends the head in this many pieces, by default over this time.
+_HEAD_PIECES = 20
+_SLOW_HEAD_MS = 1000
+
+_EXCESS_BYTES = 1 << 20  # the fault `content-length` announces this much more than the body
 _BACKLOG = 4096
-_LEAVE_LIMIT_S = 0.05  # for answers on their way when the server stops (zero would mean for ever, to aiohttp)
-_YOUNG_ONLY = (10_000, 1_000, 1_000)  # collections by themselves take below a millisecond; state.py has the full ones
+_SHUTDOWN_LIMIT_S = 0.05  # for responses that are still being sent; aiohttp would take zero as no limit
+_YOUNG_ONLY = (10_000, 1_000, 1_000)
+"""Thresholds with which automatic garbage collections take less than a millisecond. state.py runs the full ones."""
 
 
 def find_protocol(server: str, version: str = "") -> ServerProtocol:
-    """What makes a simulated server this kind and version: the value that its kind names, imported when needed."""
-    kind = BACKENDS[server]
-    module, _, name = (kind.simulated_versions[version] if version else kind.simulated).partition(":")
+    """Import and return the protocol of a backend, or of another version of it that can be simulated."""
+    backend = BACKENDS[server]
+    target = backend.simulated_versions[version] if version else backend.simulated
+    module, _, name = target.partition(":")
     protocol: ServerProtocol = getattr(importlib.import_module(module), name)
     return protocol
 
 
 async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: asyncio.Event) -> dict[str, Any]:
-    """Serves until `stop` is set; returns the last status. `ready` takes the URL once connections are accepted. Raises
-    OSError when the port is taken, ConfigError for a card or model that is not known."""
-    protocol, loop = find_protocol(config.server, config.server_version), asyncio.get_running_loop()
+    """Serve until `stop` is set, and return the last status. Calls `ready` with the URL once connections are accepted.
+
+    Raises OSError if the port is in use, and ConfigError for an unknown GPU or model.
+    """
+    protocol = find_protocol(config.server, config.server_version)
+    loop = asyncio.get_running_loop()
     limit = config.max_concurrent_requests or protocol.default_limit
-    clock, longest = _clock(config, protocol, limit)
-    config = replace(config, max_concurrent_requests=limit, max_model_len=longest)
-    pump, state = StreamSender(clock, loop), ServerState(config, protocol.buckets, clock.gauges)
-    http, kept_s = HttpServer(state, protocol, pump), protocol.keep_alive_s
+    clock, max_model_len = _clock(config, protocol, limit)
+    config = replace(config, max_concurrent_requests=limit, max_model_len=max_model_len)
+    sender = StreamSender(clock, loop)
+    state = ServerState(config, protocol.buckets, clock.gauges)
+    http = HttpServer(state, protocol, sender)
     handler = web.Server(http.answer, handler_cancellation=True)
-    connection = partial(ClientConnection, http, handler, loop=loop, keepalive_timeout=kept_s, access_log=None)
+    connection = partial(
+        ClientConnection, http, handler, loop=loop, keepalive_timeout=protocol.keep_alive_s, access_log=None
+    )
     try:
         listening = await loop.create_server(connection, config.host, config.port, backlog=_BACKLOG)
         try:
             if config.log and config.clock == "script":  # an engine takes a request when it has read it
-                from loadgen.servers.simulated.arrivals import open_arrivals  # and with it NumPy, 0.1 s
+                from loadgen.servers.simulated.arrivals import open_arrivals  # imports NumPy, which takes 0.1 s
 
                 http.stamps = open_arrivals(listening.sockets[0])
             host, port = listening.sockets[0].getsockname()[:2]
@@ -82,9 +106,9 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
             await stop.wait()
         finally:
             listening.close()
-            await handler.shutdown(_LEAVE_LIMIT_S)
+            await handler.shutdown(_SHUTDOWN_LIMIT_S)
     finally:
-        pump.timer.close()
+        sender.timer.close()
         http.stamps.close()
         summary = http.status()
         state.close(summary)
@@ -92,13 +116,16 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
 
 
 def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[str, Any]:
-    """Serves in this process until SIGTERM or Ctrl-C, and says so on standard output; returns the last status."""
+    """Serve in this process until SIGTERM or Ctrl-C, and return the last status.
+
+    Prints READY and the URL to standard output once connections are accepted.
+    """
     import uvloop
 
     def ready(url: str) -> None:
         gc.set_threshold(*_YOUNG_ONLY)
         gc.collect()
-        gc.freeze()  # what exists now lives as long as the server: no collection need look at it again
+        gc.freeze()  # everything that exists now lives as long as the server, so collections can skip it
         sys.stdout.write(f"{READY}{url}\n")
         sys.stdout.flush()
 
@@ -122,125 +149,155 @@ def child() -> None:
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
-    """The clock, and the longest prompt plus output that it can hold. Raises ConfigError."""
+    """Return the clock, and the longest prompt plus output that it can handle. Raises ConfigError."""
     if config.clock == "script":
-        times_s = (config.ttft_s, config.itl_s, config.jitter_s)
-        ttft_ns, itl_ns, jitter_ns = (round(time_s * 1e9 / config.speed) for time_s in times_s)
-        return ScriptClock(ttft_ns, itl_ns, jitter_ns, config.tokens_per_event, config.seed), config.max_model_len
-    from loadgen.servers.simulated.scheduler_presets import find_engine  # and with it NumPy, which a script needs not
+        clock = ScriptClock(
+            round(config.ttft_s * 1e9 / config.speed),
+            round(config.itl_s * 1e9 / config.speed),
+            round(config.jitter_s * 1e9 / config.speed),
+            config.tokens_per_event,
+            config.seed,
+        )
+        return clock, config.max_model_len
+    from loadgen.servers.simulated.scheduler_presets import find_engine  # imports NumPy, which a script does not need
 
-    tensor = config.tensor_parallel
     try:
         engine = find_engine(config.server, config.vintage)
-        deployment = engine.deployment(config.gpu, config.model_shape, tensor=tensor, file=config.hardware)
+        deployment = engine.deployment(
+            config.gpu, config.model_shape, tensor=config.tensor_parallel, file=config.hardware
+        )
         kv_tokens = config.kv_tokens or engine.kv_tokens(deployment)
     except HardwareError as problem:
         raise ConfigError(str(problem)) from None
-    policy = engine.policy_for(kv_tokens, limit if protocol.limits_batch else None)
-    longest = min(config.max_model_len, policy.longest(kv_tokens))
-    return BatchingClock(policy, kv_tokens, engine.step_time(deployment), config.speed), longest
+    policy = engine.policy_for(kv_tokens, limit if protocol.limit_is_batch_size else None)
+    max_model_len = min(config.max_model_len, policy.max_sequence_tokens(kv_tokens))
+    return BatchingClock(policy, kv_tokens, engine.step_time(deployment), config.speed), max_model_len
 
 
 class ClientConnection(web.RequestHandler):
-    """Counts what comes: for a source of stamps (loadgen.servers.wire.timestamps) the request that was read is a
-    Received."""
+    """A connection that counts the bytes it receives.
+
+    It has the attributes of loadgen.servers.wire.timestamps.Received: a timestamp source treats the request that was
+    read last like a response.
+    """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._http, self._came, self.begins, self.watched = http, 0, 0, None
-        self.sizes, self.user, self.kernel, self.read_ends = array("q", [0]), array("q"), bytearray(), list[int]()
+        self._http = http
+        self._received_bytes = 0
+        self.begins = 0
+        self.watched = None
+        self.sizes = array("q", [0])
+        self.user = array("q")
+        self.kernel = bytearray()
+        self.read_ends = list[int]()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.watched = self._http.stamps.watch(transport.get_extra_info("socket"))
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._came += len(data)
+        self._received_bytes += len(data)
         self._http.stamps.collect()
         super().data_received(data)
 
-    def read(self, received_ns: int) -> None:
-        """A request has been read, whose head this process had at that instant."""
-        self.begins, self.sizes, self.user = self.sizes[0], array("q", [self._came]), array("q", [received_ns])
+    def on_request_read(self, received_ns: int) -> None:
+        """Note that a request has been read. This process had its head at `received_ns`."""
+        self.begins = self.sizes[0]
+        self.sizes = array("q", [self._received_bytes])
+        self.user = array("q", [received_ns])
         if self.watched is not None:
             self.watched.discard_before(self.begins)
 
     def offsets(self, places: Sequence[int]) -> list[int]:
-        """These places, which are counted from the connection's first byte."""
+        """Return the positions unchanged, because they count from the connection's first byte."""
         return [*places]
 
 
 class HttpServer:
-    """Answers requests in the manner of one server."""
+    """Answers requests with the protocol of one backend."""
 
-    def __init__(self, state: ServerState, protocol: ServerProtocol, pump: StreamSender) -> None:
-        self.state, self.protocol, self.pump = state, protocol, pump
-        self.stamps = PLAIN  # of when requests came
-        until_due_s = (state.config.ttft_s - state.config.jitter_s) / state.config.speed  # of a first token
-        self.patience_ns = round((until_due_s - RETRY_S) * 1e9)
-        self.numbers = count()  # of the requests for tokens
-        self.began_ns = time.monotonic_ns()
-        self._keep, self._close = Written(keep_alive=True), Written(keep_alive=False)
+    def __init__(self, state: ServerState, protocol: ServerProtocol, sender: StreamSender) -> None:
+        self.state = state
+        self.protocol = protocol
+        self.sender = sender
+        self.stamps = PLAIN  # timestamp source for the arrival of requests
+        first_token_s = (state.config.ttft_s - state.config.jitter_s) / state.config.speed
+        self.stamp_wait_ns = round((first_token_s - RETRY_S) * 1e9)
+        self.request_numbers = count()  # of the requests for tokens
+        self.started_ns = time.monotonic_ns()
+        self._keep_alive = WrittenResponse(keep_alive=True)
+        self._close = WrittenResponse(keep_alive=False)
         self._dated_s = 0
-        self._before = self._after = b""
+        self._head_prefix = b""
+        self._head_suffix = b""
         self._mark = ": ".join(marks.header(state.config.speed))
 
     async def answer(self, request: BaseRequest) -> web.StreamResponse:
-        """The handler of aiohttp's low-level server."""
+        """Handle one request. This is the handler of aiohttp's low-level server."""
         received_ns = time.monotonic_ns()
-        makes_tokens = request.method == "POST" and request.path in self.protocol.generate
+        generates = request.method == "POST" and request.path in self.protocol.generate
         try:
             body = await self._body(request)
-            cast(ClientConnection, request.protocol).read(received_ns)
-            fields = self._fields(request, body, strict=request.method == "POST" and bool(body or makes_tokens))
-            if makes_tokens:
-                ended = await CompletionHandler(self, request, received_ns).run(fields)
+            cast(ClientConnection, request.protocol).on_request_read(received_ns)
+            fields = self._fields(request, body, strict=request.method == "POST" and bool(body or generates))
+            if generates:
+                result = await CompletionHandler(self, request, received_ns).run(fields)
             else:
-                ended = self._page(request, fields)
-        except ErrorReply as refused:
-            ended = refused.reply
-        if isinstance(ended, Reply):
-            data = ended.body if request.method != "HEAD" else b""
-            if ended.chunked:
+                result = self._page(request, fields)
+        except ErrorReply as error:
+            result = error.reply
+        if isinstance(result, Reply):
+            data = result.body if request.method != "HEAD" else b""
+            if result.chunked:
                 data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
-            if ended.cut:
-                transport_of(request).write(self.head(request, ended, 0))
+            if result.cut:
+                transport_of(request).write(self.head(request, result, 0))
                 transport_of(request).close()
                 return self._close
-            transport_of(request).write(self.head(request, ended, len(ended.body)) + data)
-        return self._keep if ended and request.keep_alive else self._close
+            transport_of(request).write(self.head(request, result, len(result.body)) + data)
+        return self._keep_alive if result and request.keep_alive else self._close
 
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
-        """Status line and headers, in the server's own order. A chunked answer has no length."""
-        if (now_s := int(time.time())) != self._dated_s:  # the lines that every answer has are remade once a second
-            date, self._dated_s = formatdate(now_s, usegmt=True), now_s
-            self._before = self.protocol.before.format(date=date).encode()
-            self._after = f"{self.protocol.after.format(date=date)}{self._mark}\r\n".encode()
+        """Return the status line and the headers in the server's order. A chunked response has no content length."""
+        self._update_common_headers()
         headers = [f"{name}: {value}\r\n".encode("latin-1") for name, value in reply.headers]
-        phrase = self.protocol.phrases.get(reply.status) or HTTPStatus(reply.status).phrase
-        first = b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase.encode())
+        phrase = self.protocol.reason_phrases.get(reply.status) or HTTPStatus(reply.status).phrase
+        status_line = b"HTTP/1.1 %d %b\r\n" % (reply.status, phrase.encode())
         size = b"transfer-encoding: chunked\r\n" if reply.chunked else b"content-length: %d\r\n" % length
         closing = b"" if request.keep_alive else b"connection: close\r\n"
-        after = b"" if reply.outermost else self._after
-        if self.protocol.hyper:  # axum states the length of a body that it knows, hyper all else, behind the rest
+        prefix = self._head_prefix
+        suffix = b"" if reply.outermost else self._head_suffix
+        if self.protocol.hyper_order:  # axum writes the length of a body that it knows, and hyper the rest at the end
             if reply.chunked:
-                return b"".join([first, *headers, after, closing, size, self._before, b"\r\n"])
+                return b"".join([status_line, *headers, suffix, closing, size, prefix, b"\r\n"])
             if not length:
-                return b"".join([first, after, *headers, closing, size, self._before, b"\r\n"])
-            return b"".join([first, *headers, after, size, closing, self._before, b"\r\n"])
+                return b"".join([status_line, suffix, *headers, closing, size, prefix, b"\r\n"])
+            return b"".join([status_line, *headers, suffix, size, closing, prefix, b"\r\n"])
         if reply.chunked:
-            return b"".join([first, self._before, *headers, after, size, closing, b"\r\n"])
+            return b"".join([status_line, prefix, *headers, suffix, size, closing, b"\r\n"])
         names = [name for name, _ in reply.headers]
         index = names.index("content-type") if "content-type" in names else len(names)
-        headers.insert(index, size)  # ahead of the content type, where there is one
-        return b"".join([first, self._before, *headers, after, closing, b"\r\n"])
+        headers.insert(index, size)  # before the content type, if there is one
+        return b"".join([status_line, prefix, *headers, suffix, closing, b"\r\n"])
+
+    def _update_common_headers(self) -> None:
+        """Render the header lines of every response again, once a second, because they contain the date."""
+        now_s = int(time.time())
+        if now_s == self._dated_s:
+            return
+        date = formatdate(now_s, usegmt=True)
+        self._dated_s = now_s
+        self._head_prefix = self.protocol.head_prefix.format(date=date).encode()
+        self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """The request's body, after all that is checked before reading it. Raises ErrorReply."""
-        protocol, key = self.protocol, self.state.config.api_key
-        if key and protocol.guarded(request.path):
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
+        """Check what the server checks before it reads the body, and return the body. Raises ErrorReply."""
+        protocol = self.protocol
+        api_key = self.state.config.api_key
+        if api_key and protocol.needs_api_key(request.path):
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), api_key.encode()):
                 raise ErrorReply(protocol.unauthorized)
         if (request.content_length or 0) > protocol.body_limit:
             raise ErrorReply(protocol.too_large)
@@ -254,8 +311,8 @@ class HttpServer:
         return body
 
     def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
-        """The JSON object in a body; empty where it is something else. `strict`: a broken body raises ErrorReply."""
-        bad_type = self.protocol.bad_type
+        """Return the JSON object in a body, or an empty one. With `strict`, a malformed body raises ErrorReply."""
+        bad_type = self.protocol.wrong_content_type
         if strict and bad_type is not None and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
         try:
@@ -266,196 +323,225 @@ class HttpServer:
             return {}
 
     def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
-        method, path, pages = request.method, request.path, self.protocol.pages
-        self.state.settle()
+        """Answer a request that generates no tokens."""
+        method, path = request.method, request.path
+        pages = self.protocol.pages
+        self.state.finalise()
         if (method, path) == ("GET", STATUS_PATH):
-            return ok(self.status())
+            return json_reply(self.status())
         page = pages.get((method, path))
         if page and request.headers.get("X-Simulated-Fault") == "503":
             return self.protocol.unhealthy
         if page:
             return page if isinstance(page, Reply) else page(self.state, fields)
-        others = {known for known, known_path in pages if known_path == path}
-        others |= {"POST"} if path in self.protocol.generate else set()
-        return self.protocol.not_allowed(", ".join(sorted(others))) if others else self.protocol.not_found
+        methods = {page_method for page_method, page_path in pages if page_path == path}
+        if path in self.protocol.generate:
+            methods.add("POST")
+        return self.protocol.not_allowed(", ".join(sorted(methods))) if methods else self.protocol.not_found
 
     def status(self) -> dict[str, Any]:
-        """How the server is doing, for STATUS_PATH, the log's last line and the command line's last words."""
-        told = {name: getattr(self.state.config, name) for name in ("server", "model", "clock", "speed")}
-        counts = {"stamps": self.stamps.name, "requests": self.state.requests, "active": len(self.state.streams)}
+        """Return the status for STATUS_PATH, the last line of the log and the last line on the terminal."""
         config = self.state.config
-        if config.clock == "batching" and not config.hardware:  # else nobody else knows the card
-            card = {"gpu": config.gpu, "model": config.model_shape, "tensor_parallel": config.tensor_parallel}
-            told |= {"hardware": card}
-        return told | counts | self.pump.lateness.figures()
+        status: dict[str, Any] = {name: getattr(config, name) for name in ("server", "model", "clock", "speed")}
+        if config.clock == "batching" and not config.hardware:  # clients do not know the GPUs of a user's file
+            status["hardware"] = {
+                "gpu": config.gpu,
+                "model": config.model_shape,
+                "tensor_parallel": config.tensor_parallel,
+            }
+        status |= {
+            "stamps": self.stamps.name,
+            "requests": self.state.requests,
+            "active": len(self.state.streams),
+        }
+        return status | self.sender.lateness.figures()
 
 
 class CompletionHandler:
-    """One request for tokens, from its body, which has been read, to the line in the log."""
+    """Handles one request for tokens whose body has been read, up to its line in the log."""
 
     def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int) -> None:
-        self._server, self._request = server, request
-        self._state, self._protocol = server.state, server.protocol
-        self._index = next(server.numbers)
+        self._server = server
+        self._request = request
+        self._state = server.state
+        self._protocol = server.protocol
+        self._index = next(server.request_numbers)
         self._transport = transport_of(request)
         request_id = request.headers.get("X-Request-Id", "").encode("utf-8", "replace").decode()
         self._line = LogLine(request_id, received_ns)
-        self._at: int | None = None  # K of the fault
+        self._fault_k: int | None = None
 
     async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
-        """The whole exchange. Returns an answer that is still to be written, or whether the connection can go on."""
-        wish, config = self._request.headers.get("X-Simulated-Fault"), self._state.config
+        """Handle the request. Returns a reply that has yet to be written, or whether the connection stays usable."""
+        header = self._request.headers.get("X-Simulated-Fault")
+        config = self._state.config
         try:
-            rule = parse_fault(wish) if wish is not None else fault_for(config.faults, config.seed, self._index)
+            rule = parse_fault(header) if header is not None else fault_for(config.faults, config.seed, self._index)
         except ConfigError as problem:
             raise ErrorReply(Reply(str(problem).encode(), 400, TEXT_TYPE)) from None
         if rule is not None:
-            self._line.fault, self._at = rule.name, rule.at
+            self._line.fault = rule.name
+            self._fault_k = rule.at
         fault = self._line.fault
         if fault == "refuse":
             self._refuse("refused")
-            reset(self._transport)
+            reset_connection(self._transport)
             return False
         if fault.isdigit():
             self._refuse("failed")
             return self._protocol.failure(int(fault))
         encoding = self._encoding(fields)
         stream = Stream(encoding, self._transport, self._line, await self._admission(encoding))
-        if fault and (detour := FAULTS[fault].detour):
-            stream.detour = partial(detour, stream.total // 2 if self._at is None else self._at)
+        hook = FAULTS[fault].hook if fault else None
+        if hook is not None:
+            stream.fault_hook = partial(hook, stream.total_tokens // 2 if self._fault_k is None else self._fault_k)
         return await self._answer(stream)
 
     def _encoding(self, fields: Mapping[str, Any]) -> Encoding:
-        """Raises ErrorReply with the server's own words when the request is not one it would take."""
-        make, fault = self._protocol.generate[self._request.path], self._line.fault
+        """Return the response in bytes. Raises ErrorReply, as the real server would, for a request that it refuses."""
+        generate = self._protocol.generate[self._request.path]
+        fault = self._line.fault
         request = CompletionRequest(self._index, self._request.path, fields, int(time.time()))
         try:
-            encoding = make(self._state, request)
+            encoding = generate(self._state, request)
         except ErrorReply:
             self._refuse("validation")
             raise
         if fault == "early-stop":
-            at = self._at or max(1, encoding.completion.requested_tokens // 2)
-            return make(self._state, replace(request, stop_after=at))
+            stop_after = self._fault_k or max(1, encoding.completion.requested_tokens // 2)
+            return generate(self._state, replace(request, stop_after=stop_after))
         if fault == "role-first":
             return replace(encoding, opening=(), role_only=encoding.role_only or encoding.opening)
         return encoding
 
     async def _admission(self, encoding: Encoding) -> int:
-        """Waits for a place or raises ErrorReply, as the server does. Returns the instant from which tokens count."""
+        """Wait while the server is full, or raise ErrorReply. Returns the instant from which the token times count."""
         limit = self._state.config.max_concurrent_requests
-        arrived_ns, wait_s = self._line.received_ns, _FIRST_WAIT_S
+        arrived_ns = self._line.received_ns
+        wait_s = _FIRST_WAIT_S
         while limit is not None and len(self._state.streams) >= limit:
             if self._protocol.overloaded is not None:
                 self._refuse("overloaded")
                 raise ErrorReply(self._protocol.overloaded(encoding))
             await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * _WAIT_GROWS, _LONGEST_WAIT_S)
+            wait_s = min(wait_s * _WAIT_FACTOR, _MAX_WAIT_S)
             arrived_ns = time.monotonic_ns()
         return arrived_ns
 
     async def _answer(self, stream: Stream) -> Reply | bool:
-        state, streamed, lies = self._state, stream.completion.streamed, self._line.fault == "content-length"
+        """Send the response of an admitted request. Returns the same as `run`."""
+        state = self._state
+        streamed = stream.completion.streamed
+        wrong_length = self._line.fault == "content-length"
         state.requests += 1
         state.streams.add(stream)
         try:
             if streamed:
-                await self._begin_stream(stream, lies)
+                await self._begin_stream(stream, wrong_length)
             await self._count_from_arrival(stream.job)
-            self._server.pump.submit(stream)
+            self._server.sender.submit(stream)
             ending = await stream.finished
             if not streamed:
-                return await self._whole(stream, ending)
-            if lies:
+                return await self._answer_whole(stream, ending)
+            if wrong_length:
                 self._transport.close()
-            return not lies and ending in WHOLE
-        except OSError:  # the client has gone before its answer began
+            return not wrong_length and ending in COMPLETE_BODY
+        except OSError:  # the client has gone before its response began
             return False
         finally:
             state.streams.discard(stream)
-            self._server.pump.cancel(stream)
-            state.end(self._line, stream)
+            self._server.sender.cancel(stream)
+            state.on_request_end(self._line, stream)
 
-    async def _begin_stream(self, stream: Stream, lies: bool) -> None:
+    async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
         """Prepare the head of a streamed response. The head leaves together with the first event.
 
         A head that leaves earlier reaches a Go proxy before the proxy has finished with the request body. The proxy
         then cuts one or two streams in a hundred.
         """
-        stream.chunked = not lies
+        stream.chunked = not wrong_length
         headers = self._protocol.stream_headers + stream.encoding.head
-        head = self._server.head(self._request, Reply(headers=headers, chunked=stream.chunked), _LIE_BYTES)
+        head = self._server.head(self._request, Reply(headers=headers, chunked=stream.chunked), _EXCESS_BYTES)
         if self._line.fault == "slow-headers":
             await self._trickle(stream, head)
             return
         stream.head = head
         if self._line.fault == "role-first" and stream.encoding.role_only:
-            stream.send(stream.with_head(stream.framed(list(stream.encoding.role_only))))
+            stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Not from when this process has read it, where the kernel says when it came before a token is due."""
-        line, stamps, received = self._line, self._server.stamps, cast(ClientConnection, self._request.protocol)
-        latest_ns = line.received_ns + self._server.patience_ns
-        while not stamps.ready(received) and time.monotonic_ns() < latest_ns:  # noqa: ASYNC110 - no event says so
+        """Let the token times count from the kernel's timestamp of the request, instead of when this process read it.
+
+        This needs the timestamp before the first token is due; otherwise the times count from the read.
+        """
+        line = self._line
+        stamps = self._server.stamps
+        received = cast(ClientConnection, self._request.protocol)
+        latest_ns = line.received_ns + self._server.stamp_wait_ns
+        while not stamps.ready(received) and time.monotonic_ns() < latest_ns:  # noqa: ASYNC110 - no event exists
             await asyncio.sleep(RETRY_S)
-        (came_ns,), by = stamps.instants(received, [received.sizes[0]], to_monotonic)
-        if came_ns < self._server.began_ns:  # this process has another time than the kernel
-            came_ns, by = line.received_ns, PLAIN
-        if job.arrived_ns == line.received_ns:  # else it counts from when it was admitted
-            job.arrived_ns = came_ns
-        line.received_ns, line.stamps = came_ns, by.name
+        (arrived_ns,), source = stamps.instants(received, [received.sizes[0]], to_monotonic)
+        if arrived_ns < self._server.started_ns:  # this process and the kernel have different clocks (time namespace)
+            arrived_ns, source = line.received_ns, PLAIN
+        if job.arrived_ns == line.received_ns:  # otherwise the job counts from its admission
+            job.arrived_ns = arrived_ns
+        line.received_ns = arrived_ns
+        line.stamps = source.name
 
     async def _trickle(self, stream: Stream, head: bytes) -> None:
         """Send a head in small pieces. The tokens of the response count from its last piece."""
-        whole_ms = _SLOW_HEAD_MS if self._at is None else self._at
+        duration_ms = _SLOW_HEAD_MS if self._fault_k is None else self._fault_k
         step = -(-len(head) // _HEAD_PIECES)
         for start in range(0, len(head), step):
             stream.send(head[start : start + step])
-            await asyncio.sleep(whole_ms / 1e3 / _HEAD_PIECES)
+            await asyncio.sleep(duration_ms / 1e3 / _HEAD_PIECES)
         stream.job.arrived_ns = time.monotonic_ns()
 
-    async def _whole(self, stream: Stream, ending: Ending) -> Reply | bool:
-        """The answer of a request that is not streamed, once its last token is due."""
+    async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
+        """Send a response without streaming, when its last token is due. Returns the same as `run`."""
         if ending == "failed":
-            return self._protocol.gives_up or self._protocol.failure(500)
-        if ending not in WHOLE:
+            return self._protocol.generation_failure or self._protocol.failure(500)
+        if ending not in COMPLETE_BODY:
             return False
         reply = stream.encoding.answer((time.monotonic_ns() - self._line.received_ns) / 1e9)
-        length, body = len(reply.body), reply.body
+        body = reply.body
+        length = len(body)
         if self._line.fault == "malformed":
-            length, body = length // 2, body[: length // 2]
+            length //= 2
+            body = body[:length]
         elif self._line.fault == "content-length":
-            length += _LIE_BYTES
+            length += _EXCESS_BYTES
         elif ending == "truncated":
             body = body[: length // 2]
         head = self._server.head(self._request, reply, length)
         if self._line.fault == "slow-headers":
             await self._trickle(stream, head)
             head = b""
-        self._server.pump.send(stream, head + body, stream.count, stream.held_due_ns)
+        self._server.sender.send(stream, head + body, stream.token_count, stream.withheld_due_ns)
         if len(body) < length:
             self._transport.close()
             return False
         return True
 
-    def _refuse(self, kind: str) -> None:
+    def _refuse(self, reason: str) -> None:
+        """Count and log a request that is refused."""
         self._state.requests += 1
-        self._state.refused[kind] += 1
-        self._state.end(self._line)
+        self._state.refused_by_reason[reason] += 1
+        self._state.on_request_end(self._line)
 
 
-class Written(web.StreamResponse):
-    """Tells aiohttp that the answer has been written, and whether the connection can take another request."""
+class WrittenResponse(web.StreamResponse):
+    """Tells aiohttp that the response has been written, and whether the connection can take another request."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()
-        self._alive = keep_alive
+        self._connection_usable = keep_alive
 
     @property
     def keep_alive(self) -> bool:
-        return self._alive
+        return self._connection_usable
 
-    async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:  # noqa: ARG002 - the base class's shape
+    async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:  # noqa: ARG002 - as the base class
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -463,13 +549,14 @@ class Written(web.StreamResponse):
 
 
 def to_monotonic(stamps: Sequence[int]) -> list[int]:
-    """CLOCK_REALTIME ns of what came just now to CLOCK_MONOTONIC, and no later than now."""
-    offset_ns, now_ns = realtime_offset_ns(), time.monotonic_ns()
+    """Convert recent timestamps in ns from CLOCK_REALTIME to CLOCK_MONOTONIC. The results are not after now."""
+    offset_ns = realtime_offset_ns()
+    now_ns = time.monotonic_ns()
     return [min(stamp - offset_ns, now_ns) for stamp in stamps]
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:
-    """The request's connection. Raises ConnectionResetError when it is gone."""
+    """Return the request's connection. Raises ConnectionResetError if the client has closed it."""
     if request.transport is None:
         raise ConnectionResetError
     return request.transport

@@ -1,10 +1,10 @@
-"""How long a step of an engine takes on its hardware: tables of loadgen.servers.hardware.inference, made once, read
-per step.
+"""The duration of one engine step on given hardware, from tables that are computed once.
 
     step = max(kernels, launches) + fixed + sequences * per sequence
 
-Kernels are those of `inference.step`: GEMMs by how many tokens pass, attention by what sequences hold, all-reduces.
-An engine that launches its kernels one by one from Python keeps the GPU waiting where they are short: `launches`.
+The kernel times come from `loadgen.servers.hardware.inference.step`: GEMMs depend on the tokens of the step, attention
+on the tokens that sequences hold, and all-reduces on both. `launches` applies to engines that launch kernels one by one
+from Python: while kernels are short, the GPU waits for the launches.
 """
 
 from __future__ import annotations
@@ -18,136 +18,177 @@ import numpy as np
 from loadgen.servers.hardware.inference import Deployment, step
 from loadgen.servers.simulated.scheduler import Batch
 
-FINE, COARSE, SEQUENCES, TOKENS = 1024, 32, 8192, 65_536
-"""Each number of sequences, or tokens, in a step up to the first; from there every so many, up to the last two."""
-CONTEXTS = (*range(0, 8192, 256), *range(8192, 131_073, 4096))
-"""Tokens that a decoding sequence holds; between two of them, a straight line."""
-CHUNKS = (1, *range(16, 128, 16), *range(128, 2048, 32), *range(2048, 32_769, 256))
-"""Tokens of a prompt, likewise."""
-STEPS = 1 << 20
-"""For how many steps a straight line holds."""
-BEFORE, MANY = 4096, 64
-"""What attention over prompts is a straight line in, how much each computed before, and how many: where it is read."""
+# Tables by number of sequences or tokens have every size up to FINE_LIMIT, and from there every COARSE_STEP-th size.
+FINE_LIMIT = 1024
+COARSE_STEP = 32
+MAX_SEQUENCES = 8192
+MAX_TOKENS = 65_536
+
+CONTEXT_GRID = (*range(0, 8192, 256), *range(8192, 131_073, 4096))
+"""Tokens that a decoding sequence holds. Attention is interpolated linearly between these sizes."""
+CHUNK_GRID = (1, *range(16, 128, 16), *range(128, 2048, 32), *range(2048, 32_769, 256))
+"""Prompt tokens of one sequence. Attention is interpolated linearly between these sizes."""
+
+# Attention over prompts is linear in the tokens computed before and in the number of prompts. The slopes are taken at:
+SAMPLE_BEFORE = 4096
+SAMPLE_PROMPTS = 64
+
+MAX_TREND_STEPS = 1 << 20
+"""Limit of `StepDurations.decode_trend` for durations that stay linear for ever."""
 
 
 class StepDurations(Protocol):
-    """How long steps take."""
+    """A model of step durations."""
 
     def __call__(self, batch: Batch) -> int:
-        """Of one step, in nanoseconds."""
+        """Return the duration of a step in ns."""
         ...
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
-        """Of a step that decodes so many sequences, which hold so much together: its seconds, how many more the next
-        such step takes, and for how many steps that holds."""
+        """Return the duration of a decode step in seconds, its growth per step, and for how many steps this holds.
+
+        `context` is the number of tokens that all `decoding` sequences hold together.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearStepTime:
-    """Of an engine on hardware that nobody has described: what each step, sequence, prompt token, and token that a
-    decoding sequence holds, adds."""
+    """Durations of an engine on unknown hardware: a linear model, with all coefficients in seconds."""
 
     step_s: float
     sequence_s: float
-    token_s: float
-    context_s: float
+    token_s: float  # per prompt token
+    context_s: float  # per token that a decoding sequence holds
 
     def __call__(self, batch: Batch) -> int:
-        if not (sequences := batch.prompts + batch.decoding):
+        sequences = batch.prompts + batch.decoding
+        if not sequences:
             return 0
         host_s = self.step_s + self.sequence_s * sequences
         return round(1e9 * (host_s + self.token_s * batch.prompt_tokens + self.context_s * batch.context))
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
-        took_s = self.step_s + self.sequence_s * decoding + self.context_s * context
-        return took_s, self.context_s * decoding, STEPS
+        duration_s = self.step_s + self.sequence_s * decoding + self.context_s * context
+        return duration_s, self.context_s * decoding, MAX_TREND_STEPS
 
 
 class StepTime:
-    """The durations of a deployment's steps. `launch_s`: what an engine needs to launch the kernels of a layer, without
-    which the GPU has nothing to do. Pure."""
+    """Durations of the steps of a deployment.
+
+    `launch_s` is the time to launch the kernels of one layer; no step is shorter than the launches of all layers.
+    """
 
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:
         framework = deployment.framework
         self.deployment = deployment
-        self._least_s = launch_s * deployment.model.layers
-        self._step_s, self._sequence_s = framework.step_s, framework.sequence_s
-        sizes, contexts = _sizes(SEQUENCES), np.array(CONTEXTS, float)
+        self._min_kernels_s = launch_s * deployment.model.layers
+        self._step_s = framework.step_s
+        self._sequence_s = framework.sequence_s
+        sizes = _table_sizes(MAX_SEQUENCES)
+        contexts = np.array(CONTEXT_GRID, float)
         decode = step(deployment, decoding=sizes[:, None], context=contexts[None, :])
-        prefill = step(deployment, 1, tokens=_sizes(TOKENS))
-        between = prefill.elementwise + prefill.all_reduce + prefill.layers
-        self._decode_s: list[float] = (decode.gemm + decode.elementwise + decode.all_reduce + decode.layers)[
-            :, 0
-        ].tolist()
-        self._attention_s = decode.attention
-        self._prefill_s: list[float] = (prefill.gemm + between).tolist()
-        # A step with prompts computes the output head for each sequence, and the table of prompts has it for one.
-        gemm = prefill.gemm[: FINE + (SEQUENCES - FINE) // COARSE]
-        self._heads_s: list[float] = (decode.gemm[:, 0] / framework.prefill_share - gemm).tolist()
-        self._contexts: dict[int, list[float]] = {}
-        chunks = np.array(CHUNKS, float)
-        one, ahead = (step(deployment, 1, chunks, before=before).attention for before in (0, BEFORE))
-        few, many = (step(deployment, MANY * times, chunks).attention for times in (1, 2))
-        many_ahead = step(deployment, 2 * MANY, chunks, before=BEFORE).attention
-        each = (many - few) / MANY
-        self._prompts_s: list[list[float]] = [
-            part.tolist()
-            for part in (one, (ahead - one) / BEFORE, few - MANY * each, each, (many_ahead - many) / BEFORE / 2 / MANY)
-        ]
+        prefill = step(deployment, 1, tokens=_table_sizes(MAX_TOKENS))
+        decode_s = decode.gemm + decode.elementwise + decode.all_reduce + decode.layers
+        prefill_s = prefill.gemm + (prefill.elementwise + prefill.all_reduce + prefill.layers)
+        self._decode_s: list[float] = decode_s[:, 0].tolist()
+        self._prefill_s: list[float] = prefill_s.tolist()
+        # A step with prompts computes the output head for each sequence. `_prefill_s` contains it for one sequence.
+        prefill_gemm_s = prefill.gemm[: FINE_LIMIT + (MAX_SEQUENCES - FINE_LIMIT) // COARSE_STEP]
+        self._heads_s: list[float] = (decode.gemm[:, 0] / framework.prefill_share - prefill_gemm_s).tolist()
+        self._decode_attention_s = decode.attention
+        self._attention_rows: dict[int, list[float]] = {}  # rows of `_decode_attention_s` as lists, on first use
+        self._prompt_attention = self._prompt_attention_tables()
 
     def __call__(self, batch: Batch) -> int:
-        """Of one step, in nanoseconds."""
+        """Return the duration of a step in ns."""
         if not batch.prompts:
             return round(1e9 * self.decode_trend(batch.decoding, batch.context)[0]) if batch.decoding else 0
         sequences = batch.prompts + batch.decoding
-        kernels_s = _read(self._prefill_s, batch.prompt_tokens + batch.decoding) + _read(self._heads_s, sequences)
+        kernels_s = _look_up(self._prefill_s, batch.prompt_tokens + batch.decoding)
+        kernels_s += _look_up(self._heads_s, sequences)
         kernels_s += self._prompt_attention_s(batch.prompts, batch.prompt_tokens, batch.pairs)
         if batch.decoding:
-            kernels_s += self._context_s(batch.decoding, batch.context / batch.decoding)[0]
-        return round(1e9 * (max(kernels_s, self._least_s) + self._step_s + self._sequence_s * sequences))
+            kernels_s += self._attention_trend(batch.decoding, batch.context / batch.decoding)[0]
+        return round(1e9 * (max(kernels_s, self._min_kernels_s) + self._step_s + self._sequence_s * sequences))
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
-        attention_s, more_s, steps = self._context_s(decoding, context / decoding)
-        kernels_s = _read(self._decode_s, decoding) + attention_s
+        attention_s, growth_s, steps = self._attention_trend(decoding, context / decoding)
+        kernels_s = _look_up(self._decode_s, decoding) + attention_s
         host_s = self._step_s + self._sequence_s * decoding
-        if kernels_s < self._least_s:
-            left = int((self._least_s - kernels_s) / more_s) if more_s > 0 else steps
-            return self._least_s + host_s, 0.0, max(1, min(steps, left))
-        return kernels_s + host_s, more_s, steps
+        if kernels_s < self._min_kernels_s:  # constant until the kernels take longer than their launches
+            constant_steps = int((self._min_kernels_s - kernels_s) / growth_s) if growth_s > 0 else steps
+            return self._min_kernels_s + host_s, 0.0, max(1, min(steps, constant_steps))
+        return kernels_s + host_s, growth_s, steps
 
-    def _context_s(self, decoding: int, context: float) -> tuple[float, float, int]:
-        """Attention, how much more of it for one more token in each sequence, and how many tokens ahead that holds."""
-        if (row := self._contexts.get(decoding)) is None:
-            index = min(_place(decoding), len(self._attention_s) - 1)
-            row = self._contexts[decoding] = self._attention_s[index].tolist()
-        index = min(bisect_right(CONTEXTS, context), len(CONTEXTS) - 1)
-        begin, end = CONTEXTS[index - 1], CONTEXTS[index]
-        more_s: float = (row[index] - row[index - 1]) / (end - begin)
-        return float(row[index - 1] + more_s * (context - begin)), more_s, max(1, int(end - context))
+    def _attention_trend(self, decoding: int, context: float) -> tuple[float, float, int]:
+        """Return the attention of a decode step in seconds, its growth per step, and for how many steps this holds.
+
+        `context` is the mean number of tokens that one sequence holds.
+        """
+        row = self._attention_rows.get(decoding)
+        if row is None:
+            row_index = min(_table_index(decoding), len(self._decode_attention_s) - 1)
+            row = self._decode_attention_s[row_index].tolist()
+            self._attention_rows[decoding] = row
+        index = min(bisect_right(CONTEXT_GRID, context), len(CONTEXT_GRID) - 1)
+        start = CONTEXT_GRID[index - 1]
+        end = CONTEXT_GRID[index]
+        growth_s: float = (row[index] - row[index - 1]) / (end - start)
+        return float(row[index - 1] + growth_s * (context - start)), growth_s, max(1, int(end - context))
+
+    def _prompt_attention_tables(self) -> list[list[float]]:
+        """Return five tables by CHUNK_GRID, in seconds.
+
+        One prompt alone: its attention, and the increase per token computed before. Many prompts: the constant part,
+        the part per prompt, and the increase per prompt and token computed before.
+        """
+        deployment = self.deployment
+        chunks = np.array(CHUNK_GRID, float)
+        one = step(deployment, 1, chunks, before=0).attention
+        one_with_context = step(deployment, 1, chunks, before=SAMPLE_BEFORE).attention
+        many = step(deployment, SAMPLE_PROMPTS, chunks).attention
+        twice_as_many = step(deployment, 2 * SAMPLE_PROMPTS, chunks).attention
+        many_with_context = step(deployment, 2 * SAMPLE_PROMPTS, chunks, before=SAMPLE_BEFORE).attention
+        per_prompt = (twice_as_many - many) / SAMPLE_PROMPTS
+        tables = (
+            one,
+            (one_with_context - one) / SAMPLE_BEFORE,
+            many - SAMPLE_PROMPTS * per_prompt,
+            per_prompt,
+            (many_with_context - twice_as_many) / SAMPLE_BEFORE / 2 / SAMPLE_PROMPTS,
+        )
+        return [table.tolist() for table in tables]
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
-        """As of so many equal prompts: their mean length, and as much computed before as makes the pairs right."""
-        each = tokens / prompts
-        before = max(0.0, pairs / tokens - (each + 1) / 2)
-        index = min(bisect_right(CHUNKS, each), len(CHUNKS) - 1)
-        begin, end = CHUNKS[index - 1], CHUNKS[index]
-        share = (each - begin) / (end - begin)
-        parts: list[float] = [part[index - 1] + share * (part[index] - part[index - 1]) for part in self._prompts_s]
-        one, ahead, launch, many, many_ahead = parts
-        return max(one + before * ahead, launch + prompts * (many + before * many_ahead))
+        """Return the attention over prompts in seconds.
+
+        The prompts are replaced by equal ones with the same mean chunk, and with as many tokens computed before as
+        give the same number of attention pairs.
+        """
+        chunk = tokens / prompts
+        before = max(0.0, pairs / tokens - (chunk + 1) / 2)
+        index = min(bisect_right(CHUNK_GRID, chunk), len(CHUNK_GRID) - 1)
+        start = CHUNK_GRID[index - 1]
+        share = (chunk - start) / (CHUNK_GRID[index] - start)
+        values: list[float] = [
+            table[index - 1] + share * (table[index] - table[index - 1]) for table in self._prompt_attention
+        ]
+        one, one_growth, constant, per_prompt, growth_per_prompt = values
+        return max(one + before * one_growth, constant + prompts * (per_prompt + before * growth_per_prompt))
 
 
-def _sizes(most: int) -> Any:
-    return np.array([*range(1, FINE + 1), *range(FINE + COARSE, most + 1, COARSE)], float)
+def _table_sizes(maximum: int) -> Any:
+    """Return the sizes of a table as an array of floats."""
+    return np.array([*range(1, FINE_LIMIT + 1), *range(FINE_LIMIT + COARSE_STEP, maximum + 1, COARSE_STEP)], float)
 
 
-def _place(size: int) -> int:
-    """Where a number of sequences or tokens stands, rounded up."""
-    return size - 1 if size <= FINE else FINE - 1 - (FINE - size) // COARSE
+def _table_index(size: int) -> int:
+    """Return the table index of a number of sequences or tokens, rounded up to the next size in the table."""
+    return size - 1 if size <= FINE_LIMIT else FINE_LIMIT - 1 - (FINE_LIMIT - size) // COARSE_STEP
 
 
-def _read(table: list[float], size: int) -> float:
-    """Of a table by such numbers; past its end in proportion."""
-    index = _place(size)
+def _look_up(table: list[float], size: int) -> float:
+    """Return the value for a number of sequences or tokens. Past the end of the table it grows in proportion."""
+    index = _table_index(size)
     return table[index] if index < len(table) else table[-1] * (index + 1) / len(table)

@@ -1,11 +1,11 @@
-"""The sending path: one pump for all streams, one wake-up per due instant, one `write` per emission.
+"""Sends the tokens of all streams when they are due: one wake-up per instant, and one write per emission.
 
-Frames go straight to the connection's file descriptor, because a write through the event loop's transport leaves at the
-end of the loop's turn, behind every other callback.
+Bytes go straight to the file descriptor of the connection. A write through the event loop's transport would leave at
+the end of the loop's turn, after every other callback.
 
-    clock ──emissions(now)──> pump ──events──> chunk coding ──write(fd)──> kernel
-                                │                              └─ would block: transport.write, order kept
-                                └─ detour of a fault: FAULTS
+    clock ──emissions(now)──> StreamSender ──events──> chunked coding ──write(fd)──> kernel
+                                   │                                       └─ would block: transport.write, order kept
+                                   └─ fault hook of the stream: FAULTS
 """
 
 from __future__ import annotations
@@ -31,81 +31,98 @@ from loadgen.servers.wire.poller import Timer
 from loadgen.servers.wire.timestamps import PLAIN
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
-"""How a stream ends. Empty: not yet. `complete`, `truncated` and `failed` end the body as HTTP wants it, `cut` closes
-the connection, `reset` does so with RST, `stall` sends nothing more and keeps it open."""
-WHOLE = ("complete", "truncated", "failed")
+"""How a stream ended; empty while it runs.
+
+`complete`, `truncated` and `failed` end the body correctly in terms of HTTP. `cut` closes the connection, `reset`
+closes it with RST, and `stall` sends nothing more and keeps it open.
+"""
+COMPLETE_BODY = ("complete", "truncated", "failed")
+"""Endings after which the HTTP body is complete."""
 
 
 class LogLine(msgspec.Struct):
-    """The account of one request for tokens: a line of the log, and what the metrics count. Instants are of
-    CLOCK_MONOTONIC until it is settled, and from then on of CLOCK_REALTIME, as the kernel's receive stamps are."""
+    """One request for tokens: a line of the log, and the source of the metrics.
 
-    request_id: str  # the client's X-Request-Id; empty when it sent none
-    received_ns: int  # when its last byte came, or with `user` stamps when this process had read its head
-    due_ns: list[int] = []  # when the clock wanted each send to happen
-    sent_ns: list[int] = []  # read immediately before the call that sent it
-    tokens: list[int] = []  # how many tokens left with it
+    Instants are in ns of CLOCK_MONOTONIC until the line is written, and then of CLOCK_REALTIME, like the kernel's
+    receive timestamps.
+    """
+
+    request_id: str  # the client's X-Request-Id; empty if it sent none
+    received_ns: int  # when the last byte arrived; with `user` timestamps, when this process had read the head
+    due_ns: list[int] = []  # when each send was due
+    sent_ns: list[int] = []  # taken immediately before the call that sent the bytes
+    tokens: list[int] = []  # number of tokens in each send
     prompt_tokens: int = 0
-    output_tokens: int = 0  # tokens that left
-    fault: str = ""  # the fault this request was given; empty for none
-    stamps: str = PLAIN.name  # which source of stamps (loadgen.servers.wire.timestamp_sources) says when it came
+    output_tokens: int = 0  # tokens sent
+    fault: str = ""  # the fault of this request; empty for none
+    stamps: str = PLAIN.name  # source of `received_ns` (loadgen.servers.wire.timestamp_sources)
 
 
 class Stream:
-    """One answer on its way. Mutable: it is the hot path's."""
+    """One response that is being generated. Mutable, because it is used in the hot path."""
 
     def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:
+        completion = encoding.completion
         self.encoding = encoding
-        self.completion = completion = encoding.completion
-        self.event = encoding.event
-        self.total = completion.steps
+        self.completion = completion
+        self.encode = encoding.encode
+        self.total_tokens = completion.steps
         self.transport = transport
         self.line = line
         self.fd: int = transport.get_extra_info("socket").fileno()
         self.finished: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        prompt, salt = completion.prompt, completion.salt
-        self.job = Job(completion.prompt_tokens, self.total, arrived_ns, owner=self, prompt=prompt, salt=salt)
-        self.detour: Detour | None = None if completion.streamed else collect
+        self.job = Job(
+            completion.prompt_tokens,
+            self.total_tokens,
+            arrived_ns,
+            owner=self,
+            prompt=completion.prompt,
+            cache_salt=completion.cache_salt,
+        )
+        self.fault_hook: FaultHook | None = None if completion.streamed else withhold_all
         if encoding.silent and completion.streamed:
-            self.detour = Stream.events_of
+            self.fault_hook = Stream.send_unchanged
         self.ending: Ending = ""
         self.chunked = True
         self.head = b""  # status line and headers, until they leave together with the first bytes of the body
-        self.backlogged = True  # the transport may still hold bytes of the answer before
-        self.count = 0
-        self.held: list[tuple[int, int]] = []  # what a detour keeps back, as (first, tokens)
-        self.held_due_ns = 0  # when the last emission was due that sent nothing
+        self.backlogged = True  # the transport may still hold bytes of the previous response
+        self.token_count = 0  # tokens that were due so far
+        self.withheld: list[tuple[int, int]] = []  # tokens that a fault hook keeps back, as (first, number)
+        self.withheld_due_ns = 0  # when the last emission that sent nothing was due
 
     def events(self, first: int, tokens: int) -> list[bytes]:
-        """The events that carry tokens `first` to `first + tokens - 1`, with what goes before and behind them."""
+        """Return the events of tokens `first` to `first + tokens - 1`, with the opening and closing events."""
         if not self.completion.streamed:
             return []
         step = tokens if self.encoding.merges else 1
         end = first + tokens
-        result = [self.event(at, step, at + step == self.total) for at in range(first, end, step)]
+        result = [self.encode(index, step, index + step == self.total_tokens) for index in range(first, end, step)]
         if first == 0:
             result[:0] = self.encoding.opening
-        if end == self.total:
+        if end == self.total_tokens:
             result += self.encoding.closing
         return [event for event in result if event]
 
-    def events_of(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """A detour that changes nothing. The direct way takes no token that has no event."""
+    def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
+        """Fault hook that changes nothing. Streams with silent tokens need it, as the direct path sends every event."""
         return self.events(first, tokens), tokens
 
-    def framed(self, events: list[bytes]) -> bytes:
-        """The events in chunked coding, one chunk each (RFC 9112, section 7.1)."""
+    def to_body(self, events: list[bytes]) -> bytes:
+        """Return the events as bytes of the body: in chunked coding, one chunk per event (RFC 9112, section 7.1)."""
         if not self.chunked:
             return b"".join(events)
         return b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events])
 
     def with_head(self, data: bytes) -> bytes:
-        """Return `data` behind the response head, if the head has not been sent yet."""
+        """Return `data` after the response head, if the head has not been sent yet."""
         head, self.head = self.head, b""
         return head + data
 
     def send(self, data: bytes) -> None:
-        """Hands `data` to the kernel, or to the transport when its buffer is full. Raises OSError: nobody is there."""
+        """Pass `data` to the kernel, or to the transport if the kernel's buffer is full.
+
+        Raises OSError if the client has gone.
+        """
         transport = self.transport
         if transport.is_closing():
             raise ConnectionResetError
@@ -123,106 +140,114 @@ class Stream:
             transport.write(data[sent:])
 
 
-Detour = Callable[[Stream, int, int], tuple[list[bytes], int]]
-"""In place of `Stream.events`: (stream, tokens sent before, tokens due) to the events to send and how many tokens they
-hold. It may set `ending`."""
+FaultHook = Callable[[Stream, int, int], tuple[list[bytes], int]]
+"""Replaces `Stream.events`: from (stream, tokens due before, tokens due now) to the events to send and their number of
+tokens. A hook may set `Stream.ending`."""
 
 
-def collect(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
-    """Detour of an answer that is not streamed: nothing leaves before the last token is there."""
+def withhold_all(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
+    """Fault hook that sends nothing: a response without streaming leaves after its last token."""
     return [], 0
 
 
-def _ends(ending: Ending, at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Ends the stream after K tokens."""
-    shown = max(0, min(tokens, at - first))
-    if first + tokens >= at:
+def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """End the stream after K tokens."""
+    sent_tokens = max(0, min(tokens, k - first))
+    if first + tokens >= k:
         stream.ending = ending
-    events = stream.events(first, shown) if shown else []
+    events = stream.events(first, sent_tokens) if sent_tokens else []
     if stream.ending == "failed" and stream.completion.streamed:
         events += stream.encoding.failure
-    return events, shown
+    return events, sent_tokens
 
 
-def _malformed(at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Breaks the event that holds token K (the first, where K is 0); its second half is missing."""
+def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Drop the second half of the event that contains token K, or the first token if K is 0."""
     events = stream.events(first, tokens)
-    if events and first < max(1, at) <= first + tokens:
+    if events and first < max(1, k) <= first + tokens:
         index = 0 if first else len(stream.encoding.opening)
         events[index] = events[index][: len(events[index]) // 2] + b"\n\n"
     return events, tokens
 
 
-def _held_back(merges: bool, at: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Holds tokens back until there are K, then sends them at once; with `merges` they share an event where the
-    protocol can."""
-    held = stream.held
-    held.append((first, tokens))
-    shown = sum(number for _, number in held)
-    if shown < at and first + tokens < stream.total:
+def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Withhold tokens until there are K, then send them at once.
+
+    With `merges` they share an event, if the protocol can do that.
+    """
+    withheld = stream.withheld
+    withheld.append((first, tokens))
+    total = sum(number for _, number in withheld)
+    if total < k and first + tokens < stream.total_tokens:
         return [], 0
-    groups = [(held[0][0], shown)] if merges else held
+    groups = [(withheld[0][0], total)] if merges else withheld
     events = [event for group in groups for event in stream.events(*group)]
-    held.clear()
-    return events, shown
+    withheld.clear()
+    return events, total
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault in the documentation's words, and its detour, which gets K first; what has none is done in server.py."""
+    """A fault: its description in the documentation and its hook, which takes K first.
+
+    Faults without a hook are implemented in server.py.
+    """
 
     description: str
-    detour: Callable[..., tuple[list[bytes], int]] | None = None
+    hook: Callable[..., tuple[list[bytes], int]] | None = None
 
 
 FAULTS: dict[str, Fault] = {
-    "refuse": Fault("the connection is reset before a byte of an answer"),
+    "refuse": Fault("the connection is reset before any byte of a response"),
     "429": Fault("HTTP 429 with the server's own body"),
     "500": Fault("HTTP 500 with the server's own body"),
     "503": Fault("HTTP 503 with the server's own body"),
-    "slow-headers": Fault("the response head trickles in over K milliseconds (1000)"),
-    "content-length": Fault("the head promises more bytes than come before the connection ends"),
-    "reset": Fault("RST after K tokens", partial(_ends, "reset")),
-    "cut": Fault("the connection is closed after K tokens, without the terminating chunk", partial(_ends, "cut")),
+    "slow-headers": Fault("the response head arrives in small pieces over K milliseconds (1000)"),
+    "content-length": Fault("the content-length is larger than the body; then the connection is closed"),
+    "reset": Fault("RST after K tokens", partial(_end_after, "reset")),
+    "cut": Fault("the connection is closed after K tokens, without the terminating chunk", partial(_end_after, "cut")),
     "truncate": Fault(
-        "the body ends after K tokens as HTTP wants it, without the end marker", partial(_ends, "truncated")
+        "the body ends correctly after K tokens, but without the end marker", partial(_end_after, "truncated")
     ),
-    "stall": Fault("nothing more is sent after K tokens; the connection stays open", partial(_ends, "stall")),
-    "error": Fault("the server's own error event after K tokens, under status 200", partial(_ends, "failed")),
-    "malformed": Fault("the event with token K is half its JSON", _malformed),
-    "role-first": Fault("chat: the role-only event is sent at once, before any token"),
-    "merged": Fault("K tokens per event where the protocol can, else K events in one send", partial(_held_back, True)),
-    "coalesced": Fault("the events of K tokens in one send", partial(_held_back, False)),
-    "early-stop": Fault("the model ends its answer after K tokens"),
+    "stall": Fault("nothing more is sent after K tokens; the connection stays open", partial(_end_after, "stall")),
+    "error": Fault("the server's own error event after K tokens, under status 200", partial(_end_after, "failed")),
+    "malformed": Fault("the event with token K contains only half of its JSON", _malformed),
+    "role-first": Fault("chat: the event with the role alone is sent at once, before any token"),
+    "merged": Fault(
+        "K tokens per event if the protocol supports it, otherwise K events in one send", partial(_coalesce, True)
+    ),
+    "coalesced": Fault("the events of K tokens in one send", partial(_coalesce, False)),
+    "early-stop": Fault("the model stops after K tokens"),
 }
 
 
 LATE_NS = 5_000_000
-"""The server falls behind when over 1 send in 100 is later than this: a quarter of the gap at 50 tokens/s."""
-_BIN_NS, _BINS = 1_000, 100_000
+"""The server falls behind if more than 1 send in 100 is later than this: a quarter of the gap at 50 tokens/s."""
+_BIN_NS = 1_000
+_BINS = 100_000
 
 
 class Lateness:
-    """Sends counted by their delay, in bins of a microsecond; those above 100 ms share the last bin."""
+    """A histogram of send delays, in bins of a microsecond. Delays above 100 ms share the last bin."""
 
     def __init__(self) -> None:
         self.bins = [0] * (_BINS + 1)
         self.max_ns = 0
 
     def add(self, late_ns: int) -> None:
-        """Counts one send. Hot path."""
+        """Count one send. Hot path."""
         if late_ns > self.max_ns:  # noqa: PLR1730 - max() costs four times as much
             self.max_ns = late_ns
         self.bins[late_ns // _BIN_NS if late_ns < _BINS * _BIN_NS else _BINS] += 1
 
     def figures(self) -> dict[str, Any]:
-        """How many sends there were, how late, and whether the server falls behind: see LATE_NS."""
+        """Return the number of sends, their delays, and whether the server falls behind (LATE_NS)."""
         counts = list(accumulate(self.bins))
         events = counts[-1]
         late_events = events - counts[LATE_NS // _BIN_NS - 1]
 
         def percentile_ns(percent: int) -> int:
-            """The upper edge of the bin that holds it, at most the maximum; 0 when nothing was sent."""
+            """Return the upper edge of the percentile's bin, at most the maximum; 0 if nothing was sent."""
             index = bisect_left(counts, events * percent / 100)
             return min(self.max_ns, (index + 1) * _BIN_NS) if index < _BINS else self.max_ns
 
@@ -235,7 +260,7 @@ class Lateness:
 
 
 class StreamSender:
-    """Sends what the clock says is due."""
+    """Sends the emissions of a clock when they are due."""
 
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
         self.lateness = Lateness()
@@ -244,19 +269,19 @@ class StreamSender:
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:
-        """Starts a stream's clock."""
+        """Submit a stream's job to the clock."""
         self._clock.submit(stream.job, time.monotonic_ns())
         next_ns = self._clock.next_ns()
         if next_ns is not None and (self._armed_ns is None or next_ns < self._armed_ns):
             self._arm(next_ns)
 
     def cancel(self, stream: Stream) -> None:
-        """Forgets a stream whose client went away, or that ended before its last token."""
-        stream.detour = collect  # emissions already handed out for this stream are dropped
+        """Remove a stream whose client went away, or that ended before its last token."""
+        stream.fault_hook = withhold_all  # emissions that the clock has already returned are dropped
         self._clock.cancel(stream.job, time.monotonic_ns())
 
     def send(self, stream: Stream, data: bytes, tokens: int, due_ns: int) -> None:
-        """Sends what holds so many tokens and was due at this instant. Raises OSError when the client has gone."""
+        """Send bytes that contain `tokens` tokens and log the send. Raises OSError if the client has gone."""
         sent_ns = time.monotonic_ns()
         stream.send(data)
         line = stream.line
@@ -270,45 +295,52 @@ class StreamSender:
         self.timer.arm(at_ns)
 
     def _run(self) -> None:
-        """Sends everything due by now. What comes due meanwhile waits for the next wake-up, so that reading goes on."""
+        """Send everything that is due. Emissions that become due meanwhile wait for the next wake-up, after reads."""
         for job, tokens, due_ns in self._clock.emissions(time.monotonic_ns()):
             stream: Stream = job.owner
-            first = stream.count
-            if tokens == 1 and first and first + 1 < stream.total and stream.detour is None and stream.chunked:
-                event = stream.event(first, 1, False)
+            first = stream.token_count
+            if (
+                tokens == 1
+                and first
+                and first + 1 < stream.total_tokens
+                and stream.fault_hook is None
+                and stream.chunked
+            ):
+                event = stream.encode(first, 1, False)
                 data = b"%x\r\n%b\r\n" % (len(event), event)
-                stream.count = first + 1
+                stream.token_count = first + 1
             else:
                 data, tokens = self._compose(stream, tokens)  # noqa: PLW2901
             if data:
                 try:
                     self.send(stream, data, tokens, due_ns)
-                except OSError:  # the client has gone, in one way or another
+                except OSError:  # the client has gone
                     self.cancel(stream)
                     continue
             else:
-                stream.held_due_ns = due_ns
+                stream.withheld_due_ns = due_ns
             if stream.ending:
                 self._end(stream)
         self._arm(self._clock.next_ns())
 
     def _compose(self, stream: Stream, tokens: int) -> tuple[bytes, int]:
-        """The bytes of one emission, where it is a stream's first or last, or goes by a detour."""
-        first = stream.count
-        stream.count = first + tokens
-        if stream.finished.done():  # it ended with an emission of this very wake-up
+        """Return the bytes of an emission that is a stream's first or last, or that a fault hook changes."""
+        first = stream.token_count
+        stream.token_count = first + tokens
+        if stream.finished.done():  # the stream ended with an earlier emission of this wake-up
             return b"", 0
-        events, shown = (
-            stream.detour(stream, first, tokens) if stream.detour else (stream.events(first, tokens), tokens)
-        )
-        if stream.count == stream.total and not stream.ending:
+        if stream.fault_hook:
+            events, sent_tokens = stream.fault_hook(stream, first, tokens)
+        else:
+            events, sent_tokens = stream.events(first, tokens), tokens
+        if stream.token_count == stream.total_tokens and not stream.ending:
             stream.ending = "complete"
-        data = stream.framed(events)
-        if stream.chunked and stream.completion.streamed and stream.ending in WHOLE:
+        data = stream.to_body(events)
+        if stream.chunked and stream.completion.streamed and stream.ending in COMPLETE_BODY:
             data += b"0\r\n\r\n"
         if stream.head and (data or stream.ending):
             data = stream.with_head(data)
-        return data, shown
+        return data, sent_tokens
 
     def _end(self, stream: Stream) -> None:
         if stream.ending != "complete":
@@ -316,13 +348,13 @@ class StreamSender:
         if stream.ending == "stall" or stream.finished.done():
             return
         if stream.ending == "reset":
-            reset(stream.transport)
+            reset_connection(stream.transport)
         elif stream.ending == "cut":
             stream.transport.close()
         stream.finished.set_result(stream.ending)
 
 
-def reset(transport: asyncio.Transport) -> None:
-    """Closes the connection with RST instead of FIN (SO_LINGER with a linger time of zero, socket(7))."""
+def reset_connection(transport: asyncio.Transport) -> None:
+    """Close the connection with RST instead of FIN (SO_LINGER with a linger time of zero, socket(7))."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()

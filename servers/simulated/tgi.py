@@ -8,9 +8,15 @@ from typing import Any
 
 from loadgen.servers.simulated import protocol, tgi_answers, tgi_bodies, tgi_checks, tgi_tools, tokenizer
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
-from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, steps_of_half
-from loadgen.servers.simulated.tgi_answers import ChatWish, TextPrompt
-from loadgen.servers.simulated.tgi_checks import MOST_BEST_OF, MOST_PROMPTS, MOST_STOPS, Refuse, flat_error
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, exponential_buckets
+from loadgen.servers.simulated.tgi_answers import ChatOptions, TextPrompt
+from loadgen.servers.simulated.tgi_checks import (
+    MAX_BEST_OF,
+    MAX_CLIENT_BATCH_SIZE,
+    MAX_STOP_SEQUENCES,
+    Refuse,
+    flat_error,
+)
 
 VERSION, SHA = "3.3.6-dev0", "dfb3fbe78e0d1d69251bd33065591c61bafdfaa8"  # what the tag v3.3.7 calls itself
 _SAMPLED: Mapping[str, Any] = {"do_sample": True}  # the parameters of a request that has none
@@ -31,9 +37,9 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
         if parameters.get("decoder_input_details"):
             raise refuse("`decoder_input_details` == true is not supported when streaming tokens")
     answers = best_of if best_of and not request.streamed else 1
-    if answers > MOST_BEST_OF:
-        raise refuse(f"`best_of` must be > 0 and <= {MOST_BEST_OF}. Given: {answers}")
-    said = [tgi_answers.say(state, request, prompt, refuse, index) for index in range(answers)]
+    if answers > MAX_BEST_OF:
+        raise refuse(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {answers}")
+    said = [tgi_answers.generate(state, request, prompt, refuse, index) for index in range(answers)]
     return tgi_answers.native(said, prompt, listed=compat, mark=state.mark)
 
 
@@ -44,10 +50,10 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     if tools:
         word = tokenizer.decode(state.vocabulary.ids[:1]).strip()
         prompt = TextPrompt(prompt.text, prompt.parameters, tgi_tools.call_text(tools[0], word))
-    said = tgi_answers.say(state, request, prompt, _refusing(request, [prompt]))
+    said = tgi_answers.generate(state, request, prompt, _refusing(request, [prompt]))
     named = body.get("model")
     identity = _identity(state, request, "chat.completion", state.config.model if named in (None, "tgi") else named)
-    wish = ChatWish(
+    wish = ChatOptions(
         logprobs=bool(body.get("logprobs")),
         top=body.get("top_logprobs") or 0,
         usage=bool(body.get("stream_options", {}).get("include_usage")),
@@ -63,13 +69,13 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
         raise ErrorReply(flat_error(message, "suffix not supported", 422))
     texts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
-    if len(texts) > MOST_PROMPTS:
-        message = f"Number of prompts exceeds the maximum allowed batch size of {MOST_PROMPTS}"
+    if len(texts) > MAX_CLIENT_BATCH_SIZE:
+        message = f"Number of prompts exceeds the maximum allowed batch size of {MAX_CLIENT_BATCH_SIZE}"
         raise ErrorReply(flat_error(message, "batch size exceeded", 422))
     parameters = _openai_parameters(body) | {"repetition_penalty": body.get("repetition_penalty")}
     prompts = [TextPrompt(text, parameters) for text in texts]
     refuse = _refusing(request, prompts)
-    said = [tgi_answers.say(state, request, prompt, refuse, index) for index, prompt in enumerate(prompts)]
+    said = [tgi_answers.generate(state, request, prompt, refuse, index) for index, prompt in enumerate(prompts)]
     identity = _identity(state, request, "text_completion", state.config.model)
     return tgi_answers.completions(said, prompts, identity)
 
@@ -138,20 +144,27 @@ def _identity(state: ServerState, request: CompletionRequest, kind: str, model: 
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
     names = {"model_id": config.model, "model_sha": None, "model_pipeline_tag": None}
-    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": MOST_BEST_OF}
-    limits |= {"max_stop_sequences": MOST_STOPS, "max_input_tokens": state.longest - 1}  # launcher/src/main.rs
-    limits |= {"max_total_tokens": state.longest, "validation_workers": 2, "max_client_batch_size": MOST_PROMPTS}
+    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": MAX_BEST_OF}
+    limits |= {
+        "max_stop_sequences": MAX_STOP_SEQUENCES,
+        "max_input_tokens": state.max_model_len - 1,
+    }  # launcher/src/main.rs
+    limits |= {
+        "max_total_tokens": state.max_model_len,
+        "validation_workers": 2,
+        "max_client_batch_size": MAX_CLIENT_BATCH_SIZE,
+    }
     version = {"version": VERSION, "sha": SHA, "docker_label": _label(state)}
-    return protocol.ok({**names, **limits, "router": "text-generation-router", **version, **state.mark})
+    return protocol.json_reply({**names, **limits, "router": "text-generation-router", **version, **state.mark})
 
 
 def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
-    return protocol.ok(_token_list(fields["inputs"]))
+    return protocol.json_reply(_token_list(fields["inputs"]))
 
 
 def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
     text = _chat_prompt(fields)[0].text
-    return protocol.ok({"tokenize_response": _token_list(text), "templated_text": text})
+    return protocol.json_reply({"tokenize_response": _token_list(text), "templated_text": text})
 
 
 def _token_list(text: str) -> list[dict[str, Any]]:
@@ -162,7 +175,7 @@ def _token_list(text: str) -> list[dict[str, Any]]:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
-    failures = {**state.refused, "dropped": state.by_reason["abort"]}
+    failures = {**state.refused_by_reason, "dropped": state.finished_by_reason["abort"]}
     failed = {("err", kind): times for kind, times in failures.items() if times}
     page = state.metrics("tgi_", {}, {"failed_by_kind": failed})
     return Reply(page + state.mark_metrics(), headers=protocol.TEXT_TYPE)
@@ -179,33 +192,34 @@ _PAGES: Mapping[str, Page | Reply] = {  # axum answers HEAD wherever it answers 
 }
 
 PROTOCOL = ServerProtocol(
-    before="date: {date}\r\n",
-    after=(
+    head_prefix="date: {date}\r\n",
+    head_suffix=(
         "vary: origin, access-control-request-method, access-control-request-headers\r\n"
         "access-control-allow-origin: *\r\n"
     ),
-    hyper=True,
+    hyper_order=True,
     stream_headers=tgi_checks.STREAM_TYPE,
     keep_alive_s=3600,
     body_limit=2_000_000,
-    generate={"/v1/chat/completions": chat, "/v1/completions": completions} | dict.fromkeys(protocol.NATIVE, native),
+    generate={"/v1/chat/completions": chat, "/v1/completions": completions}
+    | dict.fromkeys(protocol.NATIVE_ROUTES, native),
     pages={
         **{(method, path): page for path, page in _PAGES.items() for method in ("GET", "HEAD")},
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/chat_tokenize"): _chat_tokenize,
     },
-    bad_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
+    wrong_content_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
     read_body=tgi_bodies.read,
     too_large=Reply(b"Failed to buffer the request body: length limit exceeded", 413, protocol.TEXT_TYPE),
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods.replace(", ", ",")),)),
-    phrases={413: "Payload Too Large", 422: "Unprocessable Entity"},
+    reason_phrases={413: "Payload Too Large", 422: "Unprocessable Entity"},
     failure=_failure,
     unhealthy=_failure(503),
-    gives_up=flat_error(*tgi_answers.FAILED, 424),
+    generation_failure=flat_error(*tgi_answers.FAILED, 424),
     overloaded=_overloaded,
-    guarded=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models", "/chat_tokenize"),
+    needs_api_key=lambda path: path not in ("/health", "/ping", "/info", "/metrics", "/v1/models", "/chat_tokenize"),
     unauthorized=Reply(status=401, headers=()),
     default_limit=128,  # --max-concurrent-requests (launcher/src/main.rs)
-    buckets=partial(steps_of_half, 0.0001),
+    buckets=partial(exponential_buckets, 0.0001),
 )

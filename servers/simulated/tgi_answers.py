@@ -77,13 +77,13 @@ def guided_text(given: Mapping[str, Any] | None, word: str, refuse: Refuse) -> s
         raise refuse(f"grammar is not valid: {problem}") from None
 
 
-def say(
+def generate(
     state: ServerState, request: CompletionRequest, prompt: TextPrompt, refuse: Refuse, place: int = 0
 ) -> TgiResponse:
     """One response, after everything that the router checks. `place`: which of a request's responses. Raises the
     refusal."""
     values = prompt.parameters
-    tgi_checks.check_parameters(values, prompt.text, refuse, state.longest)
+    tgi_checks.check_parameters(values, prompt.text, refuse, state.max_model_len)
     prompt_tokens = 1 + tokenizer.count(prompt.text)  # the server puts one token before every text
     if truncate := values.get("truncate"):
         prompt_tokens = min(prompt_tokens, truncate)
@@ -95,11 +95,11 @@ def say(
     made = _guided(request, prompt_tokens, limit, guided) if guided is not None else None
     made = made or _unguided(state, request, prompt_tokens, limit, place)
     stops = [stop for stop in values.get("stop") or [] if stop]
-    made = made.stopped(stops, "stop_sequence", anywhere=False)[0]  # the stop stays in the text (tokens.py)
+    made = made.cut_at_stop(stops, "stop_sequence", anywhere=False)[0]  # the stop stays in the text (tokens.py)
     # The router counts a prompt again for each piece, with what was said before as a part of it.
     starts = [prompt_tokens + sum(pieces[:number]) for number in range(len(pieces))]
     begun = [start for start in starts if start - prompt_tokens < made.output_tokens]
-    made = replace(made, counted=tuple(zip(begun, pieces, strict=False)))
+    made = replace(made, metric_requests=tuple(zip(begun, pieces, strict=False)))
     return TgiResponse(made, _seed(state, request, values, place), [_plain(text) for text in made.texts])
 
 
@@ -227,7 +227,7 @@ def _all_likeliest(said: TgiResponse, number: int) -> list[list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ChatWish:
+class ChatOptions:
     """What of a chat request decides how its response looks."""
 
     logprobs: bool
@@ -237,7 +237,7 @@ class ChatWish:
     """The id of the call, where the response is one."""
 
 
-def chat(said: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], wish: ChatWish) -> Encoding:
+def chat(said: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], wish: ChatOptions) -> Encoding:
     """Every event has role and content, so no event has the role alone."""
     completion = said.completion
     ended = _OPENAI_REASONS[completion.finish_reason]
@@ -294,7 +294,7 @@ def _logprob(said: TgiResponse, place: int, top: int) -> dict[str, Any]:
     return {"token": text, "logprob": _LOGPROB, "top_logprobs": near}
 
 
-def _whole_chat(said: TgiResponse, identity: Mapping[str, Any], wish: ChatWish) -> dict[str, Any]:
+def _whole_chat(said: TgiResponse, identity: Mapping[str, Any], wish: ChatOptions) -> dict[str, Any]:
     completion = said.completion
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
     if wish.tool_id is not None:
@@ -317,7 +317,7 @@ def completions(said: Sequence[TgiResponse], prompts: Sequence[TextPrompt], iden
     """The event with the last token of a response always has usage, and only that one."""
     encoders = [_completion_events(each.completion, place, identity) for place, each in enumerate(said)]
     made = [each.completion for each in said]
-    encode = encoders[0] if len(encoders) == 1 else partial(protocol.together, made, encoders)
+    encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, made, encoders)
 
     def whole() -> dict[str, Any]:
         choices = [_choice(index, each.text, _OPENAI_REASONS[each.finish_reason]) for index, each in enumerate(made)]
@@ -353,12 +353,12 @@ def _encoding(
 ) -> Encoding:
     """All that the routes have in common. `timed`: a whole response says in seconds how long it took."""
     made = [each.completion for each in said]
-    completion = replace(made[0], others=tuple(made[1:]))
+    completion = replace(made[0], siblings=tuple(made[1:]))
     if len(prompts) > 1:  # each has a prompt of its own
         completion = replace(completion, prompt_tokens=sum(each.prompt_tokens for each in made))
-    completion = replace(completion, counted=tuple(count for each in made for count in each.counted))
+    completion = replace(completion, metric_requests=tuple(count for each in made for count in each.metric_requests))
     characters = sum(len(prompt.text) for prompt in prompts)
-    one = tuple(map(protocol.event, tgi_checks.error_payloads(*FAILED, openai=bool(closing))))
+    one = tuple(map(protocol.sse_event, tgi_checks.error_payloads(*FAILED, openai=bool(closing))))
     failure = one[:1] * len(prompts) + one[1:]
 
     def answer(total_s: float) -> Reply:
@@ -371,10 +371,20 @@ def _encoding(
         kind, counted = tgi_checks.compute_headers(characters)
         compute: Headers = (kind, ("x-compute-time", f"{total_s:.9f}"), counted) if timed else (kind, counted)
         times: Headers = tuple((f"x-{name}", str(value)) for name, value in spent.items())
-        return protocol.ok(whole(), protocol.JSON_TYPE + compute + times)
+        return protocol.json_reply(whole(), protocol.JSON_TYPE + compute + times)
 
     head = tgi_checks.stream_headers(characters)
     return Encoding(completion, encode, answer, failure, closing=closing, head=head)
 
 
-__all__ = ["ChatWish", "ErrorReply", "TextPrompt", "TgiResponse", "chat", "completions", "guided_text", "native", "say"]
+__all__ = [
+    "ChatOptions",
+    "ErrorReply",
+    "TextPrompt",
+    "TgiResponse",
+    "chat",
+    "completions",
+    "generate",
+    "guided_text",
+    "native",
+]

@@ -9,11 +9,11 @@ from typing import Any
 from loadgen.servers.simulated import protocol, serde
 from loadgen.servers.simulated.protocol import ErrorReply, Reply
 from loadgen.servers.simulated.serde import (
-    Anything,
+    AnyValue,
     BodyError,
-    Flag,
-    Kind,
-    Listed,
+    Boolean,
+    JsonType,
+    ListOf,
     Number,
     Optional,
     Reader,
@@ -88,7 +88,7 @@ _FUNCTION = Struct(
     aliases={"parameters": "arguments"},
 )
 _CALL = Struct("ToolCall", {"id": Text(), "type": Text(), "function": _FUNCTION}, ("id", "type", "function"))
-_CALLS = Listed(_CALL)
+_CALLS = ListOf(_CALL)
 _TOOL = Struct("Tool", {"type": Text(), "function": _FUNCTION}, ("type", "function"))
 _MESSAGE = Struct("Message", {"role": Text(), "name": Optional(Text())}, ("role",), rest=_message_problem)
 _NAMED = Struct("FunctionName", {"name": Text()}, ("name",))
@@ -104,14 +104,14 @@ _PARAMETERS = Struct(
         "top_k": Optional(Number("i32")),
         "top_p": _F32,
         "typical_p": _F32,
-        "do_sample": Flag(),
+        "do_sample": Boolean(),
         "max_new_tokens": _U32,
-        "return_full_text": Optional(Flag()),
-        "stop": Listed(Text()),
+        "return_full_text": Optional(Boolean()),
+        "stop": ListOf(Text()),
         "truncate": _USIZE,
-        "watermark": Flag(),
-        "details": Flag(),
-        "decoder_input_details": Flag(),
+        "watermark": Boolean(),
+        "details": Boolean(),
+        "decoder_input_details": Boolean(),
         "seed": _U64,
         "top_n_tokens": _U32,
         "grammar": Optional(Grammar()),
@@ -119,22 +119,24 @@ _PARAMETERS = Struct(
     },
 )
 GENERATE = Struct("GenerateRequest", {"inputs": Text(), "parameters": _PARAMETERS}, ("inputs",))
-COMPAT = Struct("CompatGenerateRequest", {"inputs": Text(), "parameters": _PARAMETERS, "stream": Flag()}, ("inputs",))
-_OPENAI: Mapping[str, Kind] = {
+COMPAT = Struct(
+    "CompatGenerateRequest", {"inputs": Text(), "parameters": _PARAMETERS, "stream": Boolean()}, ("inputs",)
+)
+_OPENAI: Mapping[str, JsonType] = {
     "model": Optional(Text()),
     "max_tokens": _U32,
     "temperature": _F32,
     "top_p": _F32,
-    "stream": Flag(),
+    "stream": Boolean(),
     "seed": _U64,
     "frequency_penalty": _F32,
-    "stop": Optional(Listed(Text())),
+    "stop": Optional(ListOf(Text())),
 }
 COMPLETION = Struct(
     "CompletionRequest",
     {
         **_OPENAI,
-        "prompt": Untagged("PromptDeserializer", (Text(), Listed(Text())), _prompt_problem),
+        "prompt": Untagged("PromptDeserializer", (Text(), ListOf(Text())), _prompt_problem),
         "suffix": Optional(Text()),
         "repetition_penalty": _F32,
     },
@@ -144,17 +146,17 @@ CHAT = Struct(
     "ChatRequest",
     {
         **_OPENAI,
-        "messages": Listed(_MESSAGE),
-        "logit_bias": Optional(Listed(Number("f32"))),
-        "logprobs": Optional(Flag()),
+        "messages": ListOf(_MESSAGE),
+        "logit_bias": Optional(ListOf(Number("f32"))),
+        "logprobs": Optional(Boolean()),
         "top_logprobs": _U32,
         "n": _U32,
         "presence_penalty": _F32,
-        "tools": Optional(Listed(_TOOL)),
+        "tools": Optional(ListOf(_TOOL)),
         "tool_prompt": Optional(Text()),
         "tool_choice": Optional(Untagged("ToolTypeDeserializer", (Text(), _CHOICE))),
         "response_format": Optional(Grammar()),
-        "stream_options": Struct("StreamOptions", {"include_usage": Flag()}),
+        "stream_options": Struct("StreamOptions", {"include_usage": Boolean()}),
     },
     ("messages",),
     aliases={"max_completion_tokens": "max_tokens"},
@@ -174,7 +176,7 @@ def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
     """The fields of a body. Raises ErrorReply in axum's words, which are plain text."""
     kind = ROUTES.get(path)
     try:
-        result = serde.decode(body, kind or Anything())
+        result = serde.decode(body, kind or AnyValue())
     except BodyError as error:
         raise ErrorReply(Reply(error.text.encode(), 400 if error.syntax else 422, protocol.TEXT_TYPE)) from None
     return result if isinstance(result, dict) else {}

@@ -10,9 +10,9 @@ from loadgen.servers.simulated import protocol
 from loadgen.servers.simulated.protocol import ErrorReply, Headers, Reply
 from loadgen.servers.simulated.state import ServerState
 
-PIECE_TOKENS = 1024
+DEFAULT_GENERATION_LENGTH = 1024
 """Since 3.0 a longer response is generated in pieces of this size (`DEFAULT_GENERATION_LENGTH`)."""
-MOST_STOPS, MOST_PROMPTS, MOST_BEST_OF, MOST_TOP = 4, 4, 2, 5
+MAX_STOP_SEQUENCES, MAX_CLIENT_BATCH_SIZE, MAX_BEST_OF, MAX_TOP_N_TOKENS = 4, 4, 2, 5
 STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 OVERLOADED = ("Model is overloaded", "overloaded")
 COMPUTE_TYPE = "gpu+optimized"  # the router's default
@@ -77,12 +77,12 @@ def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, l
         if value is not None and not allows(value):
             raise refuse(message)
     stops = parameters.get("stop") or []
-    if len(stops) > MOST_STOPS:
-        raise refuse(f"`stop` supports up to {MOST_STOPS} stop sequences. Given: {len(stops)}")
+    if len(stops) > MAX_STOP_SEQUENCES:
+        raise refuse(f"`stop` supports up to {MAX_STOP_SEQUENCES} stop sequences. Given: {len(stops)}")
     if best_of > 1 and parameters.get("seed") is not None:
         raise refuse("`seed` must not be set when `best_of` > 1")
-    if (top := parameters.get("top_n_tokens") or 0) > MOST_TOP:
-        raise refuse(f"`top_n_tokens` must be >= 0 and <= {MOST_TOP}. Given: {top}")
+    if (top := parameters.get("top_n_tokens") or 0) > MAX_TOP_N_TOKENS:
+        raise refuse(f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_N_TOKENS}. Given: {top}")
     if not text:
         raise refuse("`inputs` cannot be empty")
     truncate = parameters.get("truncate")
@@ -97,8 +97,8 @@ def output_pieces(state: ServerState, prompt_tokens: int, asked: int | None, ref
     The router asks every piece for the full number again, so a response ends with the piece that reaches this number,
     or before a piece that does not fit. Without a number the response fills the context. TGI 1.x has no pieces.
     """
-    longest = state.longest
-    size = PIECE_TOKENS if state.config.vintage == "current" else longest
+    longest = state.max_model_len
+    size = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else longest
     room = max(0, longest - prompt_tokens)
     first = min(room if asked is None else asked, size)
     if prompt_tokens + first > longest:

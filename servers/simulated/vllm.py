@@ -8,9 +8,15 @@ from typing import Any
 
 from loadgen.servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
-from loadgen.servers.simulated.state import SECONDS, TOKENS, Figure, ServerProtocol, ServerState
+from loadgen.servers.simulated.state import (
+    DURATION_HISTOGRAMS,
+    LENGTH_HISTOGRAMS,
+    MetricValue,
+    ServerProtocol,
+    ServerState,
+)
 from loadgen.servers.simulated.vllm_answers import Prompt
-from loadgen.servers.simulated.vllm_checks import bad, refused
+from loadgen.servers.simulated.vllm_checks import bad_request, request_error
 from loadgen.servers.simulated.vllm_responses import responses
 
 VERSION = "0.32.0"
@@ -26,14 +32,14 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     if body.get("suffix") is not None:
         texts = isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
         why = "is only supported for models with" if texts else "requires text prompt input for"
-        raise refused(f"suffix {why} FIM completion rendering", "suffix")
+        raise request_error(f"suffix {why} FIM completion rendering", "suffix")
     if body.get("prompt_embeds") is not None:
-        raise bad("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds")
+        raise bad_request("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds")
     if not prompt:
-        raise bad("You must pass at least one prompt")
+        raise bad_request("You must pass at least one prompt")
     single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
     only_echo = bool(body.get("echo")) and protocol.integer(body.get("max_tokens")) == 0
-    requested = 1 if only_echo else vllm_checks.wanted(state, body.get("max_tokens"), _COMPLETION_TOKENS)
+    requested = 1 if only_echo else vllm_checks.requested_tokens(state, body.get("max_tokens"), _COMPLETION_TOKENS)
     add_bos, prompts = body.get("add_special_tokens", True), list[Prompt]()
     for each in [prompt] if single else prompt:
         ids = vllm_checks.prompt_ids(state, each, add_bos=add_bos)
@@ -48,10 +54,10 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     vllm_checks.check_chat(state, body)
     messages = body["messages"]
     requested = body.get("max_completion_tokens") or body.get("max_tokens")
-    limit = None if requested is None else vllm_checks.wanted(state, requested, 0)
+    limit = None if requested is None else vllm_checks.requested_tokens(state, requested, 0)
     text = tokenizer.chat_text(messages)
     ids = vllm_checks.prompt_ids(state, text, add_bos=True)
-    return _encoding(state, request, [(ids, text)], state.longest if limit is None else limit, chat=True)
+    return _encoding(state, request, [(ids, text)], state.max_model_len if limit is None else limit, chat=True)
 
 
 def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> int:
@@ -63,18 +69,18 @@ def _encoding(
     state: ServerState, request: CompletionRequest, prompts: list[Prompt], asked: int, *, chat: bool
 ) -> Encoding:
     """The answers to prompts that fit, of what the context leaves of `asked` (`get_max_tokens`)."""
-    body, limits = request.body, [min(asked, state.longest - len(ids)) for ids, _ in prompts]
+    body, limits = request.body, [min(asked, state.max_model_len - len(ids)) for ids, _ in prompts]
     for limit in limits:
         vllm_checks.check_sampling(body, limit)
     logprobs = protocol.integer(body.get("top_logprobs" if chat else "logprobs"))
     vllm_checks.check_engine(body, [ids for ids, _ in prompts], logprobs)
-    said = vllm_answers.say(state, request, prompts, limits)
-    return vllm_answers.encoding(state, request, said, chat=chat)
+    said = vllm_answers.generate_answers(state, request, prompts, limits)
+    return vllm_answers.encode_answers(state, request, said, chat=chat)
 
 
 def _bad_json(message: str, position: int) -> Reply:
     told = {"type": "json_invalid", "loc": f"body.{position}", "msg": "JSON decode error"}
-    return vllm_checks.invalid({**told, "input": "<dict of 0 items>", "ctx": {"error": message}}).reply
+    return vllm_checks.validation_error({**told, "input": "<dict of 0 items>", "ctx": {"error": message}}).reply
 
 
 def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -83,7 +89,7 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
     for right in ("create_engine", "sampling", "logprobs", "search_indices", "view", "fine_tuning"):
         permission[f"allow_{right}"] = right in allowed
     permission |= {"organization": "*", "group": None, "is_blocking": False}
-    rest = {"parent": None, "max_model_len": state.longest, "permission": [permission]}
+    rest = {"parent": None, "max_model_len": state.max_model_len, "permission": [permission]}
     return state.models("vllm", root=state.config.model, **rest)
 
 
@@ -92,33 +98,38 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     is_chat = "messages" in fields
     text = tokenizer.chat_text(fields["messages"]) if is_chat else fields.get("prompt")
     if not isinstance(text, str):
-        raise vllm_checks.missing(fields, "prompt", "messages")
+        raise vllm_checks.missing_fields(fields, "prompt", "messages")
     ids = [tokenizer.BOS_ID] * bool(is_chat or fields.get("add_special_tokens", True)) + tokenizer.encode(text)
     strings = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
-    return protocol.ok({"count": len(ids), "max_model_len": state.longest, "tokens": ids, "token_strs": strings})
+    return protocol.json_reply(
+        {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, "token_strs": strings}
+    )
 
 
 def _detokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     vllm_checks.check_model(state, fields)
     if not isinstance(tokens := fields.get("tokens"), list):
-        raise vllm_checks.missing(fields, "tokens")
-    return protocol.ok({"prompt": tokenizer.decode(vllm_checks.checked_ids(tokens))})
+        raise vllm_checks.missing_fields(fields, "tokens")
+    return protocol.json_reply({"prompt": tokenizer.decode(vllm_checks.checked_ids(tokens))})
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.count)
-    overloaded = state.refused["overloaded"]
+    begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.token_count)
+    overloaded = state.refused_by_reason["overloaded"]
     reasons = ("stop", "length", "abort", "error", "repetition")
-    figures: dict[str, Figure] = {
-        "generated": state.output_tokens + sum(stream.completion.generated(stream.count) for stream in state.streams),
+    figures: dict[str, MetricValue] = {
+        "generated": state.output_tokens
+        + sum(stream.completion.generated_tokens(stream.token_count) for stream in state.streams),
         "prefilled": state.prompt_tokens + begun,
         "waiting_by_reason": {("reason", "capacity"): state.gauges().waiting, ("reason", "deferred"): 0},
-        "ended_by_reason": {("finished_reason", reason): state.by_reason[reason] for reason in reasons},
+        "ended_by_reason": {("finished_reason", reason): state.finished_by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
-    page = state.metrics("vllm:", {"engine": "0", **state.served}, figures, rows=slice(-1))
-    page += state.metrics("vllm:", state.served, figures, rows=slice(-1, None))  # its front end rejects, not an engine
+    page = state.metrics("vllm:", {"engine": "0", **state.metric_labels}, figures, rows=slice(-1))
+    page += state.metrics(
+        "vllm:", state.metric_labels, figures, rows=slice(-1, None)
+    )  # its front end rejects, not an engine
     page += state.mark_metrics()
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
@@ -129,8 +140,8 @@ def _buckets(longest: int) -> dict[str, Sequence[float]]:
     ttft = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
     itl = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
     lengths = [float(digit * 10**power) for power in range(9) for digit in (1, 2, 5) if digit * 10**power <= longest]
-    seconds = dict.fromkeys(SECONDS, latency) | {"ttft_s": (*ttft, 2560), "itl_s": itl, "tpot_s": itl}
-    return {**seconds, **dict.fromkeys(TOKENS, lengths)}
+    seconds = dict.fromkeys(DURATION_HISTOGRAMS, latency) | {"ttft_s": (*ttft, 2560), "itl_s": itl, "tpot_s": itl}
+    return {**seconds, **dict.fromkeys(LENGTH_HISTOGRAMS, lengths)}
 
 
 def _overloaded(refused: Encoding) -> Reply:
@@ -143,8 +154,8 @@ _NOT_JSON = "1 validation error:\n  Unsupported Media Type: Only 'application/js
 _EMPTY = Reply(headers=())
 
 PROTOCOL = ServerProtocol(
-    before="date: {date}\r\nserver: uvicorn\r\n",
-    after="vary: Origin\r\n",
+    head_prefix="date: {date}\r\nserver: uvicorn\r\n",
+    head_suffix="vary: Origin\r\n",
     keep_alive_s=5,
     body_limit=64 << 20,
     generate={
@@ -158,20 +169,20 @@ PROTOCOL = ServerProtocol(
         ("GET", "/health"): _EMPTY,
         ("GET", "/ping"): _EMPTY,
         ("POST", "/ping"): _EMPTY,
-        ("GET", "/version"): lambda state, _: protocol.ok({"version": VERSION, **state.mark}),
-        ("GET", "/load"): protocol.ok({"server_load": 0}),  # counts only with --enable-server-load-tracking
+        ("GET", "/version"): lambda state, _: protocol.json_reply({"version": VERSION, **state.mark}),
+        ("GET", "/load"): protocol.json_reply({"server_load": 0}),  # counts only with --enable-server-load-tracking
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/detokenize"): _detokenize,
     },
-    bad_type=protocol.openai_error(_NOT_JSON, "Bad Request", 400),
+    wrong_content_type=protocol.openai_error(_NOT_JSON, "Bad Request", 400),
     read_body=partial(protocol.json_fields, _bad_json),
     too_large=vllm_answers.failure(500),
     failure=vllm_answers.failure,
     unhealthy=Reply(status=503, headers=()),
     overloaded=_overloaded,
-    guarded=lambda path: path.startswith(("/v1", "/v2", "/inference")),
+    needs_api_key=lambda path: path.startswith(("/v1", "/v2", "/inference")),
     unauthorized=Reply(b'{"error":"Unauthorized"}', 401, outermost=True),
     default_limit=None,
     buckets=_buckets,

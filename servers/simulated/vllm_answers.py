@@ -32,12 +32,12 @@ class GeneratedAnswer:
     stop: str = ""  # the stop string that ended it
 
 
-def say(
+def generate_answers(
     state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], asked: Sequence[int]
 ) -> list[GeneratedAnswer]:
     """`n` answers to each prompt, of at most so many tokens."""
     body = request.body
-    answers, stops = protocol.integer(body.get("n")) or 1, vllm_checks.stops(body)
+    answers, stops = protocol.integer(body.get("n")) or 1, vllm_checks.stop_strings(body)
     keeps, result = bool(body.get("include_stop_str_in_output")), list[GeneratedAnswer]()
     echo = body.get("echo") and not body.get("return_token_ids")
     for (ids, given), limit in zip(prompts, asked, strict=True):
@@ -45,7 +45,7 @@ def say(
         for _ in range(answers):
             said, stop = state.complete(request, len(ids), limit, "stop", len(result)), ""
             if stops:
-                said, stop, index = said.stopped(stops, "stop", anywhere=True)
+                said, stop, index = said.cut_at_stop(stops, "stop", anywhere=True)
                 back = 0 if keeps else max(map(len, stops)) - 1
                 said = replace(said, texts=_withhold_characters(said.texts, index + len(stop) * keeps, back))
             result.append(GeneratedAnswer(said, ids, text, stop))
@@ -60,7 +60,7 @@ def _withhold_characters(texts: Sequence[bytes], length: int, back: int) -> Sequ
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def encoding(
+def encode_answers(
     state: ServerState, request: CompletionRequest, answers: Sequence[GeneratedAnswer], *, chat: bool
 ) -> Encoding:
     """All answers on the wire. They leave together, a token of each at a time."""
@@ -68,8 +68,8 @@ def encoding(
     prompts = {id(answer.prompt): answer.prompt for answer in answers}.values()
     prompt_tokens, output_tokens = sum(map(len, prompts)), sum(each.output_tokens for each in made)
     known = answers[0].prompt if state.config.clock == "batching" else ()
-    completion = replace(made[0], prompt_tokens=prompt_tokens, others=tuple(made[1:]), prompt=known)
-    completion = replace(completion, salt=str(body.get("cache_salt", "")))
+    completion = replace(made[0], prompt_tokens=prompt_tokens, siblings=tuple(made[1:]), prompt=known)
+    completion = replace(completion, cache_salt=str(body.get("cache_salt", "")))
     options = body.get("stream_options") or {}
     include_usage = bool(options.get("include_usage"))
     name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
@@ -84,7 +84,7 @@ def encoding(
     counts = b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage(prompt_tokens, output_tokens), fingerprint)
     closing = (counts, protocol.DONE) if include_usage else (protocol.DONE,)
     encoders = [looks.encoder(index, each) for index, each in enumerate(answers)]
-    encode = encoders[0] if len(encoders) == 1 else partial(protocol.together, made, encoders)
+    encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, made, encoders)
     counted = usage(prompt_tokens, output_tokens)
     answer = partial(_answer, answers, looks, identity, {"system_fingerprint": named}, counted)
     return Encoding(completion, encode, answer, FAILURE, merges=True, opening=opening, closing=closing)
@@ -229,7 +229,7 @@ def _answer(
     rest |= {"usage": msgspec.Raw(counted[:-1] + details)}
     rest |= {**about, "prompt_text": None} if chat else {}
     rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
-    return protocol.ok({**identity, "choices": choices, **rest})
+    return protocol.json_reply({**identity, "choices": choices, **rest})
 
 
 def usage(prompt: int, output: int) -> bytes:
@@ -247,7 +247,7 @@ def failure(status: int) -> Reply:
 
 
 FAILURE = (
-    protocol.event(protocol.openai_error("Internal server error", "InternalServerError", 500).body),
+    protocol.sse_event(protocol.openai_error("Internal server error", "InternalServerError", 500).body),
     protocol.DONE,
 )
 """What ends a stream whose engine is gone."""

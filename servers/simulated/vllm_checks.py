@@ -11,7 +11,7 @@ from loadgen.servers.simulated import protocol, tokenizer
 from loadgen.servers.simulated.protocol import ErrorReply
 from loadgen.servers.simulated.state import ServerState
 
-MOST_LOGPROBS, _MOST_PROMPTS = 20, 1024
+MAX_LOGPROBS, _MOST_PROMPTS = 20, 1024
 # A text with more than so many characters per token of the context is refused unread (err_toolong_text).
 _TOKEN_CHARACTERS = 9
 
@@ -42,9 +42,9 @@ def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> No
         _check_tools(body)
     _check_counts(body, chat=chat)
     if body.get("stream_options") and not body.get("stream"):
-        raise bad("Stream options can only be defined when `stream=True`.", "stream_options")
+        raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
     if problems := _schema(body, chat=chat):
-        raise invalid(*problems)
+        raise validation_error(*problems)
     check_model(state, body)
 
 
@@ -53,66 +53,66 @@ def _check_counts(body: Mapping[str, Any], *, chat: bool) -> None:
     for name in ("prompt_logprobs", logprobs):
         value = body.get(name)
         if value is not None and not isinstance(value, int | float):
-            raise bad(f"`{name}` must be an integer.", name, value)
+            raise bad_request(f"`{name}` must be an integer.", name, value)
     if (prompt_logprobs := body.get("prompt_logprobs")) is not None:
         if body.get("stream") and (prompt_logprobs > 0 or prompt_logprobs == -1):
-            raise bad("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+            raise bad_request("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
         if prompt_logprobs < 0 and prompt_logprobs != -1:
-            raise bad("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", prompt_logprobs)
+            raise bad_request("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", prompt_logprobs)
     if (top := body.get(logprobs)) is not None:
         if top < 0 and top != -1:
-            raise bad(f"`{logprobs}` must be a positive value or -1.", logprobs, top)
+            raise bad_request(f"`{logprobs}` must be a positive value or -1.", logprobs, top)
         if chat and top and not body.get("logprobs"):
-            raise bad("when using `top_logprobs`, `logprobs` must be set to true.", logprobs)
+            raise bad_request("when using `top_logprobs`, `logprobs` must be set to true.", logprobs)
 
 
 def _check_prompt(body: Mapping[str, Any]) -> None:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > _MOST_PROMPTS and not all(type(token) is int for token in prompt):
-        raise bad(
+        raise bad_request(
             f"prompt list length {len(prompt)} exceeds the maximum allowed count of {_MOST_PROMPTS}. To increase this "
             "limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
             "prompt",
         )
     if prompt in (None, "") and body.get("prompt_embeds") in (None, []):
-        raise bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 
 
 def _check_tools(body: Mapping[str, Any]) -> None:
     choice = body.get("tool_choice", "none")
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
-        raise bad("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     if body.get("tools") == []:
         why = "Either provide at least one tool or omit the field entirely."
-        raise bad(f"`tools` must not be an empty array. {why}", "tools")
+        raise bad_request(f"`tools` must not be an empty array. {why}", "tools")
     if choice not in ("none", None):
         if body.get("tools") is None:
-            raise bad("When using `tool_choice`, `tools` must be set.", "tool_choice")
+            raise bad_request("When using `tool_choice`, `tools` must be set.", "tool_choice")
         if choice not in ("auto", "required") and not isinstance(choice, dict):
             kinds = 'Only named tools, "none", "auto" or "required" are supported.'
-            raise bad(f"Invalid value for `tool_choice`: {choice}! {kinds}", "tool_choice")
+            raise bad_request(f"Invalid value for `tool_choice`: {choice}! {kinds}", "tool_choice")
 
 
 def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
     """What has no parser, no template, or no pictures here."""
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
     if choice == "auto":
-        raise bad('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+        raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     if choice not in ("none", None):
         function = choice.get("function") if isinstance(choice, Mapping) else None
         named = function.get("name") if isinstance(function, Mapping) else None
         named = f'"{choice}"' if named is None else f'function "{named}"'
-        raise bad(f"tool_choice={named} requires --tool-call-parser to be set")
+        raise bad_request(f"tool_choice={named} requires --tool-call-parser to be set")
     options = body.get("chat_template_kwargs")
     if body.get("chat_template") is not None or (isinstance(options, Mapping) and options.get("chat_template")):
         why = "Chat template is passed with request, but --trust-request-chat-template is not set."
-        raise bad(f"{why} Refused request with untrusted chat template.")
+        raise bad_request(f"{why} Refused request with untrusted chat template.")
     if not body["messages"]:
-        raise bad("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     contents = (each.get("content") for each in body["messages"])
     parts = (part for content in contents if isinstance(content, list) for part in content)
     if any(isinstance(part, Mapping) and part.get("type", "text") != "text" for part in parts):
-        raise bad(f"{state.config.model} is not a multimodal model")
+        raise bad_request(f"{state.config.model} is not a multimodal model")
 
 
 def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
@@ -128,19 +128,19 @@ def check_sampling(body: Mapping[str, Any], asked: int) -> None:
         value = protocol.number(body.get(name))
         if value is not None and not allows(value):
             shown = int(value) if name in _INTEGERS else value
-            raise bad(words.format(shown), *((name, shown) if named else ()))
+            raise bad_request(words.format(shown), *((name, shown) if named else ()))
     if asked < 1:
-        raise bad(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
+        raise bad_request(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     minimum = protocol.integer(body.get("min_tokens")) or 0
     if minimum < 0:
-        raise bad(f"min_tokens must be greater than or equal to 0, got {minimum}.")
+        raise bad_request(f"min_tokens must be greater than or equal to 0, got {minimum}.")
     if minimum > asked:
-        raise bad(f"min_tokens must be less than or equal to max_tokens={asked}, got {minimum}.")
-    if not all(stops(body)):
-        raise bad("stop cannot contain an empty string.")
+        raise bad_request(f"min_tokens must be less than or equal to max_tokens={asked}, got {minimum}.")
+    if not all(stop_strings(body)):
+        raise bad_request("stop cannot contain an empty string.")
     temperature, answers = protocol.number(body.get("temperature")), protocol.integer(body.get("n")) or 1
     if temperature is not None and temperature < 1e-5 and answers > 1:
-        raise bad(f"n must be 1 when using greedy sampling, got {answers}.")
+        raise bad_request(f"n must be 1 when using greedy sampling, got {answers}.")
 
 
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
@@ -158,45 +158,45 @@ def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logp
 
 def _check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logprobs") -> None:
     logprobs = tokenizer.VOCABULARY_SIZE if logprobs == -1 else logprobs  # all of them
-    if logprobs is not None and logprobs > MOST_LOGPROBS:
-        why = f"Requested {of} logprobs of {logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
-        raise bad(why, name, logprobs)
+    if logprobs is not None and logprobs > MAX_LOGPROBS:
+        why = f"Requested {of} logprobs of {logprobs}, which is greater than max allowed: {MAX_LOGPROBS}"
+        raise bad_request(why, name, logprobs)
 
 
-def stops(body: Mapping[str, Any]) -> Sequence[str]:
+def stop_strings(body: Mapping[str, Any]) -> Sequence[str]:
     """Strings at which the answer ends."""
     given = body.get("stop")
     return [given] if isinstance(given, str) else given if isinstance(given, list) else []
 
 
-def wanted(state: ServerState, asked: Any, default: int) -> int:
+def requested_tokens(state: ServerState, asked: Any, default: int) -> int:
     """The limit on new tokens as asked; past the context it is refused before the prompt is looked at."""
     tokens = default if (given := protocol.integer(asked)) is None else given
-    if tokens > state.longest:
-        why = f"max_tokens={tokens} cannot be greater than max_model_len={state.longest}."
+    if tokens > state.max_model_len:
+        why = f"max_tokens={tokens} cannot be greater than max_model_len={state.max_model_len}."
         why += " Please request fewer output tokens."
-        raise bad(why, "max_tokens", tokens)
+        raise bad_request(why, "max_tokens", tokens)
     return tokens
 
 
 def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[int]:
     """A text, or token ids as they are."""
-    longest = state.longest
+    longest = state.max_model_len
     limit = f"This model's maximum context length is {longest} tokens. However, your prompt contains "
     ending = "Please reduce the length of the input prompt."
     if isinstance(prompt, str):
         maximum = _TOKEN_CHARACTERS * longest
         if len(prompt) > maximum:
             bound = f"(more than {maximum} characters, which is the upper bound for {longest} input tokens)"
-            raise bad(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
+            raise bad_request(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
         ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
     else:
         ids = prompt if isinstance(prompt, list) else [prompt]
     if not ids:
-        raise bad("The decoder prompt cannot be empty")
+        raise bad_request("The decoder prompt cannot be empty")
     if len(ids) >= longest:
         why = "which exceeds this limit even without any output tokens."
-        raise bad(f"{limit}{len(ids)} input tokens, {why} {ending}", "input_tokens", len(ids))
+        raise bad_request(f"{limit}{len(ids)} input tokens, {why} {ending}", "input_tokens", len(ids))
     return ids
 
 
@@ -206,17 +206,17 @@ def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
         (token for token in prompt if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE), None
     )
     if outside is not None:
-        raise bad(f"Token id {outside} is out of vocabulary")
+        raise bad_request(f"Token id {outside} is out of vocabulary")
     return prompt
 
 
-def bad(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
+def bad_request(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
     """The parameter stands behind the message, and the value where that is at fault."""
     shown = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
-    return refused(f"{message} ({shown})" if parameter else message, parameter)
+    return request_error(f"{message} ({shown})" if parameter else message, parameter)
 
 
-def refused(message: str, parameter: str | None) -> ErrorReply:
+def request_error(message: str, parameter: str | None) -> ErrorReply:
     """With nothing behind the message."""
     return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
 
@@ -242,7 +242,7 @@ _KINDS = {
 Problem = Mapping[str, Any]
 
 
-def invalid(*problems: Problem) -> ErrorReply:
+def validation_error(*problems: Problem) -> ErrorReply:
     """The first of them by name."""
     what, more = f"validation error{'s' * (len(problems) > 1)}", len(problems) - _MOST_PROBLEMS
     said = "\n".join([f"{len(problems)} {what}:", *(f"  {problem}" for problem in problems[:_MOST_PROBLEMS])])
@@ -250,9 +250,9 @@ def invalid(*problems: Problem) -> ErrorReply:
     return ErrorReply(protocol.openai_error(said, "Bad Request", 400, problems[0]["loc"]))
 
 
-def missing(body: Mapping[str, Any], *names: str) -> ErrorReply:
+def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:
     """Fields of which one has to be there."""
-    return invalid(*(_problem(f"body.{name}", "missing", body) for name in names))
+    return validation_error(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 
 def _problem(where: str, kind: str, value: Any, **more: Any) -> Problem:

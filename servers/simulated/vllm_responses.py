@@ -10,7 +10,7 @@ from typing import Any
 from loadgen.servers.simulated import protocol, tokenizer, vllm_answers, vllm_checks
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
 from loadgen.servers.simulated.state import ServerState
-from loadgen.servers.simulated.vllm_checks import bad
+from loadgen.servers.simulated.vllm_checks import bad_request
 
 _PLACE = {"output_index": 0, "content_index": 0}
 
@@ -20,13 +20,13 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     given = body.get("input")
     if not isinstance(given, str | list):
-        raise vllm_checks.missing({**body, "tool_choice": "none"}, "input")  # filled in before it is checked
+        raise vllm_checks.missing_fields({**body, "tool_choice": "none"}, "input")  # filled in before it is checked
     if body.get("prompt") is not None:
-        raise bad("prompt template is not supported", "prompt")
+        raise bad_request("prompt template is not supported", "prompt")
     vllm_checks.check_model(state, body)
     ids = vllm_checks.prompt_ids(state, _text(given, body.get("instructions")), add_bos=True)
-    room = state.longest - len(ids)
-    requested = min(vllm_checks.wanted(state, body.get("max_output_tokens"), room), room)
+    room = state.max_model_len - len(ids)
+    requested = min(vllm_checks.requested_tokens(state, body.get("max_output_tokens"), room), room)
     vllm_checks.check_sampling(body, requested)
     said = state.complete(request, len(ids), requested, "stop")
     number = f"{state.mark_word}-{state.started_s:08x}{request.index:08x}"
@@ -74,7 +74,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
         event("output_item.added", output_index=0, item=item),
         event("content_part.added", **_PLACE, **where, part=part),
     )
-    answer: Callable[[float], Reply] = lambda _: protocol.ok(whole())  # noqa: E731 - the shape of Encoding
+    answer: Callable[[float], Reply] = lambda _: protocol.json_reply(whole())  # noqa: E731 - the shape of Encoding
     return Encoding(said, encode, answer, vllm_answers.FAILURE, merges=True, opening=opening)
 
 

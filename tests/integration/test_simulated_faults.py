@@ -230,7 +230,7 @@ def test_an_unknown_fault_is_said_so(server: Running, name: str) -> None:
     """A client that misspells a fault must not believe that it had it."""
     answer, _ = ask(server, ASK[name], "explode")
     assert answer.split()[1] == b"400"
-    assert b"there is no fault 'explode'" in answer
+    assert b"unknown fault 'explode'" in answer
 
 
 def test_rules_pick_requests_by_number() -> None:

@@ -94,7 +94,7 @@ def test_the_command_ends_cleanly_with_a_stream_open(number: signal.Signals) -> 
     ("options", "words"),
     [
         (["--server", "nobody"], "server must be one of vllm, tgi, lightllm"),
-        (["--server", "tgi", "--fault", "explode"], "there is no fault 'explode'"),
+        (["--server", "tgi", "--fault", "explode"], "unknown fault 'explode'"),
         (["--server", "tgi", "--ttft", "soon"], "not a duration"),
         (["--server", "vllm", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is empty or not set"),
     ],

@@ -101,7 +101,7 @@ def outcome(server: str, version: str, path: str, request: CompletionRequest) ->
 def check_events(encoding: Encoding) -> None:
     """Every event is `data:`, one line of JSON, and a blank line."""
     last = encoding.completion.steps - 1
-    events = [encoding.event(place, 1, place == last) for place in range(last + 1)]
+    events = [encoding.encode(place, 1, place == last) for place in range(last + 1)]
     if encoding.silent:
         events = [event for event in events if event]
     for event in (*encoding.opening, *events, *encoding.closing, *encoding.failure, *encoding.role_only):

@@ -76,7 +76,7 @@ def test_what_is_no_fault_is_refused(text: str) -> None:
 def test_a_client_asks_for_one_fault_without_a_rule() -> None:
     """A header is about its own request, so it has no numbers and no probability."""
     assert parse_fault("cut@3") == FaultRule("cut", 3, probability=1)
-    with pytest.raises(ConfigError, match="own fault"):
+    with pytest.raises(ConfigError, match="one request"):
         parse_fault("cut=0.5")
 
 

@@ -29,7 +29,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop(
     stops: Sequence[str], anywhere: bool, tokens: int, stop: str, place: int
 ) -> None:
     """The earliest token, then the first stop of the list; TGI and LightLLM want the stop at the end of a token."""
-    ended, found, begins = SAID.stopped(stops, "stop", anywhere=anywhere)
+    ended, found, begins = SAID.cut_at_stop(stops, "stop", anywhere=anywhere)
     assert (ended.output_tokens, found, begins) == (tokens, stop, place)
     assert ended.finish_reason == ("stop" if stop else "length")
 

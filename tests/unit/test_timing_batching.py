@@ -262,7 +262,7 @@ CACHED, INSTANTS = replace(GROWING, prefix_cache=True), count(1_000, 10_000)
 def asks(engine: BatchingClock, prompt: list[int], salt: str = "") -> int:
     """Nanoseconds to the first token of a prompt that is alone, in an engine that has been idle."""
     at_ns = next(INSTANTS)
-    job = Job(len(prompt), 1, at_ns, prompt=prompt, salt=salt)
+    job = Job(len(prompt), 1, at_ns, prompt=prompt, cache_salt=salt)
     engine.submit(job, at_ns)
     return dues(engine.emissions(at_ns + 5_000), job)[0] - at_ns
 

@@ -1,6 +1,7 @@
-"""An exact load tester for LLM inference servers. `from loadgen import Plan, run, compare, read, simulated`.
+"""An exact load tester for LLM inference servers.
 
-Names are looked up when they are used, so that `import loadgen` loads nothing else.
+The public API is `Plan`, `Result`, `run`, `run_async`, `read`, `compare` and `simulated`. Each name is imported on
+first use, so `import loadgen` loads no other module.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ def _interrupted(*_: object) -> None:
     os._exit(130)
 
 
-# With `python -m loadgen` Python is still looking for our __main__.
+# `python -m loadgen` imports this module before it runs __main__.py. Ctrl-C in that time must not print a traceback.
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__ and getsignal(SIGINT) is default_int_handler:
     signal(SIGINT, _interrupted)
 
-TYPE_CHECKING = False  # importing typing takes ten times as long as this module, and Ctrl-C may come in that time
+TYPE_CHECKING = False  # importing typing would take ten times as long as the rest of this module
 if TYPE_CHECKING:
     from loadgen.api import Result, compare, read, run, run_async, simulated
     from loadgen.plan import Plan

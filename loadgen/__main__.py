@@ -1,11 +1,11 @@
-"""`python -m loadgen`, and the command `loadgen`."""
+"""Entry point of `python -m loadgen` and of the command `loadgen`."""
 
 from __future__ import annotations
 
 import gc
 import os
 
-# The module signal takes 6 ms to import, in which Ctrl-C would be a traceback.
+# Importing the module `signal` takes 6 ms, and Ctrl-C in that time would print a traceback.
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
 
 import loadgen
@@ -16,30 +16,32 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """The command line, which Ctrl-C ends with 130 from its first import on."""
+    """Run the command line. Ctrl-C ends it with exit code 130, even while modules are being imported."""
     _open_standard_streams()
-    if getsignal(SIGINT) in (default_int_handler, loadgen._interrupted):  # not where it is ignored
+    if getsignal(SIGINT) in (default_int_handler, loadgen._interrupted):  # keep a handler that ignores SIGINT
         signal(SIGINT, _interrupted)
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is wanted, and looking for them takes 20 ms
-    gc.set_threshold(100_000)  # what is imported has few cycles, and looking for them takes 12 ms
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # searching for plugins would take 20 ms
+    gc.set_threshold(100_000)  # imports create few reference cycles, and searching for them would take 12 ms
     from loadgen.cli import main as command
 
     command()
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for standard streams that are closed. Otherwise the next file or socket would get their number,
-    and what is printed would end up in it."""
-    for number in range(3):
+    """Open /dev/null for standard streams that are closed.
+
+    Otherwise the next file or socket would get their descriptor, and printed text would end up in it.
+    """
+    for descriptor in range(3):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open returns the lowest free descriptor
 
 
 def _interrupted(_number: int, frame: FrameType | None) -> None:
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":  # which may take an exception for another one
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":  # it may swallow or replace an exception
             os.write(2, b"loadgen: interrupted\n")
             os._exit(130)
         frame = frame.f_back

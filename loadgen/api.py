@@ -1,13 +1,12 @@
-"""The Python API: a run, its figures, charts and report, from a notebook or a script. It joins the parts and computes
-nothing; the command line writes and prints by the same functions.
+"""The Python API: run a plan from a notebook or script, and read the figures, charts and report of a run.
 
     from loadgen import Plan, run
     result = run(Plan(server="vllm", n=1000))
     result.summary.latency.ttft.p99
 
-A run is measured by a process of its own (`python -m loadgen.api`), started and not forked: the caller may be a
-notebook with threads, a running event loop and gigabytes of tables, and none of it is in the way of a stamp. An
-interrupt of the caller becomes that of the process, which ends the run and keeps what came.
+Each run is measured by a separate process (`python -m loadgen.api`), which is spawned and not forked. The caller's
+threads, event loop and memory then cannot delay a timestamp. An interrupt of the caller is forwarded to the process,
+which ends the run and keeps its results.
 """
 
 from __future__ import annotations
@@ -39,31 +38,33 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """What was measured in one run, and what it means."""
+    """The results of one run: figures, charts, tables and the report."""
 
     def __init__(self, path: Path, reported: ReportedRun) -> None:
         self.path = path
-        """The run's folder, or its file, as it was named."""
+        """The run's folder or its run.jsonl, as passed in."""
         self.summary = reported.summary
-        """All figures: what summary.json holds, in seconds, bytes, tokens and shares from 0 to 1. None is unknown."""
+        """All figures of summary.json, in seconds, bytes, tokens and fractions from 0 to 1. None means unknown."""
         self._reported = reported
 
     @property
     def figures(self) -> list[str]:
-        """The names that `figure` knows for this run."""
+        """The chart names that `figure` accepts for this run."""
         from loadgen.analysis.report.charts import CHARTS
 
         return [name for name in self._reported.data if CHARTS[name].traces]
 
     def figure(self, name: str) -> Any:
-        """A chart of the report as a plotly Figure. Raises LoadgenError without plotly (the extra `notebook`), and
-        KeyError for a name that is not in `figures`."""
+        """Return a chart of the report as a plotly Figure.
+
+        Raises KeyError for a name that is not in `figures`, and LoadgenError without plotly (the extra `notebook`).
+        """
         from loadgen.analysis.report.charts import plotly_figure
         from loadgen.analysis.report.run_document import chart_runs
 
-        name = name if name in self.figures else f"{name}_s"  # of a latency, as `summary.latency` takes it
+        name = name if name in self.figures else f"{name}_s"  # accept the names of `summary.latency`, such as `ttft`
         if name not in self.figures:
-            raise KeyError(f"{name.removesuffix('_s')!r}: there are {', '.join(self.figures)}")
+            raise KeyError(f"{name.removesuffix('_s')!r}: choose {', '.join(self.figures)}")
         try:
             from plotly.graph_objects import Figure
         except ImportError:
@@ -71,32 +72,35 @@ class Result:
         return Figure(plotly_figure(name, chart_runs([self._reported])))
 
     def text(self) -> str:
-        """What the command prints of a run, in 80 columns."""
+        """Return the text that `loadgen run` prints about the run, in 80 columns."""
         from loadgen.analysis.report.run_document import brief_document
         from loadgen.analysis.report.terminal import render
 
         return render(brief_document(self.summary))
 
     def frame(self) -> Any:
-        """One row per request, warm-up included: the columns of `loadgen export`'s table `requests`, instants in
-        nanoseconds from the run's start, latencies in seconds. A pandas DataFrame, or without pandas (the extra
-        `notebook`) a dict of numpy arrays. Raises RunFileError when the run file has gone."""
+        """Return one row per request, including warm-up requests, as a pandas DataFrame.
+
+        The columns are those of the table `requests` of `loadgen export`: times in nanoseconds from the run's start,
+        latencies in seconds. Without pandas (the extra `notebook`) the result is a dict of numpy arrays. Raises
+        RunFileError if the run file no longer exists.
+        """
         import numpy as np
 
         from loadgen.analysis.export import REQUESTS, request_rows
         from loadgen.analysis.run import runfile
 
         rows = list(request_rows(runfile.read(self.path).records))
-        values = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
-        columns = {column.name: list(each) for column, each in zip(REQUESTS, values, strict=True)}
+        by_column = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
+        columns = {column.name: list(values) for column, values in zip(REQUESTS, by_column, strict=True)}
         try:
             from pandas import DataFrame
         except ImportError:
-            return {name: np.array(each) for name, each in columns.items()}
+            return {name: np.array(values) for name, values in columns.items()}
         return DataFrame(columns)
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write the page, by default report.html in the run's folder; where it is. Raises OutputError."""
+        """Write the report page and return its path. Default: report.html in the run's folder. Raises OutputError."""
         from loadgen.results import folder_of, write_page
 
         page = Path(path) if path is not None else folder_of(self.path) / "report.html"
@@ -119,20 +123,20 @@ def run(
     objectives: Sequence[str] = (),
     goodput: Sequence[str] = (),
 ) -> Result:
-    """Measure a plan. Works in notebooks, threads and running event loops (where `run_async` does not block).
+    """Run a plan and return its results. Works in notebooks, threads and running event loops.
 
-    `out` is the run's folder, which must be new; by default runs/<time>-<server>-<label>. `progress` gets a phase
-    (`connecting`, `running`, `ended`) and the counts, ten times a second; `say` a line per step, such as which server
-    was found. `objectives` are what the run must keep to, as for `--assert`, and `goodput` is what makes one request
-    good; by default those of the plan. The run file keeps both, so that `read` judges the run by them again.
-    summary.json is written beside the run file.
+    In an event loop `run` blocks; use `run_async` there.
 
-    An interrupt (Ctrl-C, or a notebook's stop) ends the run, and the Result is of what came: `summary.run.interrupted`.
-    Before the first request is sent it raises KeyboardInterrupt.
+    `out` is the run's folder, which must be new. The default is runs/<time>-<server>-<label>. `progress` is called ten
+    times a second with a phase (`connecting`, `running`, `ended`) and the current counts. `say` gets a line per step,
+    such as the detected server. `objectives` (as for `--assert`) and `goodput` replace those of the plan. The run file
+    stores both, so `read` checks them again. summary.json is written next to the run file.
+
+    An interrupt (Ctrl-C, or a notebook's stop button) ends the run. The Result then covers the requests up to that
+    time, and `summary.run.interrupted` is set. An interrupt before the first request raises KeyboardInterrupt.
 
     Raises LoadgenError (PlanError, OutputError, ...), loadgen.servers.errors.ServerError or
-    loadgen.workloads.prompts.PromptError, each with a `hint`, before anything is sent. A request that fails raises
-    nothing.
+    loadgen.workloads.prompts.PromptError before anything is sent. Each has a `hint`. A failed request raises no error.
     """
     with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
         return measurement.result()
@@ -147,8 +151,11 @@ async def run_async(
     objectives: Sequence[str] = (),
     goodput: Sequence[str] = (),
 ) -> Result:
-    """`run` without blocking the event loop; callbacks are called in another thread. Who cancels it ends the run: what
-    came is in `out`, and `read` makes a Result of it. Raises what `run` raises."""
+    """Run a plan like `run`, without blocking the event loop. Callbacks are called in another thread.
+
+    Cancelling the call ends the run. Its results up to then are in `out`, and `read` loads them. Raises the same errors
+    as `run`.
+    """
     with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
         done = asyncio.ensure_future(asyncio.to_thread(measurement.result))
         try:
@@ -161,10 +168,11 @@ async def run_async(
 
 
 def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
-    """A run that was recorded: its folder, or its run.jsonl; also one that was interrupted, killed or damaged.
-    `objectives` and `goodput` are as for `run`; by default the run is judged by those that it was made with. Raises
-    RunFileError when it is no run or cannot be read, PlanError for an
-    expression that is none."""
+    """Load a recorded run from its folder or its run.jsonl, even if it was interrupted, killed or damaged.
+
+    `objectives` and `goodput` replace those stored in the run. Raises RunFileError if there is no readable run, and
+    PlanError for a malformed expression.
+    """
     from loadgen.results import load_and_summarise, parse_expressions
 
     return Result(Path(path), load_and_summarise(Path(path), *parse_expressions(objectives, goodput)))
@@ -178,22 +186,31 @@ def compare(
     run_variation: float = 0.10,
     anyway: bool = False,
 ) -> Comparison:
-    """B held against A, each one run, several, or a folder of repeats: for every figure better, worse, no difference
-    larger than `margin` (a share), or that it cannot be told; what lies beyond `run_variation`, by which two runs of
-    one server may differ at most, is called. Raises PlanError for runs of unequal work unless `anyway`, RunFileError
-    for what is no run."""
+    """Compare B with A. Each side is one run, several runs, or a folder of repeats.
+
+    The verdict on each figure is better, worse, no difference larger than `margin` (a fraction), or inconclusive. Two
+    runs of one server may differ by up to `run_variation` (a fraction), so single runs need a larger difference to
+    count as better or worse. Raises PlanError for runs of unequal work unless `anyway` is set, and RunFileError for a
+    path without a run.
+    """
     from loadgen.results import compare_paths
 
-    sides = ([side] if isinstance(side, Result | Path | str) else side for side in (a, b))
-    paths_a, paths_b = ([run.path if isinstance(run, Result) else Path(run) for run in side] for side in sides)
-    hint = None if anyway else "Make them alike, or give anyway=True."
-    return compare_paths(paths_a, paths_b, hint, margin=margin, run_variation=run_variation)[0]
+    hint = None if anyway else "Repeat one run with the other's plan, or pass anyway=True."
+    return compare_paths(_paths(a), _paths(b), hint, margin=margin, run_variation=run_variation)[0]
+
+
+def _paths(side: Result | Path | str | Sequence[Result | Path | str]) -> list[Path]:
+    runs = [side] if isinstance(side, Result | Path | str) else side
+    return [run.path if isinstance(run, Result) else Path(run) for run in runs]
 
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
-    """The built-in server, without a model, in a process of its own; gives its URL and ends it afterwards. Options as
-    those of `loadgen sim`, by the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s`
-    (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError when it cannot start."""
+    """Start the built-in simulated server in a separate process. The context manager yields its URL.
+
+    The server runs no model, and ends with the context. Options have the names of
+    loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds), `speed`, `clock="batching"`, `gpu`,
+    ... Raises SimulatedError if the server cannot start.
+    """
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn
 
@@ -201,7 +218,7 @@ def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[
 
 
 class _Measurement:
-    """The process that measures, as its caller sees it. Nothing of it is left when it is closed."""
+    """The measuring process, seen from its caller. `close` ends the process and frees its resources."""
 
     def __init__(
         self,
@@ -219,38 +236,45 @@ class _Measurement:
 
         plan = with_detected_server(plan)
         if plan.repeats > 1:
-            raise PlanError("a Result is of one run", "[run(each) for each in plan.each_repeat()]")
+            raise PlanError(
+                "a plan with repeats has several results, but run returns one",
+                "Run each repeat: [run(repeat) for repeat in plan.each_repeat()]",
+            )
         plan = plan.replaced(objectives=tuple(objectives or plan.objectives), goodput=tuple(goodput or plan.goodput))
-        self._judged = parse_expressions(plan.objectives, plan.goodput)
-        self._progress, self._say = progress, say
+        self._expressions = parse_expressions(plan.objectives, plan.goodput)
+        self._progress = progress
+        self._say = say
         self._reserved = contextlib.ExitStack()
-        """Holds the default name of the run's folder."""
+        """Reserves the default name of the run's folder."""
         named_folder = Path(out) if out is not None else None
         self._folder = self._reserved.enter_context(run_folder(named_folder, plan.server, plan.label))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._began = False
-        self._pipe, theirs = Pipe()
+        self._pipe, child_pipe = Pipe()
         root = str(Path(__file__).parents[1])
-        self._process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-m", "loadgen.api", str(theirs.fileno())],
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", "loadgen.api", str(child_pipe.fileno())],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # a terminal's Ctrl-C is the caller's, who hands it on once
+            pass_fds=[child_pipe.fileno()],
+            start_new_session=True,  # a terminal sends Ctrl-C to the caller only, which forwards it once
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
-        theirs.close()
+        child_pipe.close()
         self._pipe.send((vars(plan), self._folder, command_line(plan)))
-        # A thread of its own: an interrupt of the caller never falls into the middle of a message.
+        # A separate thread receives the messages, so that an interrupt of the caller never cuts one in half.
         self._listener = threading.Thread(target=self._listen, name="loadgen", daemon=True)
         self._listener.start()
 
     def result(self) -> Result:
-        """Hand on what is said until the process has ended; what was measured. Raises what ended the process."""
-        going_on = True
-        while going_on:
+        """Pass messages to the callbacks until the process has ended; return its results.
+
+        Raises the error that ended the process.
+        """
+        running = True
+        while running:
             try:
-                going_on = self._deliver_next()
+                running = self._deliver_next()
             except KeyboardInterrupt:
                 self.interrupt()
         if self._error is not None and not (self._began and isinstance(self._error, KeyboardInterrupt)):
@@ -259,13 +283,13 @@ class _Measurement:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
         from loadgen.results import load_and_summarise, write_summary
 
-        results = load_and_summarise(self._folder, *self._judged)
-        write_summary(self._folder, results.summary)
-        return Result(self._folder, results)
+        reported = load_and_summarise(self._folder, *self._expressions)
+        write_summary(self._folder, reported.summary)
+        return Result(self._folder, reported)
 
     def interrupt(self) -> None:
-        """Ends the run and keeps what came; a second time its workers are ended too."""
-        self._error = self._error or KeyboardInterrupt()  # unless there is a run to speak of
+        """End the run and keep its results so far. A second interrupt also ends the worker processes."""
+        self._error = self._error or KeyboardInterrupt()  # raised only if no request was sent
         self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
@@ -286,33 +310,33 @@ class _Measurement:
             self._messages.put(("",))
 
     def _deliver_next(self) -> bool:
-        """Wait for something to be said, and hand it on; False when the process has ended and said all."""
-        kind, *said = self._messages.get()
+        """Wait for the next message and pass it on. Return False after the last message of the process."""
+        kind, *values = self._messages.get()
         if kind == "progress":
             self._began = True
             if self._progress:
                 from loadgen.engine.client_health import LiveCounters
 
-                phase, counts = said
+                phase, counts = values
                 self._progress(phase, LiveCounters.from_buffer_copy(counts))
         elif kind == "say" and self._say:
-            self._say(*said)
-        elif kind == "error":  # as it was there, whatever its class wants to be called with
-            error, args, result = said
-            self._error = error.__new__(error, *args)
-            self._error.__dict__.update(result)
+            self._say(*values)
+        elif kind == "error":  # restored without calling __init__, which may take other arguments
+            error_class, args, attributes = values
+            self._error = error_class.__new__(error_class, *args)
+            self._error.__dict__.update(attributes)
         return bool(kind)
 
 
 def _measure(pipe: Connection) -> None:
-    """What the measuring process does: one run, told over the pipe as it goes on."""
+    """Run one plan in the measuring process. Plan and progress travel over the pipe."""
     from loadgen.engine import prepare
     from loadgen.plan import Plan
 
-    def tell(kind: str, *said: Any) -> None:
+    def send(kind: str, *values: Any) -> None:
         try:
-            pipe.send((kind, *said))
-        except OSError:  # nobody listens any more: end, and keep what came
+            pipe.send((kind, *values))
+        except OSError:  # the caller is gone: end the run and keep its results so far
             signal.raise_signal(signal.SIGINT)
 
     settings, folder, command = pipe.recv()
@@ -321,12 +345,12 @@ def _measure(pipe: Connection) -> None:
             Plan(**settings),
             folder,
             command=command,
-            say=lambda line: tell("say", line),
-            on_progress=lambda phase, counts: tell("progress", phase, bytes(counts)),
+            say=lambda line: send("say", line),
+            on_progress=lambda phase, counts: send("progress", phase, bytes(counts)),
         )
-    except BaseException as error:  # the caller's, whatever it is
+    except BaseException as error:  # every error is raised in the caller
         error.add_note(getattr(error, "hint", None) or traceback.format_exc())
-        tell("error", type(error), error.args, vars(error))
+        send("error", type(error), error.args, vars(error))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What can go wrong before or beside the requests, and the exit codes.
+"""Exit codes, and the errors that end a command.
 
-All of these exit with 2, as do loadgen.workloads.prompts.PromptError and loadgen.analysis.run.errors.RunFileError;
-errors about the server under test (loadgen.servers.errors) exit with 3, but with 2 where the plan asks for more than
-its limits, or for an endpoint that is known to mislead in its version, or where the hosts file is wrong. A failed
-request never raises: it becomes a Record with a kind (loadgen.analysis.run.record.ERROR_KINDS).
+The errors in this module exit with 2, as do `loadgen.workloads.prompts.PromptError` and
+`loadgen.analysis.run.errors.RunFileError`. Errors about the tested server (`loadgen.servers.errors`) exit with 3. Some
+of them exit with 2, because the plan is wrong: it exceeds the server's limits, its endpoint gives misleading results in
+this server version, or the hosts file has a mistake. A failed request raises no error. It becomes a Record with an
+error kind (`loadgen.analysis.run.record.ERROR_KINDS`).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ EXIT_INTERRUPTED = 130
 
 
 class PlanError(LoadgenError):
-    """The plan or the command line is wrong; the message lists every mistake."""
+    """The plan or the command line is wrong. The message lists every mistake."""
 
 
 class OpenFilesError(LoadgenError):
-    """This machine does not allow as many sockets as the plan needs."""
+    """This machine does not allow a process to open the number of sockets that the plan needs."""
 
 
 class PortsError(LoadgenError):
-    """This machine has fewer local ports than the plan has requests in flight at once."""
+    """This machine has fewer local ports than the plan has concurrent requests."""

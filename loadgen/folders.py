@@ -22,7 +22,7 @@ from loadgen.errors import OutputError
 
 LOCK_NAME = ".loadgen.lock"
 LOCK_WAIT_S = 3.0
-"""Workers of a killed command hold its lock until they have noticed its death and ended."""
+"""Time to wait for the lock of a killed command, whose workers hold it until they notice that it has died."""
 LOCK_POLL_S = 0.05
 ATTEMPTS_LIMIT = 1_000
 """Attempts to lock a file that other commands keep creating and removing."""
@@ -39,8 +39,10 @@ class FolderClaim:
     """
 
     def __init__(self, folder: Path, *, must_be_empty: bool = True, wait_s: float = 0.0) -> None:
-        """Claim a folder and create it if necessary. `wait_s` is the time to wait for another command to end. Raises
-        OutputError if the folder is in use or cannot be written, or holds files although it `must_be_empty`."""
+        """Claim a folder and create it if necessary. `wait_s` is the time to wait for another command to end.
+
+        Raises OutputError if the folder is in use or cannot be written, or if it `must_be_empty` and holds files.
+        """
         self._folder = folder
         self._lock = folder / LOCK_NAME
         try:
@@ -59,11 +61,11 @@ class FolderClaim:
             os.pwrite(self._file, owner.encode(), 0)
 
     def release(self) -> None:
-        """Give the folder free. Folders that the claim created are removed if nothing was written to them."""
+        """Release the folder. Folders that the claim created are removed if nothing was written to them."""
         if self._file < 0:
             return
         with suppress(OSError):
-            self._lock.unlink()  # before the lock is released: whoever gets the lock finds another file and retries
+            self._lock.unlink()  # unlink before unlocking: a waiting process then notices the new file and retries
         os.close(self._file)
         self._file = -1
         with suppress(OSError):  # a folder that is not empty stays
@@ -94,7 +96,7 @@ class FolderClaim:
             if not locked:
                 raise OutputError(
                     f"another loadgen is writing to {self._folder}{f' ({owner})' if owner else ''}.",
-                    "Wait for it, or name another folder with --out: no run is overwritten.",
+                    "Wait until it ends, or name another folder with --out: no run is overwritten.",
                 )
         raise problem
 
@@ -119,8 +121,10 @@ def run_folder(out: Path | None, server: str, label: str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create a folder that nobody else has: `name`, or `name-2`, `name-3`, ... if that is taken. It is removed in the
-    end if nothing was written to it. Raises OutputError if it cannot be made."""
+    """Create and yield a new folder: `name`, or `name-2`, `name-3`, ... if that is taken.
+
+    The folder is removed at the end if nothing was written to it. Raises OutputError if it cannot be created.
+    """
     created = _missing_folders(parent)
     folder = _make_new(parent, name)
     try:
@@ -139,7 +143,7 @@ def check_room(folder: Path, bytes_needed: int) -> None:
         raise OutputError(f"cannot use {folder}: {error.strerror}", "Name another folder with --out.") from error
     if free < bytes_needed:
         raise OutputError(
-            f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free. "
+            f"{folder}: this run needs about {bytes_needed / 1e6:,.1f} MB, but only {free / 1e6:,.1f} MB are free. "
             "Nothing was sent.",
             "Free some space, or name a folder on another disk with --out.",
         )
@@ -175,7 +179,7 @@ def _holds_files(folder: Path) -> bool:
 
 
 def _cannot_make(folder: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot make {folder}: {error.strerror}", "Name a folder on a disk that can be written: --out.")
+    return OutputError(f"cannot create {folder}: {error.strerror}", "Name a writable folder with --out.")
 
 
 def _not_empty(folder: Path) -> OutputError:

@@ -1,4 +1,4 @@
-"""This machine: facts for the header, the limit on open files, and the result of its last `loadgen calibrate`."""
+"""This machine: facts for the run's header, limits on files and ports, and the last result of `loadgen calibrate`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.wire.local_limits import port_range
 
 FILES_RESERVED = 64
-"""Open files a process needs for itself: libraries, pipes, the run file, the event loop."""
+"""Open files that a process needs in addition to its sockets: libraries, pipes, the run file, the event loop."""
 FILES_PER_WORKER = 4
 """Open files that the coordinator needs for each worker, and that each worker inherits."""
 IDENTITY_FACTS = ("hostname", "kernel", "cpu", "python")
-"""Facts of the host that make it another machine, as far as stamps go."""
+"""Facts that identify a machine for calibration. A change of any of them can change the error of timestamps."""
 
 
 def facts() -> dict[str, object]:
-    """hostname, os, kernel, python, cpu, cores (those this process may use), memory_bytes."""
-    file = Path("/proc/cpuinfo")  # some sandboxes have none
-    about = file.read_text(encoding="utf-8", errors="replace").splitlines() if os.access(file, os.R_OK) else []
-    models = (line.partition(":")[2].strip() for line in about if line.startswith("model name"))
+    """Return hostname, os, kernel, python, cpu, cores and memory_bytes. Cores are those that this process may use."""
+    cpuinfo = Path("/proc/cpuinfo")  # some sandboxes do not have it
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if os.access(cpuinfo, os.R_OK) else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "hostname": platform.node(),
         "os": platform.system(),
@@ -41,7 +41,7 @@ def facts() -> dict[str, object]:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host of this name or address is reached from this machine only."""
+    """Return whether a host name or address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -49,8 +49,10 @@ def is_loopback(name: str) -> bool:
 
 
 def allow_open_files(sockets: int) -> None:
-    """Raise the limit of open files (RLIMIT_NOFILE) as far as `sockets` need. Raises OpenFilesError when the hard limit
-    is too low and may not be raised."""
+    """Raise the limit on open files (RLIMIT_NOFILE) if the sockets need it.
+
+    Raises OpenFilesError if the hard limit is too low and this process may not raise it.
+    """
     needed = sockets + FILES_RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
@@ -60,26 +62,30 @@ def allow_open_files(sockets: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard if enough else needed))
     except (ValueError, OSError) as error:
         raise OpenFilesError(
-            f"{sockets} connections in one process need {needed} open files; this machine allows {hard}. "
+            f"{sockets} connections in one process need {needed} open files, but this machine allows only {hard}. "
             "Nothing was sent.",
-            f"Raise the limit (ulimit -Hn {needed}, as root), or share the burst: --workers {-(-needed // hard) + 1}",
+            f"Raise the limit (ulimit -Hn {needed}, as root) or use more processes: --workers {-(-needed // hard) + 1}",
         ) from error
 
 
-def check_ports(at_once: int, addresses: int) -> None:
-    """Raise PortsError if this machine has too few local ports for `at_once` requests to so many addresses."""
+def check_ports(concurrency: int, addresses: int) -> None:
+    """Raise PortsError if this machine has too few local ports for the concurrent requests to a server.
+
+    The kernel can use every local port once for each of the server's `addresses`.
+    """
     first, last = port_range()
     allowed = (last - first + 1) * addresses
-    if at_once > allowed:
+    if concurrency > allowed:
         raise PortsError(
-            f"{at_once:,} requests at once need as many connections; net.ipv4.ip_local_port_range ({first} to {last}) "
-            f"allows {allowed:,} to this server. Nothing was sent.",
-            "Widen it: sysctl -w net.ipv4.ip_local_port_range='1024 65535'. Or have fewer requests in flight.",
+            f"{concurrency:,} concurrent requests need {concurrency:,} connections, but "
+            f"net.ipv4.ip_local_port_range ({first} to {last}) allows only {allowed:,} to this server. "
+            "Nothing was sent.",
+            "Widen the range: sysctl -w net.ipv4.ip_local_port_range='1024 65535'. Or reduce the concurrency.",
         )
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True):
-    """One burst: n streams of so many tokens, one event each, so far apart."""
+    """One burst of a calibration: `n` streams of `output_tokens` tokens, one every `itl_s`, each in its own event."""
 
     server: str
     n: int
@@ -90,63 +96,70 @@ class CalibrationPoint(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, kw_only=True, frozen=True):
-    """What was found about one machine."""
+    """The timestamp errors and the event rate that `loadgen calibrate` measured on one machine."""
 
     made_at: str
-    """RFC 3339, UTC."""
+    """Time of the calibration (RFC 3339, UTC)."""
     version: str
-    """Of loadgen."""
+    """Version of loadgen."""
     load: CalibrationPoint
-    """What the errors are of."""
+    """Load under which the errors were measured."""
     errors: dict[str, dict[str, Any]]
-    """An loadgen.analysis.client_health.StampComparison by kind of stamps, `ring`, `socket` or `user`."""
+    """A loadgen.analysis.client_health.StampComparison per timestamp source: `ring`, `socket` or `user`."""
     events_per_s: float
-    """The largest rate seen at which TTFT was exact (loadgen.analysis.client_health.EXACT_TTFT_ERROR_S); 0 for none."""
+    """Highest measured event rate at which TTFT was exact (loadgen.analysis.client_health.EXACT_TTFT_ERROR_S). 0: none.
+    """
     limited_by: str
-    """What kept it from being larger."""
+    """What prevented a higher rate: `client`, `server` or `time`."""
 
 
-def save_calibration(found: Calibration, machine: Mapping[str, object]) -> Path:
-    """Keep what was found about this machine (host.facts) beside what is known of others; the file. Raises OSError."""
-    file = _file()
+def save_calibration(calibration: Calibration, machine: Mapping[str, object]) -> Path:
+    """Save the calibration of a machine, identified by its `facts`, and return the file.
+
+    The file holds the calibrations of all machines that share this home directory. Raises OSError.
+    """
+    file = _calibration_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    known = {**_known(lambda _: None), _key(machine): msgspec.Raw(msgspec.json.encode(found))}
-    fresh = file.with_suffix(f".{os.getpid()}")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")
-    fresh.replace(file)  # at once: a run that starts meanwhile reads the old one or the new one
+    calibrations = _load_all(lambda _: None) | {_key(machine): msgspec.Raw(msgspec.json.encode(calibration))}
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(calibrations)) + b"\n")
+    temporary.replace(file)  # atomic: a run that starts now reads either the old or the new file
     return file
 
 
 def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibration | None:
-    """What is known of this machine (host.facts), or None. `say` gets a line when that cannot be read."""
-    raw = _known(say).get(_key(machine))
+    """Return the calibration of the machine with these `facts`, or None. `say` gets a line if it cannot be read."""
+    raw = _load_all(say).get(_key(machine))
     if raw is None:
         return None
     try:
         return msgspec.json.decode(raw, type=Calibration)
     except DECODE_ERRORS as error:
-        say(f"the calibration of this machine is left out ({error}); run `loadgen calibrate` again")
+        say(f"ignoring the calibration of this machine, which cannot be read ({error}); run `loadgen calibrate` again")
         return None
 
 
-def _known(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
-    """Every machine's calibration. A file that holds none is as good as no file, and said to be so."""
+def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
+    """Return the calibrations of all machines. A damaged file counts as empty, and `say` gets a line about it."""
     try:
-        return msgspec.json.decode(_file().read_bytes(), type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(_calibration_file().read_bytes(), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
         return {}
     except (OSError, *DECODE_ERRORS) as error:
-        say(f"calibrations of earlier days are left out ({error}); `loadgen calibrate` makes a new one")
+        say(f"ignoring saved calibrations, which cannot be read ({error}); run `loadgen calibrate` again")
         return {}
 
 
-def _file() -> Path:
-    """By the XDG Base Directory Specification, where a relative path counts as none. Raises OSError."""
+def _calibration_file() -> Path:
+    """Return the calibration file in the user's cache folder. Raises OSError if the user has no home.
+
+    The folder follows the XDG Base Directory Specification, which ignores relative paths.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         folder = cache if cache.is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:  # a user without a home
-        raise OSError(f"there is no folder to remember in: {error}") from error
+    except RuntimeError as error:  # the user has no home
+        raise OSError(f"there is no cache folder: {error}") from error
     return folder / "llm-loadgen" / "calibration.json"
 
 

@@ -1,7 +1,7 @@
-"""The Plan: one validated, fully resolved description of a run. All its mistakes are reported at once.
+"""The Plan: one validated, complete description of a run.
 
-An option of a run is one field here. Its docstring is the help of the command line, of the web form and of the
-generated documentation: loadgen.cli.options makes the options of `loadgen burst`, `run` and `ui` from the fields.
+Each option of a run is one field of `Plan`. The docstring of a field is its help text on the command line, in the web
+form and in the generated documentation. `loadgen.cli.options` turns the fields into command-line options.
 """
 
 from __future__ import annotations
@@ -39,213 +39,224 @@ from loadgen.workloads.token_counter import CountingMethod
 
 
 def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
-    """Output lengths where none were named."""
+    """Return the default of `output_tokens`, which depends on the workload."""
     return lengths.ANSWERS if _workload_file(settings["workload"]) else lengths.DEFAULT_OUTPUT_TOKENS
 
 
-def _workload_file(named: str) -> Path | None:
-    """The file that a workload's requests are from."""
-    return getattr(workload.parse(named), "path", None)
+def _workload_file(text: str) -> Path | None:
+    """Return the file from which a workload reads its requests, or None if it generates them."""
+    return getattr(workload.parse(text), "path", None)
 
 
 def all_endpoints() -> Iterable[str]:
-    """Of any kind of server."""
+    """Return the names of all endpoints, over all backends."""
     return dict.fromkeys(name for kind in BACKENDS.values() for name in kind.dialects)
 
 
-_ARRIVALS = join_or(
-    each.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for each in arrivals.ARRIVAL_PROCESSES.values()
+_ARRIVALS_SYNTAX = join_or(
+    process.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for process in arrivals.ARRIVAL_PROCESSES.values()
 )
-ARRIVALS, WORKLOAD = canonical(arrivals.parse), canonical(workload.parse)
-INPUT_LENGTHS, OUTPUT_LENGTHS = canonical(lengths.parse), canonical(lengths.parse_outputs)
-KNOWN_BACKEND, KNOWN_ENDPOINT, KNOWN_TIMESTAMP_SOURCE = (
-    one_of(lambda: BACKENDS),
-    one_of(all_endpoints),
-    one_of(lambda: (AUTO, *SOURCES)),
-)
+ARRIVALS = canonical(arrivals.parse)
+WORKLOAD = canonical(workload.parse)
+INPUT_LENGTHS = canonical(lengths.parse)
+OUTPUT_LENGTHS = canonical(lengths.parse_outputs)
+KNOWN_BACKEND = one_of(lambda: BACKENDS)
+KNOWN_ENDPOINT = one_of(all_endpoints)
+KNOWN_TIMESTAMP_SOURCE = one_of(lambda: (AUTO, *SOURCES))
 URL = Annotated[str, normalise_url]
-FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later, and end after it begins")
-UP_TO_A_WEEK = require(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0, and a week at most")
+FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later and end after it begins")
+UP_TO_A_WEEK = require(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0 and at most one week")
 SINGLE_WORD = require(
     lambda word: re.fullmatch(r"[\w.-]{1,60}", word, re.ASCII) is not None, "must be 1 to 60 letters, digits, . _ or -"
 )
-SHORT_TEXT = require(lambda words: len(words) <= 60, "must have 60 characters at most")
+SHORT_TEXT = require(lambda text: len(text) <= 60, "must have at most 60 characters")
 SAMPLING_INTERVAL = require(
     lambda every_s: every_s == 0 or every_s >= 1,
-    "at most once a second, or a server at its limit is measured while it answers us; 0 is off",
+    "must be at least 1s, because frequent reads slow down a busy server; 0 turns them off",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to ask, when, of whom, and how. Frozen; stored as it is in the run's header."""
+    """The complete description of a run: load, server, prompts and output. Every run stores it in its header."""
 
-    # Empty until loadgen.engine.resolve_server.with_detected_server has asked.
+    # Empty with --url until loadgen.engine.resolve_server.with_detected_server has detected the server.
     server: Annotated[
         str,
         KNOWN_BACKEND,
-        RunOption("Server", "start", f"Which server answers: {join_or(BACKENDS)}; with --url by default what it says."),
+        RunOption("Server", "start", f"Server type: {join_or(BACKENDS)}. Detected by default if --url is given."),
     ] = ""
     endpoint: Annotated[
         str | None,
         KNOWN_ENDPOINT,
-        RunOption("Advanced", "start", f"{join_or(all_endpoints())}; the server's native one by default."),
+        RunOption(
+            "Advanced", "start", f"API endpoint: {join_or(all_endpoints())}. Default: the server's native endpoint."
+        ),
     ] = None
     url: Annotated[URL | None, RunOption("Server", "start")] = None
-    """Where it is, such as http://127.0.0.1:8002. Without it: LOADGEN_<SERVER>_URL, then the port that
+    """Server URL, such as http://127.0.0.1:8002. Default: LOADGEN_<SERVER>_URL, then the port that
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
-    """Model name to ask for; the server's first one by default."""
-    # Canonical text of loadgen.workloads.arrivals, as `workload` is of loadgen.workloads.workload.
-    arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When requests are due: {_ARRIVALS}.")] = "burst"
-    # None where the duration or the trace says.
+    """Model to request. Default: the first model that the server lists."""
+    # The canonical text of loadgen.workloads.arrivals; `workload` is that of loadgen.workloads.workload.
+    arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When requests are due: {_ARRIVALS_SYNTAX}.")] = "burst"
+    # None if the duration or a trace determines the number.
     n: Annotated[int | None, in_range(1, 1_000_000), RunOption("Load")] = None
-    """How many requests; or sessions, where these are asked."""
+    """Number of requests. For multi-turn workloads, number of sessions."""
     duration_s: Annotated[float | None, UP_TO_A_WEEK, RunOption("Load")] = None
-    """Nothing is due later than this."""
-    # None: as many as the plan can have under way.
+    """How long to send requests, such as 60s."""
+    # None: as many as the plan can have in flight.
     max_in_flight: Annotated[int | None, in_range(1, 1_000_000), RunOption("Advanced")] = None
-    """Past it a request that is due is dropped, and counted."""
+    """Maximum concurrent requests. Further requests are dropped and counted."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Advanced")] = 0
-    """Requests to send before the clock starts; in no figure."""
+    """Number of warm-up requests to send before the run. No figure includes them."""
     workers: Annotated[int, in_range(1, 256), RunOption("Advanced")] = 1
-    """Processes that share the load."""
+    """Number of worker processes that share the load."""
     timeout_s: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 600.0
-    """After which one request is given up; 600s by default."""
+    """Timeout per request (default 600s)."""
     repeats: Annotated[int, in_range(1, 1000), RunOption("Load")] = 1
-    """Run it this many times, each with the next seed."""
+    """Number of times to run the plan. Each repeat uses the next seed."""
     repeat: Annotated[int, in_range(0, 1000)] = 0
-    """Which of the repeats this run is, from 1; 0 for a run by itself."""
+    """Number of this repeat, from 1. It is 0 if the plan runs only once."""
     workload: Annotated[str, WORKLOAD, RunOption("Prompts", "form")] = "synthetic"
-    """What is asked: synthetic, sharegpt:FILE, jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K
+    """Source of prompts: synthetic, sharegpt:FILE, jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K
     (sessions), ..."""
-    # A number, or the canonical text of loadgen.workloads.lengths.
+    # A number or the canonical text of loadgen.workloads.lengths.
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
-    """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact by the server's
-    own tokenizer."""
+    """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact according to the
+    server's tokenizer."""
     output_tokens: Annotated[
         int | str, OUTPUT_LENGTHS, RunOption("Prompts", "form", default=_default_output_tokens)
     ] = lengths.DEFAULT_OUTPUT_TOKENS
-    """Tokens to generate: 128 (default), uniform:A..B, ... as above; those of a file's own answers (answers, its
-    default). max:128 and so on lets answers end early."""
+    """Output length: 128 (default), uniform:A..B or another form of --input-tokens. For a workload from a file the
+    default is `answers`, the lengths of the recorded answers. With max:, as in max:128, responses may stop early."""
     extra_body: Annotated[dict[str, Any], JSON_OBJECT, user_fields, RunOption("Advanced", "start")] = field(
         default_factory=dict
     )
-    """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null takes one out."""
+    """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null removes a field."""
     ignore_eos: Annotated[bool, RunOption("Advanced", "start")] = True
-    """Have each answer go on to the length asked for, where the server can; --no-ignore-eos lets the model end it."""
+    """Generate the full output length by ignoring the end-of-sequence token, if the server can. With --no-ignore-eos
+    the model may stop early."""
     image: Annotated[tuple[str, ...], TUPLE, image_sizes, RunOption("Advanced", "start")] = ()
-    """A synthetic picture in each chat request, by its size: 512x512. Repeatable."""
+    """Size of a synthetic image to add to each chat request, such as 512x512. Repeatable."""
     seed: Annotated[int, RunOption("Advanced", "form")] = 0
-    """The same seed gives byte-identical requests and due instants."""
+    """Random seed. The same seed gives byte-identical requests that are due at the same times."""
     tokenizer: Annotated[Path | None, existing_tokenizer, RunOption("Advanced", "start")] = None
-    """The model's tokenizer, to build prompts with: a file, a folder, or the name of a model in the local Hugging Face
+    """Tokenizer of the model, for building prompts: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
     lengths: Annotated[CountingMethod | None, RunOption("Advanced", "start")] = None
-    """Who counts where prompts cannot be exact: server (by samples that it runs), tokenizer (alone) or approximate."""
+    """How to count prompt tokens if the server cannot count them exactly: server (send samples to it), tokenizer (use
+    only --tokenizer) or approximate."""
     api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
-    """Environment variable that holds the API key; LOADGEN_API_KEY by default, which may be unset."""
+    """Environment variable that holds the API key. Default: LOADGEN_API_KEY, which may be unset."""
     header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()
-    """'Name: value', sent with each request; $NAME in the value is read from the environment. Repeatable."""
+    """HTTP header to send with each request, as 'Name: value'. $NAME in the value is read from the environment.
+    Repeatable."""
     ca_file: Annotated[Path | None, check_ca_file, RunOption("Advanced", "start")] = None
-    """Certificate authorities for https, in PEM."""
+    """PEM file of the certificate authorities to trust for https."""
     insecure: Annotated[bool, RunOption("Advanced", "start")] = False
-    """Do not check certificates."""
+    """Do not verify TLS certificates."""
     real: Annotated[bool, RunOption("Advanced", "start")] = False
     """Never fall back to the simulated server."""
     force: Annotated[bool, RunOption("Advanced", "start")] = False
-    """Measure a version of a server that is known to mislead."""
+    """Measure a server version that is known to give misleading results."""
     over_limit: Annotated[bool, RunOption("Advanced")] = False
-    """Send more requests at once than the server says it takes, to see what it does with the rest."""
+    """Send more concurrent requests than the server's limit, to see how it treats the excess."""
     speed: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 5.0
-    """How many times faster the built-in simulated server's clock runs; 5 by default."""
+    """Clock speed of the built-in simulated server, as a multiple of real time (default 5)."""
     window_s: Annotated[tuple[float, float] | None, FORWARD_INTERVAL, RunOption("Advanced")] = None
-    """Measuring window, such as 10s..50s from the start. Default: the whole run, or the steady part of a long open
-    loop."""
+    """Measurement window, such as 10s..50s from the start. Default: the whole run, or the steady part of a long
+    open-loop run."""
     stamps: Annotated[str, KNOWN_TIMESTAMP_SOURCE, RunOption("Advanced", "start")] = AUTO
-    """Where arrival instants come from: ring, the kernel's stamp of each packet; socket, that of each read; user, this
-    process's clock, as late as it is; or auto, the best that works here."""
+    """Source of receive timestamps: ring (kernel timestamp of each packet), socket (kernel timestamp of each read),
+    user (clock of this process, which may be late) or auto (the best source that works here)."""
     client_priority: Annotated[Literal["auto", "realtime", "normal"], RunOption("Advanced", "start")] = "auto"
     """CPU priority of the load generator during a run: auto raises it to nice -10 where permitted; realtime uses
     SCHED_RR; normal leaves it as it is."""
     metrics_every_s: Annotated[float, SAMPLING_INTERVAL, RunOption("Advanced", "start")] = 1.0
-    """How often the server's /metrics, GPUs and memory are read during the run: 1s by default, and at most; 0 is
-    never."""
+    """Interval between reads of the server's /metrics, GPUs and memory: 1s (default) or longer. 0 turns them off."""
     dcgm_url: Annotated[URL | None, RunOption("Advanced", "start")] = None
-    """A DCGM exporter on the server's machine, such as http://gpu-host:9400, for its GPUs."""
+    """URL of a DCGM exporter on the server's machine, such as http://gpu-host:9400, to read its GPUs."""
     gpu: Annotated[bool | None, RunOption("Advanced")] = None
-    """Read this machine's GPUs through NVML; by default when the server is on it."""
+    """Read this machine's GPUs through NVML. Default: only if the server runs on this machine."""
     server_pid: Annotated[tuple[int, ...], TUPLE, RunOption("Advanced")] = ()
-    """A server process on this machine, whose memory is read with that of its children; repeatable."""
+    """PID of a server process on this machine, to record its memory and that of its children. Repeatable."""
     objectives: Annotated[tuple[str, ...], TUPLE] = ()
-    """What the run must keep to, as for --assert. `loadgen report` judges the run by it again."""
+    """Objectives of the run, as for --assert. `loadgen report` judges the run by them again."""
     goodput: Annotated[tuple[str, ...], TUPLE] = ()
-    """What makes one request good, as for --goodput."""
+    """Objectives of each request, as for --goodput."""
     label: Annotated[str, SINGLE_WORD, RunOption("Advanced", "start")] = "run"
-    """A word for the run's folder and report."""
+    """Label of the run, used in its folder name and report: letters, digits, . _ or -."""
     platform: Annotated[str, SHORT_TEXT, RunOption("Advanced", "start")] = ""
-    """What the server runs on, such as A800; stands by its name."""
+    """Hardware of the server, such as A800. Reports show it next to the server's name."""
     gpu_model: Annotated[str, known_gpu, RunOption("Advanced", "start")] = ""
-    """The server's GPUs, for what they allow at most: H100, or 4 x A100; by default what NVML or DCGM says."""
+    """GPUs of the server, for the hardware limit: H100 or 4 x A100. Default: detected through NVML or DCGM."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, **values: Any) -> None:
-            """Raises PlanError whose message has one line per mistake, named by its command-line option."""
+            """Validate the values. Raises PlanError with one line per mistake, which names the command-line option."""
             vars(self).update(validate_fields(type(self), values))
-            if mistake := next(self._mistakes(), ""):
+            mistake = next(self._mistakes(), "")
+            if mistake:
                 raise PlanError(mistake, NOTHING_SENT)
 
     def replaced(self, **changes: Any) -> Self:
-        """The plan with these changes, which are right."""
+        """Return a copy of the plan with these changes, which must be valid: they are not checked."""
         plan = object.__new__(type(self))
         vars(plan).update(vars(self) | changes)
         return plan
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is kept, in types of JSON, without secrets."""
-        retained = vars(self) | {"header": tuple(map(redact_header, self.header))}
-        return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(retained, enc_hook=str)))
+        """Return the plan in JSON types and without secrets, as the run file stores it."""
+        values = vars(self) | {"header": tuple(map(redact_header, self.header))}
+        return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(values, enc_hook=str)))
 
     def each_repeat(self) -> list[Plan]:
-        """The plan of each repeat: another seed for each, or a server's prefix cache would know the prompts already,
-        and chance in lengths and gaps would be the same each time."""
-        changes = ({"repeat": index, "seed": self.seed + index - 1} for index in range(1, self.repeats + 1))
+        """Return the plan of each repeat.
+
+        Each repeat has a different seed. With the same seed the server would find the prompts in its prefix cache, and
+        the random lengths and intervals would be the same every time.
+        """
+        changes = ({"repeat": number, "seed": self.seed + number - 1} for number in range(1, self.repeats + 1))
         return [self.replaced(**change) for change in changes]
 
     @property
     def uses_sessions(self) -> bool:
-        """Whether `n`, clients and arrivals count sessions."""
+        """Return whether `n`, clients and arrivals count sessions instead of requests."""
         return self.workload.startswith("multi-turn")
 
     @property
     def uses_file(self) -> bool:
-        """Whether prompts, or sessions of them, are those of a file."""
+        """Return whether the prompts, or the sessions, come from a file."""
         return _workload_file(self.workload) is not None
 
     @property
     def may_stop_early(self) -> bool:
-        """Whether answers may end before the requested length."""
+        """Return whether responses may end before the requested length."""
         return not self.ignore_eos or lengths.parse_outputs(str(self.output_tokens)).may_end
 
     def _mistakes(self) -> Iterator[str]:
-        """What no single field shows."""
-        named = arrivals.parse(self.arrivals)
+        """Yield the mistakes that involve more than one field."""
+        process = arrivals.parse(self.arrivals)
         if not (self.server or self.url):
-            yield (f"--server is missing: name {join_or(BACKENDS)}; or --url, and who answers there is asked")
-        if not named.ends(self.n, self.duration_s):
-            yield (f"--arrivals {self.arrivals} would never end: say how many with --n, or --duration")
+            yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
+        if not process.ends(self.n, self.duration_s):
+            yield f"--arrivals {self.arrivals} would never end: limit it with --n or --duration"
         if self.n is not None and self.workers > self.n:
-            yield (f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer")
+            yield f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer"
         if self.image and self.uses_sessions:
-            yield ("--image: the turns of sessions hold no pictures; ask single requests")
-        if self.max_in_flight and self.max_in_flight < (clients := named.facts.clients):
+            yield "--image: multi-turn workloads cannot contain images; use single requests"
+        if self.max_in_flight and self.max_in_flight < process.facts.clients:
             yield (
-                f"--arrivals {self.arrivals} has {clients} under way, more than --max-in-flight {self.max_in_flight}: "
-                f"write --arrivals closed:{self.max_in_flight}, or leave --max-in-flight out"
+                f"--arrivals {self.arrivals} keeps {process.facts.clients} requests in flight, more than "
+                f"--max-in-flight {self.max_in_flight}: write --arrivals closed:{self.max_in_flight}, or leave "
+                "--max-in-flight out"
             )
         if self.gpu and self.dcgm_url:
-            yield ("--gpu reads the GPUs of this machine and --dcgm-url those of another: choose one")
+            yield "--gpu reads the GPUs of this machine, --dcgm-url those of another machine: choose one"
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
-            mend = "leave --tokenizer out" if self.tokenizer else "name one with --tokenizer"
-            yield (f"--lengths {self.lengths} {'needs no' if self.tokenizer else 'needs a'} tokenizer: {mend}")
+            if self.tokenizer:
+                yield f"--lengths {self.lengths} needs no tokenizer: leave --tokenizer out"
+            else:
+                yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"

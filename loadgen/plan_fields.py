@@ -1,5 +1,8 @@
-"""The settings of a Plan as people write and keep them: options and what is wrong with one, plan files, the catalog of
-named workloads, command lines."""
+"""Reading and writing the settings of a Plan.
+
+Converts and checks the values of fields, reads plan files and the catalog of named workloads, and writes a plan as a
+command line or as one line of text.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,7 @@ from loadgen.errors import PlanError
 from loadgen.servers.auth import redact, redact_header
 from loadgen.servers.backends import join_or
 from loadgen.servers.errors import read_settings, read_toml
-from loadgen.workloads import arrivals, lengths, workload
-from loadgen.workloads import images as pictures
+from loadgen.workloads import arrivals, images, lengths, workload
 from loadgen.workloads.json_values import check_text
 from loadgen.workloads.prompts import tokenizer_file
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -32,70 +34,77 @@ if TYPE_CHECKING:
     from loadgen.servers.backends.dialect import Dialect
 
 CATALOG = Path(workload.__file__).with_name("catalog")
-"""Named workloads, a TOML file each: settings, a `summary`, and the `source` of its numbers."""
+"""Folder of the named workloads. Each TOML file holds settings, a `summary` and the `source` of its numbers."""
 NOTHING_SENT = "Nothing was sent. --help lists the options."
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
-"""What is said where something else was given."""
+"""Names of the types in error messages."""
 
 Group = Literal["Load", "Server", "Prompts", "Output", "Advanced"]
-"""Under which heading `--help` lists an option; of advanced ones its first screen has the names alone."""
+"""Heading under which `--help` lists an option. The first help screen only names the advanced options."""
 Check = Callable[[Any], Any]
-"""Beside the type of a field: gives what it is given, or that in its canonical form. Raises ValueError."""
+"""Annotated marker that validates a value after type conversion.
+
+It returns the value or its canonical form, or raises ValueError.
+"""
 
 
 class RunOption(msgspec.Struct, frozen=True):
-    """How people meet a field of the Plan. Its name, unit and form on the command line follow from the field itself:
-    `timeout_s` is `--timeout` and takes `500ms`, a bool is a flag, a tuple of several values may be repeated."""
+    """Command-line and web-form metadata of a Plan field.
+
+    The option's name and syntax follow from the field: `timeout_s` becomes `--timeout` and takes `500ms`, a bool
+    becomes a flag, and an option with a tuple may be repeated.
+    """
 
     group: Group
     interactive: Literal["form", "start"] | None = None
-    """Whether `loadgen ui` has it: its web form may change it between runs, or it is fixed when `loadgen ui` starts."""
+    """Use in `loadgen ui`: editable in its web form between runs, fixed at the start, or (None) not available."""
     help: str = ""
-    """By default the field's docstring."""
+    """Help text. Default: the field's docstring."""
     default: Callable[[Mapping[str, Any]], Any] | None = None
-    """Where it follows from the settings before it."""
+    """Computes the default from the settings of the preceding fields."""
 
 
 class Preprocess(msgspec.Struct, frozen=True):
-    """Beside the type of a field: makes of what was given what the type takes. Raises ValueError."""
+    """Annotated marker that converts raw input before type checking. The conversion may raise ValueError."""
 
     read: Callable[[Any], Any]
 
 
-def one_of(known: Callable[[], Iterable[str]]) -> Check:
-    """Like a Literal, of names that are looked up when they are needed."""
+def one_of(choices: Callable[[], Iterable[str]]) -> Check:
+    """Return a check for one of several names. Unlike with Literal, the names are looked up when a value is checked."""
 
     def check(name: str) -> str:
-        if name not in (names := [*known()]):
+        names = list(choices())
+        if name not in names:
             raise ValueError(f"unknown; choose {join_or(map(repr, names))}")
         return name
 
     return check
 
 
-def require(hold: Callable[[Any], bool], otherwise: str) -> Check:
-    """What has to hold of a value, and what is said otherwise."""
+def require(condition: Callable[[Any], bool], message: str) -> Check:
+    """Return a check that raises ValueError with `message` if the condition does not hold."""
 
     def check(value: Any) -> Any:
-        if not hold(value):
-            raise ValueError(otherwise)
+        if not condition(value):
+            raise ValueError(message)
         return value
 
     return check
 
 
-def in_range(least: int, most: int) -> Check:
-    """A number from one to another."""
-    return require(lambda number: least <= number <= most, f"must be from {least} to {most:,}")
+def in_range(low: int, high: int) -> Check:
+    """Return a check for a number from `low` to `high`, both included."""
+    return require(lambda number: low <= number <= high, f"must be from {low} to {high:,}")
 
 
 def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Of pictures, in their canonical form."""
-    return tuple("x".join(map(str, pictures.parse_size(text))) for text in texts)
+    """Return image sizes in their canonical form, such as 512x512. Raises ValueError for other text."""
+    return tuple("x".join(map(str, images.parse_size(text))) for text in texts)
 
 
 def known_gpu(text: str) -> str:
-    """GPUs that loadgen.servers.hardware knows; none where none is named."""
+    """Return the text if `loadgen.servers.hardware` knows the GPUs that it names, or if it is empty."""
     if text:
         from loadgen.servers.hardware import cards
 
@@ -104,13 +113,13 @@ def known_gpu(text: str) -> str:
 
 
 def existing_tokenizer(tokenizer: Path) -> Path:
-    """A tokenizer whose file is there."""
+    """Return the tokenizer if its file exists. Raises PromptError otherwise."""
     tokenizer_file(tokenizer)
     return tokenizer
 
 
 def canonical(parse: Callable[[str], object]) -> Check:
-    """As it is parsed and written again; the hint of a mistake goes into its message."""
+    """Return a check that parses a value and formats it again. Error messages include the hint of the parser."""
 
     def check(value: int | str) -> int | str:
         try:
@@ -122,54 +131,55 @@ def canonical(parse: Callable[[str], object]) -> Check:
     return check
 
 
-def _as_tuple(given: Any) -> Any:
-    return (given,) if isinstance(given, int | str) else given or ()
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, int | str) else value or ()
 
 
-def _as_object(given: Any) -> Any:
+def _as_object(value: Any) -> Any:
     try:
-        if isinstance(given, str):
-            given = json.loads(read_settings(Path(given[1:])) if given.startswith("@") else given)
+        if isinstance(value, str):
+            value = json.loads(read_settings(Path(value[1:])) if value.startswith("@") else value)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
-    return given
+    return value
 
 
-TUPLE, JSON_OBJECT = Preprocess(_as_tuple), Preprocess(_as_object)
+TUPLE = Preprocess(_as_tuple)
+JSON_OBJECT = Preprocess(_as_object)
 POSITIVE = require(lambda number: number > 0, "must be more than 0")
 
 
 class PlanField(NamedTuple):
-    """One field of the Plan."""
+    """One field of the Plan, with its metadata."""
 
     type: Any
-    """Without what stands beside it."""
+    """Type without its Annotated markers."""
     option: RunOption | None
     preprocess: list[Preprocess]
     checks: list[Check]
     default: Any
 
     def default_after(self, settings: Mapping[str, Any]) -> Any:
-        """What it is where nobody says, given the settings before it."""
+        """Return the default, which may depend on the settings of the preceding fields."""
         return self.option.default(settings) if self.option and self.option.default else self.default
 
-    def read(self, given: Any) -> Any:
-        """Raises ValueError."""
-        for each in self.preprocess:
-            given = each.read(given)
-        kinds = get_args(self.type) if get_origin(self.type) in {Union, UnionType} else (self.type,)
-        for kind in kinds:
-            if (names := get_args(kind)) and get_origin(kind) is Literal and given is not None:
-                return one_of(partial(tuple, names))(given)
+    def read(self, value: Any) -> Any:
+        """Convert and check a value. Raises ValueError."""
+        for step in self.preprocess:
+            value = step.read(value)
+        types = get_args(self.type) if get_origin(self.type) in {Union, UnionType} else (self.type,)
+        for choice in types:
+            if get_origin(choice) is Literal and value is not None:
+                return one_of(partial(tuple, get_args(choice)))(value)
         try:
-            result = msgspec.convert(given, self.type, strict=False, dec_hook=lambda kind, given: kind(given))
+            result = msgspec.convert(value, self.type, strict=False, dec_hook=lambda cls, raw: cls(raw))
         except (msgspec.ValidationError, TypeError):
-            takes = [TYPE_NAMES.get((get_args(kind) or [kind])[0], "") for kind in kinds if kind is not type(None)]
-            raise ValueError(f"must be {' or '.join(takes)}") from None
+            names = [TYPE_NAMES.get((get_args(cls) or [cls])[0], "") for cls in types if cls is not type(None)]
+            raise ValueError(f"must be {' or '.join(names)}") from None
         for text in result if isinstance(result, tuple) else (result,):
             if isinstance(text, str):
                 check_text(text, "the text")
@@ -182,7 +192,7 @@ _FIELDS: dict[type[Plan], dict[str, PlanField]] = {}
 
 
 def fields_of(plan: type[Plan]) -> dict[str, PlanField]:
-    """The fields of the Plan, in their order."""
+    """Return the fields of the Plan by name, in the order of their definition."""
     if plan not in _FIELDS:
         hints, bare = get_type_hints(plan, include_extras=True), get_type_hints(plan)
         _FIELDS[plan] = {field.name: _field(field, hints[field.name], bare[field.name]) for field in fields(plan)}
@@ -190,55 +200,60 @@ def fields_of(plan: type[Plan]) -> dict[str, PlanField]:
 
 
 def _field(field: Field[Any], hint: Any, bare: Any) -> PlanField:
-    beside = [*_metadata(hint)]
-    option = next((each for each in beside if isinstance(each, RunOption)), None)
-    before = [each for each in beside if isinstance(each, Preprocess)]
+    markers = list(_metadata(hint))
+    option = next((marker for marker in markers if isinstance(marker, RunOption)), None)
+    preprocess = [marker for marker in markers if isinstance(marker, Preprocess)]
+    checks = [marker for marker in markers if callable(marker)]
     default = field.default if field.default_factory is MISSING else field.default_factory()
-    return PlanField(bare, option, before, [each for each in beside if callable(each)], default)
+    return PlanField(bare, option, preprocess, checks, default)
 
 
 def _metadata(hint: Any) -> Iterator[Any]:
-    """What stands beside a type in Annotated, beside a part of it first."""
+    """Yield the Annotated markers of a type, those of its parts first."""
     if get_origin(hint) in {Union, UnionType, Annotated}:
-        kinds = get_args(hint) if get_origin(hint) is not Annotated else (hint.__origin__,)
-        for kind in kinds:
-            yield from _metadata(kind)
+        parts = get_args(hint) if get_origin(hint) is not Annotated else (hint.__origin__,)
+        for part in parts:
+            yield from _metadata(part)
         yield from getattr(hint, "__metadata__", ())
 
 
-def validate_fields(plan: type[Plan], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each field, as given or by default. Raises PlanError with a line for each mistake, named by its
-    option."""
-    known, result = fields_of(plan), dict[str, Any]()
-    wrong = [f"{name}: there is no such setting" for name in given if name not in known]
+def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked value, or the default, of every field.
+
+    Raises PlanError with one line per mistake, which names the option.
+    """
+    known = fields_of(plan)
+    result = dict[str, Any]()
+    mistakes = [f"{name}: there is no such setting" for name in values if name not in known]
     for name, field in known.items():
         try:
-            if name in given:
-                result[name] = field.read(given[name])
-            elif not wrong:  # a default may follow from a setting with a mistake
+            if name in values:
+                result[name] = field.read(values[name])
+            elif not mistakes:  # a default may depend on a setting that is wrong
                 result[name] = field.default_after(result)
         except WorkloadError as error:
-            wrong.append(_error_line(name, given[name], f"{error}; {error.hint}" if error.hint else str(error)))
+            message = f"{error}; {error.hint}" if error.hint else str(error)
+            mistakes.append(_error_line(name, values[name], message))
         except ValueError as error:
-            wrong.append(_error_line(name, given[name], str(error)))
-    if wrong:
-        raise PlanError("\n".join(wrong), NOTHING_SENT)
+            mistakes.append(_error_line(name, values[name], str(error)))
+    if mistakes:
+        raise PlanError("\n".join(mistakes), NOTHING_SENT)
     return result
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
-    """The fields of the Plan that are options of a run, in their order, with their help."""
-    said = _docstrings(plan)
+    """Return the fields of the Plan that are options of a run, in order and with their help text."""
+    docstrings = _docstrings(plan)
     options = {name: field.option for name, field in fields_of(plan).items() if field.option}
-    return {name: replace(each, help=each.help or said[name]) for name, each in options.items()}
+    return {name: replace(option, help=option.help or docstrings[name]) for name, option in options.items()}
 
 
 def _docstrings(plan: type[Plan]) -> dict[str, str]:
-    """Of its fields, those of its bases included."""
+    """Return the docstring of each field of the Plan and of its base classes. They are read from the source code."""
     result = dict[str, str]()
-    for each in reversed(plan.__mro__[:-1]):
-        source = ast.parse(Path(str(sys.modules[each.__module__].__file__)).read_text("utf-8"))
-        body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == each.__name__)
+    for cls in reversed(plan.__mro__[:-1]):
+        source = ast.parse(Path(str(sys.modules[cls.__module__].__file__)).read_text("utf-8"))
+        body = next(node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
         for field, text in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                 result[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
@@ -246,18 +261,22 @@ def _docstrings(plan: type[Plan]) -> dict[str, str]:
 
 
 def option_name(field: str) -> str:
-    """What a field is called on the command line: units are written with the value."""
+    """Return the command-line option of a field. It has no unit suffix, because users write units with the value."""
     return "--" + field.removesuffix("_s").replace("_", "-")
 
 
-def _error_line(name: str, given: Any, said: str) -> str:
-    value = tuple(map(redact_header, _as_tuple(given))) if name == "header" else given
-    value = ", ".join(map(str, value)) if isinstance(value, tuple | list) else value
-    return f"{option_name(name)} {value}: {said}"
+def _error_line(name: str, value: Any, message: str) -> str:
+    shown = tuple(map(redact_header, _as_tuple(value))) if name == "header" else value
+    if isinstance(shown, tuple | list):
+        shown = ", ".join(map(str, shown))
+    return f"{option_name(name)} {shown}: {message}"
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """The settings of a plan file (TOML, keys as the fields of Plan). Raises PlanError when it is not TOML."""
+    """Read the settings of a plan file, a TOML file whose keys are the fields of Plan.
+
+    Raises PlanError if the file cannot be read or is not TOML.
+    """
     try:
         return read_toml(path)
     except OSError as error:
@@ -267,21 +286,22 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def catalog_names() -> list[str]:
-    """The named workloads: `paper-burst` first, the others in alphabetical order."""
+    """Return the named workloads: `paper-burst` first, the others in alphabetical order."""
     return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
 
 
 def from_catalog(name: str) -> dict[str, Any]:
-    """The settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
-    if name not in (names := catalog_names()):
+    """Return the settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
+    names = catalog_names()
+    if name not in names:
         raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
-    named = read_plan(CATALOG / f"{name}.toml")
-    settings = {key: value for key, value in named.items() if key not in ("summary", "source")}
+    entry = read_plan(CATALOG / f"{name}.toml")
+    settings = {key: value for key, value in entry.items() if key not in ("summary", "source")}
     return {"workload": "synthetic", "label": name} | settings
 
 
 def command_line(plan: Plan) -> list[str]:
-    """The command line that runs this plan: what differs from the defaults."""
+    """Return the command line that runs this plan, with the options that differ from their defaults."""
     words = ["loadgen", "run"]
     for name, field in fields_of(type(plan)).items():
         value, flag = getattr(plan, name), option_name(name)
@@ -297,27 +317,32 @@ def command_line(plan: Plan) -> list[str]:
         else:
             words += [text for value in values for text in (flag, str(value))]
     words += [text for objective in plan.objectives for text in ("--assert", objective)]
-    words += [text for each in plan.goodput for text in ("--goodput", each)]
+    words += [text for objective in plan.goodput for text in ("--goodput", objective)]
     return list(redact(words))
 
 
 def describe_lengths(plan: Plan) -> tuple[str, str]:
-    """Prompt and output lengths in words, also where a trace or a file brings its own."""
+    """Return prompt and output lengths as text, also for a trace or a file that contains its own lengths."""
     if arrivals.parse(plan.arrivals).facts.recorded and plan.workload == "synthetic":
         return "recorded", "recorded"
-    named = lengths.parse_outputs(str(plan.output_tokens)).lengths
-    gaps = f" ({lengths.DEFAULT_OUTPUT_TOKENS} where it names none)" if plan.workload.startswith("jsonl:") else ""
-    told = f"the file's{gaps}" if named is None else f"{named}"
-    return "the file's" if plan.uses_file else f"{plan.input_tokens}", "at most " * plan.may_stop_early + told
+    inputs = "the file's" if plan.uses_file else f"{plan.input_tokens}"
+    distribution = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    if distribution is not None:
+        outputs = f"{distribution}"
+    elif plan.workload.startswith("jsonl:"):
+        outputs = f"the file's ({lengths.DEFAULT_OUTPUT_TOKENS} where it names none)"
+    else:
+        outputs = "the file's"
+    return inputs, f"at most {outputs}" if plan.may_stop_early else outputs
 
 
 def describe_plan(plan: Plan, dialect: Dialect) -> str:
-    """The plan in one line."""
-    how_many = "" if plan.n is None else f"{plan.n} {'sessions' if plan.uses_sessions else 'requests'}, "
-    how_long = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
+    """Return a description of the plan in one line."""
+    number = "" if plan.n is None else f"{plan.n} {'sessions' if plan.uses_sessions else 'requests'}, "
+    duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = arrivals.parse(plan.arrivals).facts
-    when = facts.text if facts.burst else plan.arrivals
+    process = facts.text if facts.burst else plan.arrivals
     tokens_in, tokens_out = describe_lengths(plan)
     about = "about " if plan.lengths == "approximate" and not plan.uses_file else ""
-    back = f"{tokens_out} out" if dialect.streams else dialect.endpoint
-    return f"{how_many}{when}{how_long}, {about}{tokens_in} tokens in, {back}"
+    output = f"{tokens_out} out" if dialect.streams else dialect.endpoint
+    return f"{number}{process}{duration}, {about}{tokens_in} tokens in, {output}"

@@ -1,6 +1,6 @@
-"""Results of recorded runs: load, summarise, judge, and write them as files.
+"""Results of recorded runs: load them, summarise them, check their objectives and write files.
 
-The command line and the Python API use these functions, and print or return what they give.
+The command line and the Python API share these functions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Header, Run
     from loadgen.analysis.summary import Summary
 
-RESULTS_ARE_SAFE = "What was measured is safe in run.jsonl: make room and run `loadgen report` on it, or name --out."
-
-
+RESULTS_ARE_SAFE = (
+    "The measurements are safe in run.jsonl. Free some disk space and run `loadgen report`, or name --out."
+)
 SUMMARY_BYTES = 1 << 26
-"""Maximum size of a summary.json that is read; a larger one is made again from its run."""
+"""Maximum size of a summary.json that is read. A larger one is rebuilt from its run."""
 
 
 def parse_expressions(
@@ -42,12 +42,14 @@ def parse_expressions(
     *,
     recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
-    """Parse the objectives of a run, and what makes a request good. Raises PlanError, which names every mistake, before
-    anything is sent. Runs that are `recorded` already may bring objectives, so none need to be given for --junit."""
+    """Parse the objectives of a run and those of its requests. Raises PlanError, which lists every mistake.
+
+    --junit needs objectives. Runs that are already `recorded` may contain their own.
+    """
     if junit is not None and not assertions and not recorded:
         raise missing_objectives()
     if junit is not None and not junit.absolute().parent.is_dir():
-        raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Make it first.")
+        raise PlanError(f"--junit {junit}: there is no folder {junit.parent}", "Create the folder first.")
     if not assertions and not goodput:
         return (), ()
     from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
@@ -59,14 +61,16 @@ def parse_expressions(
 
 
 def missing_objectives() -> PlanError:
-    return PlanError("--junit without --assert has nothing to write", "Name an objective: --assert 'ttft.p99 < 1s'")
+    return PlanError("--junit has nothing to write without --assert", "Add an objective: --assert 'ttft.p99 < 1s'")
 
 
 def expressions_for(
     header: Header, objectives: Sequence[Objective], bounds: Sequence[Objective]
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
-    """Return the objectives and the bounds on requests that a run is judged by, and notes on those that cannot be read.
-    Objectives that are given replace those that the run was made with, and so do bounds."""
+    """Return the objectives of a run, the bounds of its requests, and notes about expressions that cannot be parsed.
+
+    Objectives and bounds that are passed in replace those in the run's header.
+    """
     own_objectives = () if objectives else header.objectives
     own_bounds = () if bounds else header.goodput
     if not own_objectives and not own_bounds:
@@ -82,8 +86,9 @@ def expressions_for(
             except ObjectiveError as error:
                 notes.append(f"an objective of the run is not judged: {str(error).splitlines()[0]}")
 
-    result = (objectives or [*read(own_objectives, parse)], bounds or [*read(own_bounds, parse_bounds)])
-    return *result, notes
+    objectives = objectives or list(read(own_objectives, parse))
+    bounds = bounds or list(read(own_bounds, parse_bounds))
+    return objectives, bounds, notes
 
 
 class RunGroup(NamedTuple):
@@ -92,62 +97,74 @@ class RunGroup(NamedTuple):
     folder: Path
     parts: list[ReportedRun]
     json: dict[str, Any]
-    """summary.json of a run; of repeats what they say together, and all of theirs."""
+    """Content of summary.json. For repeats: their joint summary and the summary of each."""
     between: RepeatsSummary | None = None
-    """What repeats say together; None for a run by itself."""
+    """Joint summary of the repeats. None for a single run."""
 
 
 def folder_of(run: Path) -> Path:
-    """The folder of a run that was named by itself or by its file."""
+    """Return the folder of a run, given the folder itself or its run.jsonl."""
     return run if run.is_dir() else run.parent
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The repeats in a folder of repeats, in their order; the path itself otherwise."""
+    """Return the runs in a folder of repeats, in order. For any other path return the path itself."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
-    result = [each.parent for each in path.glob("repeat-*/run.jsonl") if each.parent.name[7:].isdecimal()]
-    return sorted(result, key=lambda run: int(run.name[7:])) or [path]
+    folders = [file.parent for file in path.glob("repeat-*/run.jsonl")]
+    repeats = {folder: folder.name.removeprefix("repeat-") for folder in folders}
+    numbered = [folder for folder, number in repeats.items() if number.isdecimal()]
+    return sorted(numbered, key=lambda folder: int(repeats[folder])) or [path]
 
 
 def report_link(run: Path, page: Path) -> str:
-    """From `page` to the report of a run; empty where there is none."""
+    """Return the relative link from `page` to the report of a run, or an empty string if there is no report."""
     file = run / "report.html"
     return relpath(file, page.parent) if file.exists() else ""
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """All runs in a folder that is neither a run nor one of repeats; nothing of another."""
+    """Return all runs in a folder of runs. For a single run or a folder of repeats the list is empty."""
     if not folder.is_dir() or runs_in(folder) != [folder] or (folder / "run.jsonl").exists():
         return []
     return sorted(file.parent for file in folder.rglob("run.jsonl"))
 
 
 def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
-    """The runs of a folder from their summary.json, which is made again where it is older than the run; and a sentence
-    for each that cannot be read."""
-    from msgspec import MsgspecError
-
+    """Return the entries of an index page, and a sentence for each run that cannot be read."""
     from loadgen.analysis.repeats import IndexedRun
-    from loadgen.analysis.summary import from_json
 
-    result, unread = [], []
+    entries = []
+    unreadable = []
     for run in runs:
-        file = run / "summary.json"
         try:
-            try:
-                if file.stat().st_mtime < (run / "run.jsonl").stat().st_mtime:
-                    raise FileNotFoundError  # as if it were not there
-                summary = from_json(read_input(file, SUMMARY_BYTES, pipes=False))
-            except (OSError, MsgspecError):
-                summary = load_and_summarise(run, (), (), drawn=False).summary
-                write_summary(run, summary)
+            summary = _current_summary(run)
         except RunFileError as error:
-            unread.append(f"Left out: {error}")
+            unreadable.append(f"Left out: {error}")
         else:
             name = str(run.relative_to(folder))
-            result.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
-    return result, unread
+            entries.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
+    return entries, unreadable
+
+
+def _current_summary(run: Path) -> Summary:
+    """Return the summary of a run from its summary.json, which is rewritten if it is missing or older than the run.
+
+    Raises RunFileError.
+    """
+    from msgspec import MsgspecError
+
+    from loadgen.analysis.summary import from_json
+
+    file = run / "summary.json"
+    try:
+        if file.stat().st_mtime >= (run / "run.jsonl").stat().st_mtime:
+            return from_json(read_input(file, SUMMARY_BYTES, pipes=False))
+    except (OSError, MsgspecError):
+        pass
+    summary = load_and_summarise(run, (), (), drawn=False).summary
+    write_summary(run, summary)
+    return summary
 
 
 def load_and_summarise(
@@ -158,10 +175,11 @@ def load_and_summarise(
     drawn: bool = True,
     known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
-    """Summarise one run and judge it by these objectives, or else by those that the run was made with.
+    """Summarise a run and check its objectives: those passed in, or else those in its header.
 
-    Of its Records only the summary is kept and, if the run is to be `drawn`, the curves. `known` is the content of its
-    file, where the caller has read it."""
+    The result holds the summary and, if `drawn`, the data of the charts, but no Records. A caller that has already read
+    the run file passes its content as `known`.
+    """
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.slo import goodput, judge
@@ -179,7 +197,7 @@ def load_and_summarise(
 
 
 def write_summary(run: Path, summary: Summary, hint: str = RESULTS_ARE_SAFE) -> None:
-    """summary.json in the run's folder. Raises OutputError with this hint."""
+    """Write summary.json into the run's folder. Raises OutputError with this hint."""
     from loadgen.analysis.summary import as_dict
 
     write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
@@ -193,25 +211,28 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) ->
     extras = []
     for index, group in enumerate(repeats, 1):
         assert group.between is not None
-        name, of = f"between-runs-{index}" if index > 1 else "between-runs", f" of {group.folder.name}"
-        extras.append(section(group.between, name, f"Between runs{of if len(repeats) > 1 else ''}"))
+        name = f"between-runs-{index}" if index > 1 else "between-runs"
+        title = f"Between runs of {group.folder.name}" if len(repeats) > 1 else "Between runs"
+        extras.append(section(group.between, name, title))
     write_text(page, render(page_document(parts, extras)))
 
 
 def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
-    """Write a file of results, whole or not at all. Commands that write the same file at once do not mix: the last one
-    wins. Raises OutputError with this hint."""
-    whole = file.resolve()
-    is_device = file.exists() and not file.is_file()  # /dev/stdout
-    fresh = file if is_device else whole.with_name(f"{whole.name}.{os.urandom(4).hex()}.part")
+    """Write a file of results atomically. If several commands write the same file, the last one wins.
+
+    Raises OutputError with this hint.
+    """
+    target = file.resolve()
+    is_device = file.exists() and not file.is_file()  # such as /dev/stdout
+    temporary = file if is_device else target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
     try:
-        fresh.write_text(text, encoding="utf-8")
-        if fresh != file:
-            fresh.replace(whole)
+        temporary.write_text(text, encoding="utf-8")
+        if temporary != file:
+            temporary.replace(target)
     except OSError as error:
-        if fresh != file:
+        if temporary != file:
             with suppress(OSError):
-                fresh.unlink()
+                temporary.unlink()
         raise OutputError(f"cannot write {file}: {error.strerror}", hint) from error
 
 
@@ -224,13 +245,16 @@ def compare_paths(
     run_variation: float,
     gates: Sequence[Gate] = (),
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
-    """B against A, and the runs of each; a path may be a folder of repeats. Raises PlanError with this hint for runs of
-    unequal work, unless it is None; RunFileError."""
+    """Compare B with A and return the comparison and the runs of both sides. A path may be a folder of repeats.
+
+    Raises RunFileError for a path without a run. Raises PlanError with `unequal_hint` if the runs did unequal work; a
+    hint of None allows it.
+    """
     from loadgen.analysis.compare import compare, read_run
 
     group_a, group_b = ([read_run(run) for path in side for run in runs_in(path)] for side in (a, b))
     result = compare(group_a, group_b, margin=margin, gates=gates, run_variation=run_variation)
     if result.unequal and unequal_hint:
-        lines = ["the two did not do equal work:", *(f"  {each.sentence}" for each in result.unequal)]
-        raise PlanError("\n".join(lines), unequal_hint)
+        lines = [f"  {difference.sentence}" for difference in result.unequal]
+        raise PlanError("\n".join(["the two sides did not do equal work:", *lines]), unequal_hint)
     return result, group_a, group_b

@@ -150,7 +150,7 @@ def test_errors_are_the_classes_that_the_command_has(url: str, tmp_path: Path) -
     (tmp_path / "full" / "file").touch()
     with pytest.raises(PlanError, match="--n 0"):
         Plan(server="vllm", n=0)
-    with pytest.raises(PlanError, match="one run") as caught:
+    with pytest.raises(PlanError, match="repeats") as caught:
         run(plan(url, repeats=2))
     assert "each_repeat" in caught.value.hint
     with pytest.raises(PlanError, match="latency"):

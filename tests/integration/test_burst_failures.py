@@ -33,8 +33,8 @@ BAD_INPUT = [
     (["--server", "vllm", "--url", "{vllm}", "--tokenizer", "{junk}"], 2, "not a tokenizer"),
     (["--server", "vllm", "--url", "{vllm}", "--tokenizer", "/nowhere"], 2, "no file /nowhere"),
     (["--server", "vllm", "--url", "{vllm}", "--out", "{used}"], 2, "not empty"),
-    (["--server", "vllm", "--url", "{vllm}", "--out", "/dev/null/run"], 2, "cannot make"),
-    (["--server", "vllm", "--url", "{vllm}", "--out", "/proc/run"], 2, "cannot make"),
+    (["--server", "vllm", "--url", "{vllm}", "--out", "/dev/null/run"], 2, "cannot create"),
+    (["--server", "vllm", "--url", "{vllm}", "--out", "/proc/run"], 2, "cannot create"),
 ]
 
 

@@ -239,7 +239,7 @@ def test_without_the_extra_the_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--metrics-every", "500ms"], "--metrics-every 0.5: at most once a second"),
+        (["--metrics-every", "500ms"], "--metrics-every 0.5: must be at least 1s"),
         (["--gpu", "--dcgm-url", "http://127.0.0.1:9400"], "choose one"),
         (["--dcgm-url", "gpu-host:9400"], "--dcgm-url gpu-host:9400: must start with http"),
         (["--server-pid", "4194305"], "there is no process 4194305"),

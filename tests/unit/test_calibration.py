@@ -240,7 +240,7 @@ def test_without_a_home_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -
     said: list[str] = []
     assert load_calibration(MACHINE, said.append) is None
     assert len(said) == 1
-    with pytest.raises(OSError, match="no folder to remember in"):
+    with pytest.raises(OSError, match="there is no cache folder"):
         save_calibration(found(), MACHINE)
 
 

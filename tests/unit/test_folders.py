@@ -65,7 +65,7 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     precious.write_text("precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK_NAME).symlink_to(precious)
-    with pytest.raises(OutputError, match="cannot make"):
+    with pytest.raises(OutputError, match="cannot create"):
         FolderClaim(tmp_path / "run")
     assert precious.read_text() == "precious"
 
@@ -138,7 +138,7 @@ def test_a_name_where_nothing_can_be_made_is_a_sentence(tmp_path: Path) -> None:
     """The parent is a file, or does not accept folders."""
     (tmp_path / "file").write_text("")
     for parent in (tmp_path / "file", Path("/proc/runs")):
-        with pytest.raises(OutputError, match="cannot make"), new_folder(parent, "x"):
+        with pytest.raises(OutputError, match="cannot create"), new_folder(parent, "x"):
             pass
-        with pytest.raises(OutputError, match="cannot make"):
+        with pytest.raises(OutputError, match="cannot create"):
             FolderClaim(parent / "x")

@@ -48,7 +48,7 @@ def test_a_journal_goes_on_only_when_asked_to(tmp_path: Path) -> None:
     with journal(tmp_path / "m", PLAN, resume=False) as book:
         book.write("down", start=1)
     with (
-        pytest.raises(OutputError, match="holds a matrix already") as caught,
+        pytest.raises(OutputError, match="already holds a matrix") as caught,
         journal(tmp_path / "m", PLAN, resume=False),
     ):
         pass

@@ -24,7 +24,7 @@ def test_values_are_stored_in_their_canonical_form() -> None:
 def test_a_plan_that_would_never_end_says_how_to_end_it() -> None:
     """Endless arrivals need a number of requests or a duration; a ramp ends by itself."""
     for arrivals in ("burst", "constant:5", "closed:3"):
-        with pytest.raises(PlanError, match="--n, or --duration"):
+        with pytest.raises(PlanError, match="--n or --duration"):
             Plan(server="tgi", arrivals=arrivals)
     assert Plan(server="tgi", arrivals="ramp:1..5/10s").n is None
 
@@ -110,7 +110,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"n": -5}, "--n -5: must be from 1 to 1,000,000"),
         ({"input_tokens": 0}, "--input-tokens 0: lengths '0': length 0 is outside 1 to 10000000"),
         ({"arrivals": "poison:20"}, "--arrivals poison:20: arrivals 'poison:20': there is no 'poison'; choose burst"),
-        ({"window_s": (5, 2)}, "must begin at 0 or later, and end after it begins"),
+        ({"window_s": (5, 2)}, "must begin at 0 or later and end after it begins"),
         ({"timeout_s": 0}, "--timeout 0: must be more than 0"),
         ({"url": "localhost:8000"}, "--url localhost:8000: must start with http:// or https://"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
@@ -134,12 +134,12 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"extra_body": {"max_tokens": 4}}, "'max_tokens' cannot be set here: --output-tokens says how long"),
         ({"extra_body": {"parameters": {"max_new_tokens": 4}}}, "'max_new_tokens' cannot be set here"),
         ({"extra_body": {"ignore_eos": False}}, "'ignore_eos' cannot be set here: use --no-ignore-eos"),
-        ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: the turns of sessions hold no pictures"),
+        ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: multi-turn workloads cannot contain images"),
         ({"image": "512"}, "--image 512: write the size of a picture as 512x512"),
         ({"image": ("512x512", "0x9")}, "--image 512x512, 0x9: write the size of a picture as 512x512"),
         (
             {"arrivals": "closed:8", "max_in_flight": 2},
-            "--arrivals closed:8 has 8 under way, more than --max-in-flight 2",
+            "--arrivals closed:8 keeps 8 requests in flight, more than --max-in-flight 2",
         ),
         ({"label": "../x"}, "--label ../x: must be 1 to 60 letters, digits"),
         ({"colour": "red"}, "colour: there is no such setting"),
@@ -161,7 +161,7 @@ def test_who_answers_may_be_left_to_the_url() -> None:
     """A plan names a server or says where one is; who is named neither way is missing. Other clients may well be fewer
     than a limit in flight."""
     assert Plan(url="http://127.0.0.1:1", n=1).server == ""
-    with pytest.raises(PlanError, match="--server is missing: name vllm, tgi, lightllm or openai; or --url"):
+    with pytest.raises(PlanError, match="--server is missing: name vllm, tgi, lightllm or openai, or give --url"):
         Plan(n=1)
     assert Plan(server="tgi", arrivals="closed:8", max_in_flight=8, n=9).max_in_flight == 8
 

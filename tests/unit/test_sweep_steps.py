@@ -158,13 +158,13 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     fake = Fake(tmp_path / "s")
     fake.interrupt_at = 2
     assert fake.sweep([1, 4, 16]) == "interrupted"
-    with pytest.raises(OutputError, match="holds a sweep already"):
+    with pytest.raises(OutputError, match="already holds a sweep"):
         fake.sweep([1, 4, 16])
     again = Fake(tmp_path / "s")
     assert again.sweep([1, 4, 16], resume=True) == "done"
     assert [plan.arrivals for plan in again.plans] == ["poisson:4", "poisson:16"]
     assert (tmp_path / "s/step-2-unfinished-1").is_dir()
-    with pytest.raises(PlanError, match="not the one this sweep was begun with"):
+    with pytest.raises(PlanError, match="this sweep was started with a different plan"):
         again.sweep([1, 4, 17], resume=True)
 
 

@@ -86,7 +86,7 @@ def inference(
                 hardware=hardware,
             )
         )
-    from loadgen.analysis import dissect as told
+    from loadgen.dissect import inference_report as told
 
     _print_result(result, told.text, told.document, page, as_json)
 
@@ -141,7 +141,7 @@ def training(
                 hardware=hardware,
             )
         )
-    from loadgen.analysis import dissect_training as told
+    from loadgen.dissect import training_report as told
 
     _print_result(result, told.text, told.document, page, as_json)
 

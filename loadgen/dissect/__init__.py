@@ -1,6 +1,6 @@
 """What happens below the server: modules, operators and training steps, each timed on this machine.
 
-    found.py        what was measured: raw seconds, FLOPs and bytes; `loadgen.analysis.dissect` makes tables and a page
+    found.py        what was measured: raw seconds, FLOPs and bytes; `loadgen.dissect.inference_report` makes tables and a page
     of it machine.py      the device, and the bounds that its operators are held against
     watch.py        every operator that torch dispatches: which module's, how long, how much work
     inference.py    one step of a model of real shape and random weights

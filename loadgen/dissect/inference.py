@@ -24,8 +24,8 @@ from loadgen.dissect.op_profiler import Clock, OpProfiler, Seen
 from loadgen.dissect.processes import shared
 from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, Phase, StepCase
 from loadgen.servers.hardware import model as shape_of
-from loadgen.servers.ladder.group import ALL_GATHER, ALL_REDUCE, WAIT, ProcessGroup
-from loadgen.servers.ladder.llama import Llama, build
+from loadgen.dissect.models.process_group import ALL_GATHER, ALL_REDUCE, WAIT, ProcessGroup
+from loadgen.dissect.models.llama import Llama, build
 
 PROFILED = 5
 """Steps that torch.profiler sees, at most."""

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from loadgen.dissect.results import Direction
-from loadgen.servers.ladder.llama import DecoderLayer
+from loadgen.dissect.models.llama import DecoderLayer
 
 MODULES = {
     "embed_tokens": "Embedding",

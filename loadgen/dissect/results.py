@@ -1,5 +1,5 @@
 """What was measured, as `--json` prints it: raw seconds of every repeat; figures are made of them in
-`loadgen.analysis.dissect`."""
+`loadgen.dissect.inference_report`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from loadgen.dissect.results import TechniqueResult, TrainingResult
 from loadgen.dissect.techniques import RANK, Technique, cannot
 from loadgen.servers.hardware import ModelShape
 from loadgen.servers.hardware import model as shape_of
-from loadgen.servers.ladder.llama import DecoderLayer, Llama, build
+from loadgen.dissect.models.llama import DecoderLayer, Llama, build
 
 SEED = 17
 ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -1,7 +1,7 @@
 """What one training step of plain PyTorch holds in memory at its peak, counted tensor by tensor: nothing is fitted.
 
 `loadgen.servers.hardware.training` counts as arXiv 2205.05198 does for Megatron, layers alone and in mixed precision.
-This counts a Llama as `loadgen.servers.ladder.llama` has it: every number in the format of the run, embedding, output
+This counts a Llama as `loadgen.dissect.models.llama` has it: every number in the format of the run, embedding, output
 head and loss too, Adam with two moments, and what autograd keeps of each operator. ZeRO stages are those of FSDP2,
 which at stage 2 has its part of the weights and, until the backward pass, all of them.
 """

@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-from loadgen.analysis.dissect import checks
+from loadgen.dissect.inference_report import checks
 from loadgen.dissect.results import InferenceResult
 from loadgen.servers.hardware import model
-from loadgen.servers.ladder.llama import build
+from loadgen.dissect.models.llama import build
 
 Dissect = Callable[..., dict[str, Any]]
 Models = Callable[..., Path]

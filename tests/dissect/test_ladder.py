@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from loadgen.analysis.dissect import hidden
+from loadgen.dissect.inference_report import hidden
 from loadgen.dissect.inference import InferenceSpec, by_turns
 from loadgen.dissect.processes import shared
 from loadgen.servers.hardware import ModelShape, shape
 from loadgen.servers.hardware.inference import ARCHITECTURES
-from loadgen.servers.ladder.group import ProcessGroup
-from loadgen.servers.ladder.llama import LAYERS, Attention, Llama, Mlp, build
+from loadgen.dissect.models.process_group import ProcessGroup
+from loadgen.dissect.models.llama import LAYERS, Attention, Llama, Mlp, build
 
 ROOT = Path(__file__).parents[2]
 COMPUTED = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 48, "vocabulary": 64}

@@ -80,7 +80,7 @@ def test_what_needs_no_torch_imports_none(root: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import loadgen.dissect.techniques, loadgen.dissect.results, loadgen.dissect.predictions, loadgen.cli.dissect\n"
-        "import loadgen.analysis.dissect, loadgen.analysis.dissect_training\n"
+        "import loadgen.dissect.inference_report, loadgen.dissect.training_report\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from loadgen.servers.hardware.huggingface import shape_of
-from loadgen.servers.ladder.llama import build
+from loadgen.dissect.models.llama import build
 
 
 def main(folder: Path, architecture: str, ids: list[int]) -> list[float]:

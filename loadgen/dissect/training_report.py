@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from loadgen.analysis.dissect import links, with_margin, wrapped
+from loadgen.dissect.inference_report import links, with_margin, wrapped
 from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant
 from loadgen.analysis.hardware import aligned
 

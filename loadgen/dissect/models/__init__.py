@@ -1,0 +1,1 @@
+"""PyTorch models that `loadgen dissect` measures."""

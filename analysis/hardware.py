@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
     from loadgen.servers.hardware.inference import Deployment
-    from loadgen.servers.hardware.roofline import Figures, Limits
+    from loadgen.servers.hardware.roofline import Limits, LoadFigures
 
 ROOFLINE = """FLOP/s that one GPU allows by how many FLOPs are made of each byte that is read. Left of the edge memory
 is the limit, right of it computing; dots are the GEMMs of one layer and the output head."""
@@ -74,7 +74,7 @@ def sentences(found: Limits) -> list[str]:
     return lines
 
 
-def text(found: Limits) -> str:
+def format_limits(found: Limits) -> str:
     """All of it for a terminal, without what a library for terminals costs to start."""
     title, load = headings(found)
     curve = found.curve
@@ -85,15 +85,15 @@ def text(found: Limits) -> str:
     ]
     blocks = [
         f"{title}\n{load}",
-        aligned([("", "limit", "expected"), *rows(found)]),
+        align_columns([("", "limit", "expected"), *rows(found)]),
         "\n".join(sentences(found)),
-        aligned([GEMM_HEADS, *gemm_rows(found)]),
-        aligned([("in flight", "TTFT", "TPOT", "tokens/s"), *by_load]),
+        align_columns([GEMM_HEADS, *gemm_rows(found)]),
+        align_columns([("in flight", "TTFT", "TPOT", "tokens/s"), *by_load]),
     ]
     return "\n\n".join(blocks)
 
 
-def training_text(found: Mapping[str, Any]) -> str:
+def format_training(found: Mapping[str, Any]) -> str:
     """An iteration of training for a terminal."""
     held = found["memory_bytes"]
     spent = [(name.removesuffix("_s").replace("_", " "), f"{part:.3f} s") for name, part in found["seconds"].items()]
@@ -101,15 +101,15 @@ def training_text(found: Mapping[str, Any]) -> str:
     lines = [
         f"{found['model']} on {found['gpus']} x {found['gpu']}: {found['iteration_s']:.3f} s per iteration, "
         f"{found['tokens_per_s']:,.0f} tokens/s, MFU {100 * found['mfu']:.1f} %",
-        aligned(spent),
-        aligned(sizes),
+        align_columns(spent),
+        align_columns(sizes),
     ]
     if not held["fits"]:
         lines.append("It does not fit: recompute, split (--tp, --pp, --zero, --sequence-parallel), or offload.")
     return "\n\n".join(lines)
 
 
-def aligned(table: Sequence[Sequence[str]]) -> str:
+def align_columns(table: Sequence[Sequence[str]]) -> str:
     """Columns of one width each: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
@@ -119,7 +119,7 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def document(found: Limits, deployment: Deployment) -> Document:
+def build_document(found: Limits, deployment: Deployment) -> Document:
     """The page."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
@@ -152,7 +152,7 @@ def document(found: Limits, deployment: Deployment) -> Document:
     return doc.Document("loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"))
 
 
-def _card(label: str, expected: Figures, limit: Figures) -> Any:
+def _card(label: str, expected: LoadFigures, limit: LoadFigures) -> Any:
     from loadgen.analysis.format import duration
     from loadgen.analysis.report import Card
 
@@ -184,12 +184,14 @@ def _run(found: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
     curve = {name: list(values) for name, values in found.curve.items()}
     for name in ("tpot", "limit_tpot"):
         curve[f"{name}_ms"] = [1000 * seconds for seconds in curve[f"{name}_s"]]
-    roofline = {"roof": roof(found.flops_per_byte * bandwidth, bandwidth), **points}
+    roofline = {"roof": roofline_points(found.flops_per_byte * bandwidth, bandwidth), **points}
     data = {"roofline": roofline, "curve": curve}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
 
-def roof(flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: float = 0.25) -> dict[str, list[float]]:
+def roofline_points(
+    flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: float = 0.25
+) -> dict[str, list[float]]:
     """The two lines of a roofline: bound by memory up to the edge, by computing behind it."""
     edge = flops_per_s / bytes_per_s
     places = [least, edge, max(4096.0, 4 * edge)]

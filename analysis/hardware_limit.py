@@ -120,20 +120,20 @@ def _limit(
     measured: tuple[float | None, float | None, float],
 ) -> HardwareLimit:
     """Raises HardwareError for what the tables do not know, or what does not fit."""
-    from loadgen.servers.hardware.inference import physical_s
-    from loadgen.servers.hardware.throughput_model import Load, bound, limit, parts
+    from loadgen.servers.hardware.inference import lower_bounds_s
+    from loadgen.servers.hardware.throughput_model import Load, bottleneck, decode_step_parts, limit_times
 
     (prompt, output), (ttft_s, tpot_s, rate), speed = tokens, measured, float(run.header.server.get("speed") or 1)
     made = _deployment(known, str(run.header.server.get("name") or ""))
     in_flight, decoding = _mean(frame, frame.sent_ns), _mean(frame, frame.first_ns)
     load = Load(round(prompt), round(output), max(in_flight, 1.0))
-    best = limit(made, load, ALL_MEMORY)
+    best = limit_times(made, load, ALL_MEMORY)
     maximum = float(best.output_tokens_per_s) * min(in_flight, 1.0) * speed
-    step = physical_s(made, 0, 0, max(decoding, 1.0), prompt + output / 2)
-    one, token = physical_s(made, 1, prompt), physical_s(made, 0, 0, 1, prompt + output / 2)
+    step = lower_bounds_s(made, 0, 0, max(decoding, 1.0), prompt + output / 2)
+    one, token = lower_bounds_s(made, 1, prompt), lower_bounds_s(made, 0, 0, 1, prompt + output / 2)
     busiest = max(step, key=lambda name: float(step[name]))
     least_tpot_s, least_ttft_s = float(step[busiest]) / speed, float(max(one.values())) / speed
-    spent = parts(made, Load(load.prompt_tokens, load.output_tokens, max(decoding, 1.0)), ALL_MEMORY)
+    spent = decode_step_parts(made, Load(load.prompt_tokens, load.output_tokens, max(decoding, 1.0)), ALL_MEMORY)
     computing = rate / output * (float(one["compute"]) + (output - 1) * float(token["compute"])) / speed
     return HardwareLimit(
         gpu=made.gpu.name,
@@ -150,7 +150,7 @@ def _limit(
         output_tokens_per_s=_rounded(maximum),
         ttft_s=_rounded(least_ttft_s),
         tpot_s=_rounded(least_tpot_s),
-        bound=bound(made, load, ALL_MEMORY),
+        bound=bottleneck(made, load, ALL_MEMORY),
         tpot_bound=busiest,
         throughput_share=_rounded(rate / maximum),
         ttft_ratio=None if ttft_s is None else _rounded(ttft_s / least_ttft_s),
@@ -172,9 +172,9 @@ def _known(run: Run) -> _Known | None:
             return None
         return _Known(told["gpu"], told["tensor_parallel"], told["model"], "simulated")
     if named := plan.get("gpu_model"):
-        from loadgen.servers.hardware import cards
+        from loadgen.servers.hardware import parse_gpus
 
-        gpus, name = cards(str(named))
+        gpus, name = parse_gpus(str(named))
         return _Known(name, gpus, model, "--gpu-model")
     told = run.header.telemetry.get("gpu") or {}
     seen = {str(each.get("index")): each for each in told.get("gpus") or ()}
@@ -194,7 +194,7 @@ def _in_use(run: Run, seen: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 def _deployment(known: _Known, server: str) -> Deployment:
     from loadgen.servers.hardware import HardwareError, framework, listed_model
-    from loadgen.servers.hardware.roofline import DEFAULT_FRAMEWORK, deploy
+    from loadgen.servers.hardware.roofline import DEFAULT_FRAMEWORK, make_deployment
 
     ending = re.search(rf"[-_.]({'|'.join(FORMATS)})\b", known.model, re.IGNORECASE)
     model = listed_model(known.model[: ending.start()] if ending else known.model)
@@ -203,7 +203,7 @@ def _deployment(known: _Known, server: str) -> Deployment:
     except HardwareError:
         engine = DEFAULT_FRAMEWORK
     weights = FORMATS[ending[1].lower()] if ending else "bf16"
-    return deploy(known.gpu, model, weights, known.gpus, framework_name=engine)
+    return make_deployment(known.gpu, model, weights, known.gpus, framework_name=engine)
 
 
 def _mean(frame: Frame, begun_ns: Any) -> float:

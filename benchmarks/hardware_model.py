@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from loadgen.servers.hardware import framework, gpu, gpu_links, model, number_format
-from loadgen.servers.hardware.inference import Deployment, step
+from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
-from loadgen.servers.hardware.roofline import deploy
-from loadgen.servers.hardware.throughput_model import Load, expected
-from loadgen.servers.hardware.training import Training, iteration, memory
+from loadgen.servers.hardware.roofline import make_deployment
+from loadgen.servers.hardware.throughput_model import Load, expected_times
+from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
 
 DATA = [Path(__file__).parent / "data"]
 """Folders of rows, the first that has them: `--data` puts another in front."""
@@ -87,7 +87,7 @@ def gemms_nvfp4() -> list[Point]:
 def _gemms() -> list[Point]:
     def times(card: str, stored: str, *shape: Any) -> Any:
         found = gpu(card)
-        return 1e6 * gemm_s(found, found.stored(number_format(stored)), *shape)
+        return 1e6 * gemm_s(found, found.effective_format(number_format(stored)), *shape)
 
     return _kernels("GEMM", "gemm", ("gpu", "format"), ("m", "n", "k"), times)
 
@@ -115,7 +115,7 @@ def all_reduces() -> list[Point]:
     """From 16 KiB to 256 MiB; NCCL's and those of vLLM and TensorRT-LLM."""
 
     def times(card: str, kernel: str, gpus: str, size: Any) -> Any:
-        link = gpu(card).link_over(int(gpus))
+        link = gpu(card).link_for(int(gpus))
         return 1e6 * all_reduce_s(link, int(gpus), size, "nccl" if kernel == "NCCL" else "custom")
 
     return _kernels("all-reduce", "all_reduce", ("gpu", "kernel", "gpus"), ("bytes",), times)
@@ -138,9 +138,9 @@ def mi300x() -> list[Point]:
     """Static batches of vLLM on eight MI300X; nothing was fitted to it."""
     points = []
     for row in _rows("mi300x"):
-        made = deploy(row["gpu"], row["model"], row["format"], int(row["tp"]), framework_name="vLLM")
+        made = make_deployment(row["gpu"], row["model"], row["format"], int(row["tp"]), framework_name="vLLM")
         load = Load(int(row["input"]), int(row["output"]), int(row["batch"]))
-        found = expected(replace(made, kv_bytes=2.0), load)
+        found = expected_times(replace(made, kv_bytes=2.0), load)
         seconds = float(found.prefill_s + (load.output_tokens - 1) * found.decode_step_s)
         points.append(_point("MI300X", "batch", row, float(row["seconds"]), seconds, f"batch {row['batch']}"))
     return points
@@ -155,9 +155,9 @@ def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Poi
         source, engine, card, shape, stored, tp, prompt, output = names
         if (stored == "nvfp4") != nvfp4 or only not in ("", engine):
             continue
-        made = deploy(card, shape, stored, int(tp), framework_name=engine)
+        made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
         load = Load(int(prompt), int(output), np.array([int(row["in_flight"]) for row in rows]))
-        found = expected(made, load)
+        found = expected_times(made, load)
         predicted = found.tpot_s if quantity == "TPOT" else found.ttft_s
         for row, seconds in zip(rows, predicted, strict=True):
             case = f"{shape} {stored} {prompt}/{output}, {row['in_flight']} in flight"
@@ -187,7 +187,9 @@ def llama_2(card: str) -> list[Point]:
     for (name, shape), latencies in LLAMA_2.items():
         for tp, seconds in zip((1, 2, 4, 8), latencies, strict=True):
             if seconds and name == card:
-                found = expected(deploy(name, shape, "fp16", tp, framework_name="NIM"), Load(200, 200, 1))
+                found = expected_times(
+                    make_deployment(name, shape, "fp16", tp, framework_name="NIM"), Load(200, 200, 1)
+                )
                 took = float(found.prompt_prefill_s + 199 * found.decode_step_s)
                 points.append(Point("Llama-2 200 + 200", "latency", name, tp, shape, seconds, took))
     return points
@@ -203,10 +205,10 @@ MEGATRON = (
 sequence parallel (table 5); GiB of parameters and optimiser, of activations without and with both (figure 1)."""
 
 
-def _megatron() -> Iterator[tuple[Training, tuple[float, float], tuple[float, float, float]]]:
+def _megatron() -> Iterator[tuple[TrainingSetup, tuple[float, float], tuple[float, float, float]]]:
     for name, tp, pp, batch, micro, chunks, seconds, sizes in MEGATRON:
         shape = {"tensor": tp, "pipeline": pp, "batch": batch, "micro_batch": micro, "interleave": chunks}
-        yield Training(gpu=gpu("A100"), model=model(name), **shape), seconds, sizes
+        yield TrainingSetup(gpu=gpu("A100"), model=model(name), **shape), seconds, sizes
 
 
 @cache
@@ -215,7 +217,7 @@ def training_times() -> list[Point]:
     for setup, (full, selective), _ in _megatron():
         other = replace(setup, recomputation="selective", sequence_parallel=True)
         for case, seconds in ((replace(setup, recomputation="full"), full), (other, selective)):
-            name, took = f"{setup.model.name}, {case.recomputation}", iteration(case).total_s
+            name, took = f"{setup.model.name}, {case.recomputation}", predict_iteration(case).total_s
             points.append(Point("arXiv 2205.05198", "iteration", "A100", setup.tensor, name, seconds, took))
     return points
 
@@ -225,8 +227,8 @@ def training_memory() -> list[Point]:
     points = []
     for setup, _, sizes in _megatron():
         both = replace(setup, recomputation="selective", sequence_parallel=True)
-        states = memory(setup)
-        found = (states.total - states.activations, states.activations, memory(both).activations)
+        states = predict_memory(setup)
+        found = (states.total - states.activations, states.activations, predict_memory(both).activations)
         for what, measured, size in zip(("states", "none", "selective + SP"), sizes, found, strict=True):
             case = f"{setup.model.name}, {what}"
             points.append(Point("arXiv 2205.05198", "GiB", "A100", setup.tensor, case, measured, size / 2**30))
@@ -238,10 +240,10 @@ def mt_nlg() -> list[Point]:
     """530B on A100-40GB, batch 1,920 (arXiv 2201.11990, section 2.4); nothing was fitted to it."""
     points = []
     for replicas, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
-        setup = Training(
+        setup = TrainingSetup(
             gpu=gpu("A100 40GB"), model=model("MT-NLG-530B"), batch=1920, tensor=8, pipeline=35, data=replicas
         )
-        took = iteration(replace(setup, recomputation="full")).total_s
+        took = predict_iteration(replace(setup, recomputation="full")).total_s
         case = f"MT-NLG-530B, {replicas} replicas"
         points.append(Point("arXiv 2201.11990", "iteration", "A100-40GB SXM", 8, case, seconds, took))
     return points
@@ -252,12 +254,12 @@ def ladder_speeds() -> list[Point]:
     """Tokens per second of 70B on H100, prompts of 1,024 and answers of 512 tokens."""
     points = []
     for row in _rows("ladder_70b"):
-        made = deploy("H100", "Llama-3-70B", "bf16", int(row["tp"]), framework_name="gpt-fast")
+        made = make_deployment("H100", "Llama-3-70B", "bf16", int(row["tp"]), framework_name="gpt-fast")
         made = replace(made, architecture=row["architecture"].replace(" ", "-"))
         if row["p2p"] == "off":
             made = replace(made, gpu=replace(made.gpu, link=gpu_links()["NVLink 4 without P2P"]))
         batch = int(row["batch"])
-        took = step(made, batch, 1024).total + 511 * step(made, decoding=batch, context=1280).total
+        took = predict_step(made, batch, 1024).total + 511 * predict_step(made, decoding=batch, context=1280).total
         case = f"{row['architecture']}, batch {batch}, P2P {row['p2p']}"
         speed, source = float(row["tokens_per_s"]), "arXiv 2501.06589"
         points.append(Point(source, "tokens/s", "H100 SXM", int(row["tp"]), case, speed, float(512 * batch / took)))
@@ -318,7 +320,7 @@ GAINS = {"on": (1.3079, 0.03), "off": (1.5987, 0.08)}
 def factors() -> list[tuple[str, float, float]]:
     """What each property of B200 adds to training GPT-3 175B on 64 A100: its name, the factor it buys, seconds."""
     card, new = gpu("A100"), gpu("B200")
-    now = Training(gpu=card, model=model("GPT-3-175B"), batch=64, tensor=8, pipeline=8, interleave=3)
+    now = TrainingSetup(gpu=card, model=model("GPT-3-175B"), batch=64, tensor=8, pipeline=8, interleave=3)
     now = replace(now, recomputation="full")
     peaks = {"bf16": new.peaks["bf16"]}
     steps = (
@@ -352,10 +354,10 @@ def factors() -> list[tuple[str, float, float]]:
         ("fp8", lambda at: replace(at, gpu=new, number="fp8")),
         ("fp4", lambda at: replace(at, number="nvfp4")),
     )
-    found, before = [], iteration(now).total_s / now.batch
+    found, before = [], predict_iteration(now).total_s / now.batch
     for name, change in steps:
         now = change(now)
-        after = iteration(now).total_s / now.batch
+        after = predict_iteration(now).total_s / now.batch
         found.append((name, before / after, after))
         before = after
     return found
@@ -382,9 +384,9 @@ def _static(source: str, name: str, engine: str, quantity: str) -> list[Point]:
         made = replace(made, kv_bytes=1.0 if stored == "fp8" and made.framework.fp8_kv else 2.0)
         batch, prompt, output = (np.array([float(row[each]) for row in rows]) for each in ("batch", "input", "output"))
         if quantity == "prefill":
-            column, took = "prefill_ms", step(made, batch, prompt).total
+            column, took = "prefill_ms", predict_step(made, batch, prompt).total
         else:
-            column, took = "tpot_ms", step(made, decoding=batch, context=prompt + output / 2).total
+            column, took = "tpot_ms", predict_step(made, decoding=batch, context=prompt + output / 2).total
         for row, seconds in zip(rows, took, strict=True):
             case = f"{shape} {stored} {row['input']}/{row['output']}, batch {row['batch']}"
             if row[column]:

@@ -22,7 +22,7 @@ from itertools import combinations
 from pathlib import Path
 from random import Random
 
-from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
 from loadgen.servers.simulated.scheduler_presets import Engine, find_engine
@@ -131,7 +131,7 @@ def poisson() -> list[Compared]:
 
 @cache
 def closed_step_time(framework: str, gpu: str, model: str, stored: str, tensor: str) -> StepTime:
-    return StepTime(deploy(gpu, model, stored, int(tensor), framework_name=framework))
+    return StepTime(make_deployment(gpu, model, stored, int(tensor), framework_name=framework))
 
 
 def closed_loop(

@@ -106,9 +106,9 @@ def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
 def known_gpu(text: str) -> str:
     """Return the text if `loadgen.servers.hardware` knows the GPUs that it names, or if it is empty."""
     if text:
-        from loadgen.servers.hardware import cards
+        from loadgen.servers.hardware import parse_gpus
 
-        cards(text)
+        parse_gpus(text)
     return text
 
 

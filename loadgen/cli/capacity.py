@@ -100,7 +100,7 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
     """A table, the cheapest first, and why others cannot."""
     from loadgen.analysis.format import significant
-    from loadgen.analysis.hardware import aligned
+    from loadgen.analysis.hardware import align_columns
 
     several = len({option.format for option in options}) > 1
     rows = []
@@ -118,7 +118,7 @@ def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objec
                 *("-" if cost is None else f"{cost:,.2f}" for cost in costs),
             )
         )
-    blocks = [aligned([HEADINGS, *rows])] if rows else []
+    blocks = [align_columns([HEADINGS, *rows])] if rows else []
     left = [option for option in options if not option.gpus]
     if left:
         lines = []

@@ -64,7 +64,7 @@ def inference(
     """
     with _usage_errors():
         from loadgen.dissect.inference import InferenceSpec
-        from loadgen.dissect.inference import inference as measure
+        from loadgen.dissect.inference import measure_inference as measure
 
         result = measure(
             InferenceSpec(
@@ -88,7 +88,7 @@ def inference(
         )
     from loadgen.dissect import inference_report as told
 
-    _print_result(result, told.text, told.document, page, as_json)
+    _print_result(result, told.format_text, told.build_document, page, as_json)
 
 
 @dissect.command()
@@ -121,14 +121,14 @@ def training(
     Exit codes: 0 measured, 2 usage, also where no technique can be measured on this device.
     """
     with _usage_errors():
-        from loadgen.dissect.techniques import parse
+        from loadgen.dissect.techniques import parse_technique
         from loadgen.dissect.training import TrainingSpec
-        from loadgen.dissect.training import training as measure
+        from loadgen.dissect.training import measure_training as measure
 
         result = measure(
             TrainingSpec(
                 model=model,
-                techniques=tuple(map(parse, technique or ["naive"])),
+                techniques=tuple(map(parse_technique, technique or ["naive"])),
                 layers=layers,
                 batch=batch,
                 sequence=sequence,
@@ -143,7 +143,7 @@ def training(
         )
     from loadgen.dissect import training_report as told
 
-    _print_result(result, told.text, told.document, page, as_json)
+    _print_result(result, told.format_text, told.build_document, page, as_json)
 
 
 def _print_result(found: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:

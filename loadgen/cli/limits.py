@@ -15,7 +15,7 @@ from loadgen.cli.options import SettingsCommand
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
-    from loadgen.servers.hardware.training import Training
+    from loadgen.servers.hardware.training import TrainingSetup
 
 LOAD, TRAINING = "Load", "Training"
 NO_P2P = "NVLink 4 without P2P"
@@ -117,52 +117,53 @@ def _usage_errors() -> Iterator[None]:
 
 def _serving(asked: LimitsOptions) -> Any:
     from loadgen.servers.hardware import gpu_links
-    from loadgen.servers.hardware.roofline import deploy, limits_of
+    from loadgen.servers.hardware.roofline import compute_limits, make_deployment
     from loadgen.servers.hardware.throughput_model import Load
 
-    made = deploy(
-        *(
-            asked.gpu,
-            asked.model,
-            asked.format,
-            asked.tp,
-            asked.pp,
-            asked.framework,
-            asked.kv_format,
-            asked.architecture,
-        ),
+    deployment = make_deployment(
+        asked.gpu,
+        asked.model,
+        asked.format,
+        asked.tp,
+        asked.pp,
+        asked.framework,
         file=asked.hardware,
         changes=asked.set or (),
     )
+    deployment = replace(deployment, architecture=asked.architecture)
+    if asked.kv_format:
+        deployment = deployment.with_kv_format(asked.kv_format)
     if not asked.p2p:
-        slow = gpu_links()[NO_P2P] if made.gpu.link.name.startswith("NVLink") else made.gpu.pcie
-        made = replace(made, gpu=replace(made.gpu, link=replace(slow, bytes_per_s=made.gpu.link.bytes_per_s)))
+        card = deployment.gpu
+        slow = gpu_links()[NO_P2P] if card.link.name.startswith("NVLink") else card.pcie
+        card = replace(card, link=replace(slow, bytes_per_s=card.link.bytes_per_s))
+        deployment = replace(deployment, gpu=card)
     load = Load(asked.input, asked.output, max(1, asked.in_flight // asked.dp))
-    result = limits_of(made, load, asked.memory_fraction, replicas=asked.dp)
+    result = compute_limits(deployment, load, asked.memory_fraction, replicas=asked.dp)
     if asked.page:
-        from loadgen.analysis.hardware import document
+        from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render
 
         try:
-            asked.page.write_text(render(document(result, made)), "utf-8")
+            asked.page.write_text(render(build_document(result, deployment)), "utf-8")
         except OSError as problem:
             raise OutputError(
                 f"cannot write {asked.page}: {problem.strerror}", "Name a file in a folder that exists."
             ) from None
     if not asked.json:
-        from loadgen.analysis.hardware import text
+        from loadgen.analysis.hardware import format_limits
 
-        print(text(result))
+        print(format_limits(result))
         if asked.page:
             print(f"\nPage: {asked.page}")
     return result
 
 
 def _training(asked: LimitsOptions) -> dict[str, Any]:
-    from loadgen.servers.hardware.training import iteration, memory, mfu
+    from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
 
     setup = _setup(asked)
-    took, held = iteration(setup), memory(setup)
+    took, held = predict_iteration(setup), predict_memory(setup)
     tokens = setup.batch * setup.sequence
     result = {
         "gpu": setup.gpu.name,
@@ -176,18 +177,18 @@ def _training(asked: LimitsOptions) -> dict[str, Any]:
         "memory_bytes": asdict(held) | {"total": held.total, "fits": held.total <= setup.gpu.memory_bytes},
     }
     if not asked.json:
-        from loadgen.analysis.hardware import training_text
+        from loadgen.analysis.hardware import format_training
 
-        print(training_text(result))
+        print(format_training(result))
     return result
 
 
-def _setup(asked: LimitsOptions) -> Training:
-    from loadgen.servers.hardware import changed, gpu, model
-    from loadgen.servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, Training
+def _setup(asked: LimitsOptions) -> TrainingSetup:
+    from loadgen.servers.hardware import gpu, model, with_changes
+    from loadgen.servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, TrainingSetup
 
-    return Training(
-        gpu=changed(gpu(asked.gpu, asked.hardware), asked.set or ()),
+    return TrainingSetup(
+        gpu=with_changes(gpu(asked.gpu, asked.hardware), asked.set or ()),
         model=model(asked.model, asked.hardware),
         batch=asked.batch,
         sequence=asked.sequence,

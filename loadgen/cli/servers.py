@@ -166,16 +166,16 @@ def convert(
 ) -> None:
     """Make a ladder (Ladder Residual, arXiv 2501.06589) of a Llama: the same weights, which vLLM serves with each
     all-reduce beside the next block. What it answers has no sense until it has been retrained; its speed is real."""
-    from loadgen.servers.ladder import PLUGIN
-    from loadgen.servers.ladder.checkpoint import convert
+    from loadgen.servers.ladder import PLUGIN_FOLDER
+    from loadgen.servers.ladder.checkpoint import convert_checkpoint
 
     try:
-        convert(source, target)
+        convert_checkpoint(source, target)
     except LaunchError as problem:
         raise PlanError(str(problem), problem.hint) from None
     print(f"{target} is a ladder with the weights of {source}")
     print(f"next: loadgen servers up --server vllm --launch process --model {target}")
-    print(f"without loadgen: PYTHONPATH={target / PLUGIN.name} vllm serve {target}")
+    print(f"without loadgen: PYTHONPATH={target / PLUGIN_FOLDER.name} vllm serve {target}")
 
 
 def _selected_servers(server: str | None) -> tuple[str, ...]:

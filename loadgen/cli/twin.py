@@ -223,7 +223,7 @@ def _builtins(found: Twin) -> Any:
 def _describe_twin(found: Twin) -> str:
     """Its constants and its limits."""
     from loadgen.analysis.format import duration, percent
-    from loadgen.analysis.hardware import aligned
+    from loadgen.analysis.hardware import align_columns
 
     rows = [("", "", "95 %")]
     for name, each in found.constants.items():
@@ -233,7 +233,7 @@ def _describe_twin(found: Twin) -> str:
     number = sum(int(run["requests"]) for run in found.runs)
     limits = {"running_limit": found.running_limit, "step_tokens": found.step_tokens}
     told = [f"{name} {value:,}" for name, value in ({"kv_tokens": found.kv_tokens} | limits).items() if value]
-    lines = aligned(rows).splitlines()
+    lines = align_columns(rows).splitlines()
     head = f"Twin of {found.server} {found.server_version}, {where}: {number:,} requests of {len(found.runs)} runs"
     return "\n".join(
         [head, "", *lines, "", f"Limits: {', '.join(told)}; others as the rules of {found.rules} have them."]
@@ -243,7 +243,7 @@ def _describe_twin(found: Twin) -> str:
 def _comparison_table(measured: Mapping[str, float | None], told: Mapping[str, Sequence[float | None]]) -> str:
     """Measured and predicted figures, and by how much the second is off."""
     from loadgen.analysis.format import figure_title, significant, unit_of
-    from loadgen.analysis.hardware import aligned
+    from loadgen.analysis.hardware import align_columns
 
     rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95 %")]
     for name, (value, *ends) in told.items():
@@ -253,4 +253,4 @@ def _comparison_table(measured: Mapping[str, float | None], told: Mapping[str, S
             interval = " to ".join(significant((end or 0) * factor) for end in ends)
             figure = [significant(each * factor) for each in (was, value)]
             rows.append((figure_title(name), *figure, unit, f"{100 * (value / was - 1):+.1f} %", interval))
-    return aligned(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])
+    return align_columns(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])

@@ -1,14 +1,19 @@
-"""What happens below the server: modules, operators and training steps, each timed on this machine.
+"""Measurements below the server: modules, operators and training steps of a model, timed on this machine.
 
-    found.py        what was measured: raw seconds, FLOPs and bytes; `loadgen.dissect.inference_report` makes tables and a page
-    of it machine.py      the device, and the bounds that its operators are held against
-    watch.py        every operator that torch dispatches: which module's, how long, how much work
-    inference.py    one step of a model of real shape and random weights
-    techniques.py   how a training step saves time or memory, by the names of arXiv 2311.03687
-    training.py     one training step, its time by phase and its memory by kind
-    processes.py    several processes that share the work
+    results.py           measured values as `--json` prints them: seconds, FLOPs and bytes
+    inference_report.py  text and page of `loadgen dissect inference`
+    training_report.py   text and page of `loadgen dissect training`
+    device_probe.py      the device and its limits: FLOP/s, memory bandwidth, links
+    op_profiler.py       records every operator that torch dispatches, with its module, time and work
+    inference.py         measures one inference step of a model with real shape and random weights
+    techniques.py        techniques that save time or memory in training, named as in arXiv 2311.03687
+    training.py          measures one training step: time by phase and memory by kind
+    predictions.py       predictions of the hardware model for a training step
+    processes.py         runs a measurement in several processes that share the work
+    models/              the measured model: a Llama in plain PyTorch, on one or several devices
 
-It needs the extra `dissect` (torch, transformers, peft), which nothing else imports; this file and found.py do without.
+The measurements need the extra `dissect` (torch, transformers, peft). This file, results.py, techniques.py,
+predictions.py and both reports do not import torch.
 """
 
 from __future__ import annotations

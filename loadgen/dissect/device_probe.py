@@ -27,7 +27,7 @@ LINK_VALUES, LINK_PROBES = 1 << 23, 5
 """In fp32, of each process: 32 MiB."""
 
 
-def check(device: str, dtype: str) -> None:
+def check_device(device: str, dtype: str) -> None:
     """Raises DissectError for a device that is not here, or a number format that it does not compute in."""
     if device not in ("cpu", "cuda"):
         raise DissectError(f"no device is called {device!r}", "Choose --device cpu or --device cuda.")
@@ -40,7 +40,7 @@ def check(device: str, dtype: str) -> None:
         raise DissectError(f"no number format is called {dtype!r}", f"Choose one of {', '.join(DTYPES)}.")
 
 
-def bounds(device: str, dtype: str, pick: Pick = min) -> DeviceLimits:
+def device_limits(device: str, dtype: str, pick: Pick = min) -> DeviceLimits:
     """Of a GPU that has a row in servers/hardware/gpus.csv the data sheet's; else what short probes reach: the fastest
     try, or the one that is picked."""
     if device == "cuda":
@@ -61,16 +61,16 @@ def bounds(device: str, dtype: str, pick: Pick = min) -> DeviceLimits:
     return DeviceLimits(name, rate, moved, source, _launch_s(device), fresh, device == "cpu" and _sums_in_fp32(dtype))
 
 
-def bounds_together(device: str, dtype: str) -> DeviceLimits:
+def group_device_limits(device: str, dtype: str) -> DeviceLimits:
     """What each process has while all are busy, as a rule rather than at best: what a step is predicted of. And what
     the links between them have."""
     if not distributed.is_initialized():
-        return bounds(device, dtype, median)
+        return device_limits(device, dtype, median)
     distributed.barrier()
-    return replace(bounds(device, dtype, median), links=links(device))
+    return replace(device_limits(device, dtype, median), links=measure_links(device))
 
 
-def links(device: str) -> dict[str, LinkProbe]:
+def measure_links(device: str) -> dict[str, LinkProbe]:
     """What collectives of the group take: the latency of a small message, the rate of a large one."""
     ranks = distributed.get_world_size()
     around = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": (ranks - 1) / ranks}
@@ -96,30 +96,30 @@ def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
     took = []
     for _ in range(LINK_PROBES):
         distributed.barrier()
-        took.append(timed(device, step))
+        took.append(time_call(device, step))
     return median(took)
 
 
-def settled(device: str) -> None:
+def synchronize(device: str) -> None:
     """All that was asked of the device has ended."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def timed(device: str, step: Callable[[], Any]) -> float:
+def time_call(device: str, step: Callable[[], Any]) -> float:
     """Seconds of one step, from its start until the device has nothing left to do."""
-    settled(device)
+    synchronize(device)
     begin = time.perf_counter()
     step()
-    settled(device)
+    synchronize(device)
     return time.perf_counter() - begin
 
 
 def _best(device: str, step: Callable[[], Any], pick: Pick = min) -> float:
     step()
-    end, took = time.perf_counter() + PROBE_S, [timed(device, step)]
+    end, took = time.perf_counter() + PROBE_S, [time_call(device, step)]
     while len(took) < PROBES and time.perf_counter() < end:
-        took.append(timed(device, step))
+        took.append(time_call(device, step))
     return pick(took)
 
 

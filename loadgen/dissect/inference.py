@@ -20,17 +20,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from loadgen.dissect import DissectError
 from loadgen.dissect import device_probe as machine
-from loadgen.dissect.op_profiler import Clock, OpProfiler, Seen
-from loadgen.dissect.processes import shared
+from loadgen.dissect.models.llama import Llama, build_model
+from loadgen.dissect.models.process_group import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_WAIT, ProcessGroup
+from loadgen.dissect.op_profiler import Clock, OperatorCall, OpProfiler
+from loadgen.dissect.processes import run_in_processes
 from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, Phase, StepCase
 from loadgen.servers.hardware import model as shape_of
-from loadgen.dissect.models.process_group import ALL_GATHER, ALL_REDUCE, WAIT, ProcessGroup
-from loadgen.dissect.models.llama import Llama, build
 
 PROFILED = 5
 """Steps that torch.profiler sees, at most."""
 SEED = 17
-COLLECTIVES = (ALL_REDUCE, WAIT, ALL_GATHER)
+COLLECTIVES = (ALL_REDUCE, ALL_REDUCE_WAIT, ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class InferenceSpec:
     hardware: Path | None = None
 
 
-def inference(asked: InferenceSpec) -> InferenceResult:
+def measure_inference(asked: InferenceSpec) -> InferenceResult:
     """All batch sizes. Raises DissectError, HardwareError."""
-    machine.check(asked.device, asked.dtype)
+    machine.check_device(asked.device, asked.dtype)
     if asked.backward and asked.phase == "decode":
         raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")
     if asked.link_delay_s and asked.tensor_parallel == 1:
@@ -65,14 +65,14 @@ def inference(asked: InferenceSpec) -> InferenceResult:
     shape = shape_of(asked.model, asked.hardware)
     if asked.layers > shape.layers:
         raise DissectError(f"{shape.name} has {shape.layers} layers", f"Choose --layers {shape.layers} or fewer.")
-    return shared(_measured, asked, asked.tensor_parallel, asked.device, asked.threads)
+    return run_in_processes(_measured, asked, asked.tensor_parallel, asked.device, asked.threads)
 
 
 def _measured(asked: InferenceSpec) -> InferenceResult:
     shape = shape_of(asked.model, asked.hardware)
     torch.manual_seed(SEED)
     group = ProcessGroup(asked.link_delay_s) if asked.tensor_parallel > 1 else None
-    model = build(
+    model = build_model(
         shape,
         architecture=asked.architecture,
         layers=asked.layers,
@@ -81,9 +81,9 @@ def _measured(asked: InferenceSpec) -> InferenceResult:
         device=asked.device,
         dtype=machine.DTYPES[asked.dtype],
     )
-    allowed = machine.bounds(asked.device, asked.dtype)
+    allowed = machine.device_limits(asked.device, asked.dtype)
     if group:
-        allowed = replace(allowed, links=machine.links(asked.device))
+        allowed = replace(allowed, links=machine.measure_links(asked.device))
     return InferenceResult(
         model=shape.name,
         architecture=asked.architecture,
@@ -147,13 +147,13 @@ def _case(model: Llama, asked: InferenceSpec, batch: int, allowed: DeviceLimits)
     for _ in range(asked.warmup):
         passes.step()
     plain: list[float] = []
-    seen: list[list[Seen]] = []
+    seen: list[list[OperatorCall]] = []
     parts: dict[str, list[float]] = {}
     profiled: list[list[float]] = []
     clock = Clock(device == "cuda")
     for repeat in range(asked.repeats):
         together()
-        plain.append(machine.timed(device, passes.step))
+        plain.append(machine.time_call(device, passes.step))
         together()
         watch = OpProfiler(model, clock)
         _watched(watch, passes, device)
@@ -170,11 +170,11 @@ def _case(model: Llama, asked: InferenceSpec, batch: int, allowed: DeviceLimits)
         parts_s=parts,
         operators=_operators(seen, clock, allowed),
         least_s=(_least([[clock.seconds(call.begin, call.end) for call in calls] for calls in seen]), _least(profiled)),
-        beside_s=by_turns(model, asked, batch),
+        beside_s=interleaved_step_times(model, asked, batch),
     )
 
 
-def by_turns(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[float]]:
+def interleaved_step_times(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[float]]:
     """Steps as standard, as asked and without communication, by turns, which tell what of all-reduces is hidden."""
     if asked.tensor_parallel == 1 or (asked.architecture == "standard" and not asked.link_delay_s):
         return {}
@@ -188,7 +188,7 @@ def by_turns(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[f
     for repeat in range(asked.warmup + asked.repeats):
         for name, step in steps.items():
             distributed.barrier()
-            took_s = machine.timed(asked.device, step)
+            took_s = machine.time_call(asked.device, step)
             if repeat >= asked.warmup:
                 result[name].append(took_s)
     return result
@@ -197,7 +197,7 @@ def by_turns(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[f
 def _watched(watch: OpProfiler, passes: _Passes, device: str) -> None:
     """A GPU is given something to do first, so that no operator waits for the instruments to ask for it."""
     if device == "cuda":
-        machine.settled(device)
+        machine.synchronize(device)
         torch.cuda._sleep(200_000_000)
     with watch.watching():
         begin = watch.clock.now()
@@ -207,7 +207,7 @@ def _watched(watch: OpProfiler, passes: _Passes, device: str) -> None:
         if passes.backward:
             passes.backward(result)
             watch.spans.append(("step backward", middle, watch.clock.now()))
-    machine.settled(device)
+    machine.synchronize(device)
 
 
 def _parts(watch: OpProfiler) -> dict[str, float]:
@@ -217,9 +217,9 @@ def _parts(watch: OpProfiler) -> dict[str, float]:
     return result
 
 
-def _operators(repeats: list[list[Seen]], clock: Clock, allowed: DeviceLimits) -> list[Operator]:
+def _operators(repeats: list[list[OperatorCall]], clock: Clock, allowed: DeviceLimits) -> list[Operator]:
     """Calls of one kind together, the longest first."""
-    kinds: dict[tuple[Any, ...], list[list[Seen]]] = {}
+    kinds: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
     for index, calls in enumerate(repeats):
         for call in calls:
             kind = (call.module, call.operator, call.shape, call.direction, call.in_layers)
@@ -252,11 +252,11 @@ def _profiled(step: Callable[[], None], device: str) -> list[float]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities) as profiler:
         step()
-        machine.settled(device)
-    return own_s(profiler.events(), device)
+        machine.synchronize(device)
+    return self_times_s(profiler.events(), device)
 
 
-def own_s(events: Iterable[Any], device: str) -> list[float]:
+def self_times_s(events: Iterable[Any], device: str) -> list[float]:
     """A GPU's kernels are in the list once more, by themselves: here they are their operator's."""
     figure = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     calls = sorted(

@@ -9,9 +9,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from loadgen.analysis.format import duration, percent, pluralise, significant
-from loadgen.analysis.hardware import aligned, roof, roofline_chart
+from loadgen.analysis.hardware import align_columns, roofline_chart, roofline_points
 from loadgen.analysis.stats import mean_and_deviation, student_quantile
-from loadgen.servers.hardware.inference import exposed_s
+from loadgen.servers.hardware.inference import exposed_all_reduce_s
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
@@ -46,7 +46,7 @@ def headings(found: InferenceResult) -> tuple[str, str]:
     )
 
 
-def links(allowed: DeviceLimits, processes: int) -> list[str]:
+def link_sentences(allowed: DeviceLimits, processes: int) -> list[str]:
     """What collectives between these take; nothing where there is one process."""
     told = [
         f"{name} {duration(each.latency_s)} + {significant(each.bytes_per_s / 1e9)} GB/s"
@@ -55,7 +55,7 @@ def links(allowed: DeviceLimits, processes: int) -> list[str]:
     return [f"Between {processes} processes, latency and bus bandwidth: {', '.join(told)}."] if told else []
 
 
-def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
+def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
     """The mean, and half of its 95 % interval by Student's t."""
     mean, deviation = mean_and_deviation(seconds)
     if deviation is None:
@@ -63,21 +63,23 @@ def with_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
     return mean, student_quantile(0.975, len(seconds) - 1) * deviation / math.sqrt(len(seconds))
 
 
-def total(operators: Iterable[Operator]) -> list[float]:
+def total_seconds(operators: Iterable[Operator]) -> list[float]:
     """Seconds of all of them together, in each repeat."""
     return [math.fsum(each) for each in zip(*(operator.seconds for operator in operators), strict=True)]
 
 
 def layer_s(case: StepCase, found: InferenceResult) -> float:
     """One layer, by the clock."""
-    return with_margin(case.parts_s["layers"])[0] / found.layers
+    return mean_and_margin(case.parts_s["layers"])[0] / found.layers
 
 
-def checks(case: StepCase) -> dict[str, float]:
+def sum_ratios(case: StepCase) -> dict[str, float]:
     """How much of a whole its parts come to: 1 where they agree. Of the repeat that was disturbed least."""
     parts = case.parts_s
     best = min(range(len(parts["model"])), key=lambda each: parts["model"][each])
-    in_layers = total(operator for operator in case.operators if operator.in_layers and operator.direction == "forward")
+    in_layers = total_seconds(
+        operator for operator in case.operators if operator.in_layers and operator.direction == "forward"
+    )
     pieces = sum(parts[name][best] for name in ("Embedding", "layers", "RMSNorm", "LM head"))
     result = {
         "operators of a layer": in_layers[best] / parts["layers"][best],
@@ -85,23 +87,23 @@ def checks(case: StepCase) -> dict[str, float]:
         "operators of torch.profiler": case.least_s[0] / case.least_s[1],
     }
     if backward := parts.get("step backward"):
-        own = total(operator for operator in case.operators if operator.direction == "backward")
+        own = total_seconds(operator for operator in case.operators if operator.direction == "backward")
         result["operators of the backward pass"] = max(own[each] / took for each, took in enumerate(backward))
     return result
 
 
 def sentences(case: StepCase, found: InferenceResult) -> list[str]:
     """How long a step took, what the whole model would take, and whether the parts add up."""
-    mean, margin = with_margin(case.step_s)
+    mean, margin = mean_and_margin(case.step_s)
     spread = f" ± {duration(margin, 2)}" if margin is not None else ""
-    rest = with_margin(case.parts_s["model"])[0] - found.layers * layer_s(case, found)
+    rest = mean_and_margin(case.parts_s["model"])[0] - found.layers * layer_s(case, found)
     whole = rest + found.model_layers * layer_s(case, found)
     lines = [
         f"Batch {case.batch}: a step takes {duration(mean)}{spread} ({pluralise(len(case.step_s), 'repeat')}), "
         f"{significant(case.tokens / mean)} tokens/s; forward one layer {duration(layer_s(case, found))}, "
         f"all {found.model_layers} layers and the rest about {duration(whole)}."
     ]
-    told = checks(case)
+    told = sum_ratios(case)
     sums = ", ".join(f"{name} {100 * value:.1f} %" for name, value in told.items())
     lines.append(f"Sums of parts, of the whole: {sums}.")
     if any(abs(1 - value) > AGREE for value in told.values()):
@@ -116,7 +118,7 @@ def sentences(case: StepCase, found: InferenceResult) -> list[str]:
 def _overlap(case: StepCase, found: InferenceResult) -> str:
     """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
     minimum = {name: min(seconds) for name, seconds in case.beside_s.items()}
-    attention, mlp = blocks_s(case, found, minimum["no-communication"])
+    attention, mlp = block_times_s(case, found, minimum["no-communication"])
     costs = (minimum["standard"] - minimum["no-communication"]) / (2 * found.layers)
     steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in minimum.items())
     told = (
@@ -125,15 +127,15 @@ def _overlap(case: StepCase, found: InferenceResult) -> str:
     )
     if found.architecture in ("standard", "no-communication") or costs <= 0:
         return f"{told}."
-    shown = exposed_s(found.architecture, found.layers, costs, attention, mlp)
+    shown = exposed_all_reduce_s(found.architecture, found.layers, costs, attention, mlp)
     expected = max(0.0, 1 - shown / (2 * found.layers * costs))
     return (
-        f"{told}; {found.architecture} hides {percent(hidden(case.beside_s, found.architecture))} of that, where "
+        f"{told}; {found.architecture} hides {percent(hidden_share(case.beside_s, found.architecture))} of that, where "
         f"loadgen limits would expect {percent(expected)}."
     )
 
 
-def blocks_s(case: StepCase, found: InferenceResult, step_s: float) -> tuple[float, float]:
+def block_times_s(case: StepCase, found: InferenceResult, step_s: float) -> tuple[float, float]:
     """Attention and MLP of one layer in a step that waits for nothing: by the shares that their operators have of it.
     Each has one of the norms and of the sums behind them."""
     own = [operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"]
@@ -147,7 +149,7 @@ def blocks_s(case: StepCase, found: InferenceResult, step_s: float) -> tuple[flo
     return attention, mlp
 
 
-def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
+def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
     """Of what all-reduces cost the standard model, the share that this one does not wait for, by the fastest steps."""
     own, standard, bare = (min(steps_s[name]) for name in (architecture, "standard", "no-communication"))
     return min(1.0, (standard - own) / (standard - bare)) if standard > bare else 0.0
@@ -156,11 +158,11 @@ def hidden(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
 def module_rows(case: StepCase, direction: str) -> Rows:
     """Of each module: time, half of its interval, share of all operators, rates, and what of the bound is reached."""
     mine = [operator for operator in case.operators if operator.direction == direction]
-    everything = with_margin(total(case.operators))[0]
+    everything = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
-    for module in sorted({each.module for each in mine}, key=_place):
+    for module in sorted({each.module for each in mine}, key=_module_order):
         own = [each for each in mine if each.module == module]
-        mean, margin = with_margin(total(own))
+        mean, margin = mean_and_margin(total_seconds(own))
         minimum = sum(each.bound_s for each in own)
         rows.append(
             (
@@ -174,10 +176,10 @@ def module_rows(case: StepCase, direction: str) -> Rows:
 
 def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
     """The longest first; those of the backward pass are marked."""
-    everything = with_margin(total(case.operators))[0]
+    everything = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
     for operator in sorted(case.operators, key=lambda each: -sum(each.seconds))[:shown]:
-        mean = with_margin(operator.seconds)[0]
+        mean = mean_and_margin(operator.seconds)[0]
         rows.append(
             (
                 operator.module + (" ←" if operator.direction == "backward" else ""),
@@ -192,19 +194,19 @@ def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
     return rows
 
 
-def text(found: InferenceResult) -> str:
+def format_text(found: InferenceResult) -> str:
     """All of it for a terminal of 80 columns."""
-    blocks = [wrapped([*headings(found), *links(found.bounds, found.tensor_parallel)])]
+    blocks = [wrap_lines([*headings(found), *link_sentences(found.bounds, found.tensor_parallel)])]
     for case in found.cases:
-        blocks.append(wrapped(sentences(case, found)))
+        blocks.append(wrap_lines(sentences(case, found)))
         tables = {direction: module_rows(case, direction) for direction in ("forward", "backward")}
-        blocks += [f"{name}\n{aligned([MODULE_HEADS, *rows])}" for name, rows in tables.items() if rows]
+        blocks += [f"{name}\n{align_columns([MODULE_HEADS, *rows])}" for name, rows in tables.items() if rows]
         operators = [(*row[:1], *(_short(cell) for cell in row[1:3]), *row[3:]) for row in operator_rows(case, SHOWN)]
         blocks.append(_left([OPERATOR_HEADS, *operators]))
     return "\n\n".join(blocks)
 
 
-def document(found: InferenceResult) -> Document:
+def build_document(found: InferenceResult) -> Document:
     """The page: for each batch size the bar, the roofline and both tables."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
@@ -221,7 +223,7 @@ def document(found: InferenceResult) -> Document:
         kinds: dict[str, doc.ColumnKind] = {"module": "head", "operator": "text", "shape": "text"}
         kinds |= {**number_columns("calls", "time", "share", "bound"), "by": "text"}
         operators = table(f"Operators, {name}", kinds, operator_rows(case), several=True, id="operators")
-        said = [*sentences(case, found), *links(found.bounds, found.tensor_parallel)]
+        said = [*sentences(case, found), *link_sentences(found.bounds, found.tensor_parallel)]
         paragraphs = [doc.Paragraph(each) for each in said]
         sections.append(doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators]))
         runs.append(name)
@@ -256,7 +258,7 @@ def _run(found: InferenceResult, title: str) -> dict[str, Any]:
             "name": [f"{each.module}, {each.operator} {each.shape}, {each.direction}" for each, _ in points],
         }
     minimum = min((index for group in groups.values() for index in group["x"]), default=0.25) / 2
-    roofline = {"roof": roof(allowed.flops_per_s, allowed.bytes_per_s, 1e9, min(0.25, minimum)), **groups}
+    roofline = {"roof": roofline_points(allowed.flops_per_s, allowed.bytes_per_s, 1e9, min(0.25, minimum)), **groups}
     data = {"roofline": roofline, "flame": _flame(found.cases[0])}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
@@ -284,11 +286,13 @@ def _flame(case: StepCase) -> dict[str, Any]:
     result: dict[str, Any] = {}
     at = 0.0
     for way in ("forward", "backward"):
-        for module in sorted({operator.module for operator in case.operators if operator.direction == way}, key=_place):
+        for module in sorted(
+            {operator.module for operator in case.operators if operator.direction == way}, key=_module_order
+        ):
             own = [operator for operator in case.operators if (operator.module, operator.direction) == (module, way)]
-            pieces = [(f"{module}, {way}", "modules", at, with_margin(total(own))[0])]
+            pieces = [(f"{module}, {way}", "modules", at, mean_and_margin(total_seconds(own))[0])]
             for each in own:
-                seconds = with_margin(each.seconds)[0]
+                seconds = mean_and_margin(each.seconds)[0]
                 pieces.append((f"{module}: {each.operator} {each.shape}, {way}", "operators", at, seconds))
                 at += seconds
             held = result.setdefault(module, {"start": [], "width": [], "row": [], "name": []})
@@ -301,7 +305,7 @@ def _flame(case: StepCase) -> dict[str, Any]:
 
 
 def _flame_chart(case: StepCase) -> dict[str, Any]:
-    modules = sorted({operator.module for operator in case.operators}, key=_place)
+    modules = sorted({operator.module for operator in case.operators}, key=_module_order)
     traces = [
         {
             "type": "bar",
@@ -334,12 +338,12 @@ def _flame_chart(case: StepCase) -> dict[str, Any]:
     return {"id": "flame", "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}
 
 
-def wrapped(lines: Iterable[str]) -> str:
+def wrap_lines(lines: Iterable[str]) -> str:
     """For 80 columns."""
     return "\n".join(fill(line, 80, break_on_hyphens=False) for line in lines)
 
 
-def _place(module: str) -> int:
+def _module_order(module: str) -> int:
     return ORDER.index(module) if module in ORDER else len(ORDER)
 
 
@@ -352,7 +356,7 @@ def _short(words: str, width: int = 17) -> str:
 
 
 def _left(table: Sequence[Sequence[str]], left: int = 3) -> str:
-    """As `aligned`, with the first three columns to the left."""
+    """As `align_columns`, with the first three columns to the left."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(

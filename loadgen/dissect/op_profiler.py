@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from loadgen.dissect.results import Direction
 from loadgen.dissect.models.llama import DecoderLayer
+from loadgen.dissect.results import Direction
 
 MODULES = {
     "embed_tokens": "Embedding",
@@ -77,7 +77,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class OperatorCall:
     """One call."""
 
     module: str
@@ -96,7 +96,7 @@ class OpProfiler(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
         super().__init__()
-        self.clock, self.seen = clock, list[Seen]()
+        self.clock, self.seen = clock, list[OperatorCall]()
         self.spans: list[tuple[str, Any, Any]] = []
         self._owners: list[tuple[str, bool]] = [("loss", False)]
         self._starts: list[int] = [0]  # the number of the first node of each stretch, and whose it is
@@ -175,20 +175,22 @@ class OpProfiler(TorchDispatchMode):
                 self._collective, begin, self._moved = "", self._begun_collective, 0.0
                 shape = f"{moved / 1e6:.3g} MB"
                 self.seen.append(
-                    Seen(operator, in_layers, _direction(backward), operator, shape, 0.0, moved, begin, end)
+                    OperatorCall(operator, in_layers, _direction(backward), operator, shape, 0.0, moved, begin, end)
                 )
             return
         if self._collective:  # copies on the way to it are its time, but travel nowhere
             self._moved += sum(map(_bytes, _tensors(args))) if func.namespace == "c10d" else 0.0
             return
-        operator, shape, flops, moved = work(func, args, kwargs, result)
-        self.seen.append(Seen(module, in_layers, _direction(backward), operator, shape, flops, moved, begin, end))
+        operator, shape, flops, moved = describe_call(func, args, kwargs, result)
+        self.seen.append(
+            OperatorCall(module, in_layers, _direction(backward), operator, shape, flops, moved, begin, end)
+        )
 
     _begun_collective: Any = 0
     _moved = 0.0
 
 
-def work(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
+def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
     """Of one call: what it is called, its shape, FLOPs (one per number that it gives where it is no GEMM), and
     bytes that it must read and write."""
     name = str(func.overloadpacket.__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgen.dissect.results import DATA_SHEET, DeviceLimits
-from loadgen.dissect.techniques import RANK, Technique
+from loadgen.dissect.techniques import ADAPTER_RANK, Technique
 from loadgen.servers.hardware import Architecture, Gpu, Link, gpu, gpu_links
 from loadgen.servers.hardware.training import NF4_BYTES
-from loadgen.servers.hardware.training_memory import StepMemory, TorchStep, peak
-from loadgen.servers.hardware.training_time import StepSeconds, TorchMachine, step_s
+from loadgen.servers.hardware.training_memory import StepMemory, TorchStep, peak_memory
+from loadgen.servers.hardware.training_time import StepSeconds, TorchMachine, predict_step_time
 
 if TYPE_CHECKING:
     from loadgen.dissect.training import TrainingSpec
@@ -18,9 +18,11 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 INT8_BYTES = 1.0
 
 
-def expected_bytes(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> dict[str, float]:
+def predict_memory_bytes(
+    asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int
+) -> dict[str, float]:
     """By kind."""
-    held: StepMemory = peak(_step(asked, technique, allowed, count))
+    held: StepMemory = peak_memory(_step(asked, technique, allowed, count))
     return {
         "weights": held.weights,
         "gradients": held.gradients,
@@ -29,14 +31,14 @@ def expected_bytes(asked: TrainingSpec, technique: Technique, allowed: DeviceLim
     }
 
 
-def expected_s(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> StepSeconds:
+def predict_step_seconds(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> StepSeconds:
     """By phase, where each process has these bounds."""
     links = {
         name: Link(name, each.bytes_per_s, 1.0, 0.0, 0.0, 0.0, 0.0, each.latency_s, 0.0)
         for name, each in allowed.links.items()
     }
     machine = TorchMachine(_card(allowed), links, allowed.fresh_bytes_per_s)
-    return step_s(_step(asked, technique, allowed, count), machine)
+    return predict_step_time(_step(asked, technique, allowed, count), machine)
 
 
 def _step(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> TorchStep:
@@ -51,7 +53,7 @@ def _step(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, coun
         sums_in_fp32=allowed.sums_in_fp32,
         zero=technique.zero,
         data=count,
-        adapter_rank=RANK if technique.adapters else 0,
+        adapter_rank=ADAPTER_RANK if technique.adapters else 0,
         base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
         offload=technique.offload,
     )

@@ -18,10 +18,12 @@ from loadgen.dissect import DissectError
 from loadgen.errors import LoadgenError
 from loadgen.servers.hardware import HardwareError
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-def shared(work: Callable[[Any], _Found], asked: Any, count: int, device: str, threads: int | None) -> _Found:
+def run_in_processes(
+    work: Callable[[Any], _Result], asked: Any, count: int, device: str, threads: int | None
+) -> _Result:
     """What `work`, a function of a module, makes of `asked` in the first of so many processes that each do it."""
     if device == "cuda" and count > torch.cuda.device_count():
         raise DissectError(
@@ -48,7 +50,7 @@ def shared(work: Callable[[Any], _Found], asked: Any, count: int, device: str, t
         result = pickle.loads(Path(folder, "found").read_bytes())  # noqa: S301 - our own process wrote it
     if isinstance(result, Exception):
         raise result
-    answer: _Found = result
+    answer: _Result = result
     return answer
 
 

@@ -107,7 +107,7 @@ class InferenceResult:
     link_delay_s: float = 0.0
 
 
-KINDS = ("weights", "gradients", "optimiser", "activations")
+MEMORY_KINDS = ("weights", "gradients", "optimiser", "activations")
 """Of memory; the last is all that is there for a while: activations, gathered weights, buffers."""
 
 

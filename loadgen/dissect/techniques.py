@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadgen.dissect import DissectError
 
-RANK = 64
+ADAPTER_RANK = 64
 """Of adapters, as in the authors' own toolkit."""
 
 
@@ -29,7 +29,7 @@ class Technique:
         return self.lora or self.qlora
 
 
-WORDS: dict[str, tuple[str, dict[str, bool | int], str]] = {
+TECHNIQUES: dict[str, tuple[str, dict[str, bool | int], str]] = {
     "naive": ("", {}, "every tensor whole, in one format"),
     "recompute": ("R", {"recompute": True}, "activations are computed again (torch.utils.checkpoint)"),
     "flash": ("F", {"flash": True}, "attention keeps no scores (SDPA)"),
@@ -38,36 +38,36 @@ WORDS: dict[str, tuple[str, dict[str, bool | int], str]] = {
     "zero2": ("Z2", {"zero": 2}, "and gradients (FSDP2, whole weights until the backward pass)"),
     "zero3": ("Z3", {"zero": 3}, "and weights (FSDP2)"),
     "offload": ("O", {"offload": True}, "weights and optimiser states are the host's (FSDP2); with zero2 or zero3"),
-    "lora": ("L", {"lora": True}, f"adapters of rank {RANK} alone are trained (peft)"),
+    "lora": ("L", {"lora": True}, f"adapters of rank {ADAPTER_RANK} alone are trained (peft)"),
     "qlora": ("QL", {"qlora": True}, "the same on a base in NF4 (peft, bitsandbytes)"),
 }
 """Name: letters, what it sets, and what it is."""
-_LETTERS = {letters: word for word, (letters, _, _) in WORDS.items() if letters}
+_LETTERS = {letters: word for word, (letters, _, _) in TECHNIQUES.items() if letters}
 _LETTERED = re.compile(r"QL|Z[123]|[FRQLO]")
 
 
-def parse(text: str) -> Technique:
+def parse_technique(text: str) -> Technique:
     """`recompute`, `zero3+offload`, or as the paper writes it: `F+R+Z3O`. Raises DissectError."""
     words: list[str] = []
     for part in filter(None, re.split(r"[+\s]+", text)):
-        if part.lower() in WORDS:
+        if part.lower() in TECHNIQUES:
             words.append(part.lower())
         elif _LETTERED.sub("", part.upper()) == "":
             words += [_LETTERS[each] for each in _LETTERED.findall(part.upper())]
         else:
             raise DissectError(
-                f"no technique is called {part!r}", f"Join some of {', '.join(WORDS)} with +, or F+R+Z3O."
+                f"no technique is called {part!r}", f"Join some of {', '.join(TECHNIQUES)} with +, or F+R+Z3O."
             )
     settings: dict[str, bool | int] = {}
     for word in words:
-        settings |= WORDS[word][1]
+        settings |= TECHNIQUES[word][1]
     if sum(word.startswith("zero") for word in words) > 1 or {"lora", "qlora"} <= {*words}:
         raise DissectError(f"{text!r} asks for two stages, or two kinds of adapters", "Choose one.")
     name = "+".join(word for word in dict.fromkeys(words) if word != "naive") or "naive"
     return Technique(name, **settings)  # type: ignore[arg-type]  # by the names of its fields
 
 
-def cannot(technique: Technique, device: str, processes: int) -> str:
+def unsupported_reason(technique: Technique, device: str, processes: int) -> str:
     """Why it cannot be measured here; nothing where it can."""
     reasons = {
         "offload needs a GPU: on CPUs weights are with the host already": technique.offload and device == "cpu",

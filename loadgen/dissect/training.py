@@ -22,16 +22,16 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from loadgen.dissect import DissectError, check_installed
 from loadgen.dissect import device_probe as machine
-from loadgen.dissect.predictions import expected_bytes, expected_s
-from loadgen.dissect.processes import shared
+from loadgen.dissect.models.llama import DecoderLayer, Llama, build_model
+from loadgen.dissect.predictions import predict_memory_bytes, predict_step_seconds
+from loadgen.dissect.processes import run_in_processes
 from loadgen.dissect.results import TechniqueResult, TrainingResult
-from loadgen.dissect.techniques import RANK, Technique, cannot
+from loadgen.dissect.techniques import ADAPTER_RANK, Technique, unsupported_reason
 from loadgen.servers.hardware import ModelShape
 from loadgen.servers.hardware import model as shape_of
-from loadgen.dissect.models.llama import DecoderLayer, Llama, build
 
 SEED = 17
-ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTED_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARTS = ("forward", "backward", "optimiser")
 COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
 """How torch.profiler's names of collectives under way begin; `nccl:` is their launch."""
@@ -65,16 +65,16 @@ class TrainingSpec:
         return self.processes or (2 if technique.zero else 1)
 
 
-def training(asked: TrainingSpec) -> TrainingResult:
+def measure_training(asked: TrainingSpec) -> TrainingResult:
     """Every technique in turn. Raises DissectError, also where none of them can be measured here; HardwareError."""
-    machine.check(asked.device, asked.dtype)
+    machine.check_device(asked.device, asked.dtype)
     whole = shape_of(asked.model, asked.hardware)
     if (asked.layers or 1) > whole.layers:
         raise DissectError(f"{whole.name} has {whole.layers} layers", f"Choose --layers {whole.layers} or fewer.")
     reasons = {technique.name: _cannot(asked, technique) for technique in asked.techniques}
     if all(reasons.values()):
         raise DissectError("; ".join(dict.fromkeys(reasons.values())), "Choose another --technique.")
-    allowed = shared(_bounds, asked, 1, asked.device, asked.threads)
+    allowed = run_in_processes(_bounds, asked, 1, asked.device, asked.threads)
     shape, result = asked.shape, []
     for technique in asked.techniques:
         count, reason = asked.count(technique), reasons[technique.name]
@@ -82,27 +82,27 @@ def training(asked: TrainingSpec) -> TrainingResult:
             result.append(TechniqueResult(technique.name, count, reason))
             continue
         try:
-            measured = shared(_measured, (asked, technique), count, asked.device, asked.threads)
+            measured = run_in_processes(_measured, (asked, technique), count, asked.device, asked.threads)
         except (torch.OutOfMemoryError, DissectError) as problem:
             if "out of memory" not in str(problem):
                 raise
             result.append(TechniqueResult(technique.name, count, "it does not fit the memory of this GPU"))
             continue
         there = measured.bounds or allowed
-        predicted = expected_s(asked, technique, there, count)
+        predicted = predict_step_seconds(asked, technique, there, count)
         result.append(
             replace(
                 measured,
                 predicted_s=predicted.parts,
                 predicted_communication_s=predicted.communication,
-                predicted_bytes=expected_bytes(asked, technique, there, count),
+                predicted_bytes=predict_memory_bytes(asked, technique, there, count),
             )
         )
     if all(each.cannot for each in result):
         raise DissectError("none of these fits the memory of this GPU", "Choose fewer --layers, or --technique Z3.")
     return TrainingResult(
         model=shape.name,
-        parameters=sum(parameter.numel() for parameter in build(shape, device="meta").parameters()),
+        parameters=sum(parameter.numel() for parameter in build_model(shape, device="meta").parameters()),
         layers=shape.layers,
         model_layers=whole.layers,
         batch=asked.batch,
@@ -125,21 +125,21 @@ def _cannot(asked: TrainingSpec, technique: Technique) -> str:
             *(["bitsandbytes"] if technique.qlora else []),
             *(["torchao"] if technique.quantised else []),
         )
-        return cannot(technique, asked.device, count)
+        return unsupported_reason(technique, asked.device, count)
     return f"{technique.name} needs peft, bitsandbytes or torchao: pip install 'llm-loadgen[dissect]'"
 
 
 def _bounds(asked: TrainingSpec) -> Any:
-    return machine.bounds(asked.device, asked.dtype)
+    return machine.device_limits(asked.device, asked.dtype)
 
 
 def _measured(both: tuple[TrainingSpec, Technique]) -> TechniqueResult:
     """In one of the processes."""
     requested, technique = both
-    allowed = machine.bounds_together(requested.device, requested.dtype)
+    allowed = machine.group_device_limits(requested.device, requested.dtype)
     torch.manual_seed(SEED)
     count = requested.count(technique)
-    plain = build(
+    plain = build_model(
         requested.shape,
         layers=requested.layers,
         flash=technique.flash,
@@ -186,7 +186,7 @@ def _measured(both: tuple[TrainingSpec, Technique]) -> TechniqueResult:
 
 
 def _now(device: str) -> float:
-    machine.settled(device)
+    machine.synchronize(device)
     return time.perf_counter()
 
 
@@ -225,7 +225,9 @@ def _adapt(model: Llama) -> None:
     import peft
 
     dtype = model.lm_head.weight.dtype
-    peft.inject_adapter_in_model(peft.LoraConfig(r=RANK, lora_dropout=0.0, target_modules=ADAPTED), model)
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=ADAPTER_RANK, lora_dropout=0.0, target_modules=ADAPTED_MODULES), model
+    )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:

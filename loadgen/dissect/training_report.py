@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from loadgen.dissect.inference_report import links, with_margin, wrapped
 from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant
-from loadgen.analysis.hardware import aligned
+from loadgen.analysis.hardware import align_columns
+from loadgen.dissect.inference_report import link_sentences, mean_and_margin, wrap_lines
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
@@ -43,12 +43,12 @@ def headings(found: TrainingResult) -> tuple[str, str]:
     )
 
 
-def steps_s(each: TechniqueResult) -> list[float]:
+def step_times_s(each: TechniqueResult) -> list[float]:
     """Whole steps, one per repeat."""
     return [sum(parts) for parts in zip(*each.parts_s.values(), strict=True)]
 
 
-def off(each: TechniqueResult) -> float:
+def peak_error(each: TechniqueResult) -> float:
     """By how much the predicted peak is off the measured one, as a share."""
     return sum(each.predicted_bytes.values()) / sum(each.memory_bytes.values()) - 1
 
@@ -57,11 +57,11 @@ def time_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     """Of each technique that was measured."""
     rows: list[tuple[str, ...]] = []
     for each in _measured(found):
-        mean, margin = with_margin(steps_s(each))
-        parts = [duration(with_margin(seconds)[0]) for seconds in each.parts_s.values()]
+        mean, margin = mean_and_margin(step_times_s(each))
+        parts = [duration(mean_and_margin(seconds)[0]) for seconds in each.parts_s.values()]
         rows.append(
             (
-                *(_named(each), duration(mean), duration(margin, 2), *parts),
+                *(_label(each), duration(mean), duration(margin, 2), *parts),
                 duration(sum(each.communication_s.values())) if each.processes > 1 else "",
                 *(significant(found.batch * found.sequence / mean), duration(sum(each.predicted_s.values()))),
             )
@@ -73,9 +73,9 @@ def memory_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     """At the peak, by kind; by how much the predicted peak is off."""
     return [
         (
-            *(_named(each), *(byte_size(held) for held in each.memory_bytes.values())),
+            *(_label(each), *(byte_size(held) for held in each.memory_bytes.values())),
             *(byte_size(sum(each.memory_bytes.values())), byte_size(sum(each.predicted_bytes.values()))),
-            f"{100 * off(each):+.1f} %",
+            f"{100 * peak_error(each):+.1f} %",
         )
         for each in _measured(found)
     ]
@@ -86,7 +86,7 @@ def parts_rows(found: TrainingResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for each in _measured(found):
         for part, seconds in each.parts_s.items():
-            rows.append((each.technique, part, duration(with_margin(seconds)[0]), duration(each.predicted_s[part])))
+            rows.append((each.technique, part, duration(mean_and_margin(seconds)[0]), duration(each.predicted_s[part])))
         if each.processes > 1:
             talk = [sum(took.values()) for took in (each.communication_s, each.predicted_communication_s)]
             rows.append((each.technique, COLLECTIVES, *map(duration, talk)))
@@ -100,13 +100,15 @@ def sentences(found: TrainingResult) -> list[str]:
     lines = [
         f"Not here: {technique.technique}: {technique.cannot}." for technique in found.techniques if technique.cannot
     ]
-    worst = max(_measured(found), key=lambda each: abs(off(each)))
-    lines.append(f"The predicted peak of memory is off by at most {percent(abs(off(worst)))} ({worst.technique}).")
+    worst = max(_measured(found), key=lambda each: abs(peak_error(each)))
+    lines.append(
+        f"The predicted peak of memory is off by at most {percent(abs(peak_error(worst)))} ({worst.technique})."
+    )
     linked = next((each for each in _measured(found) if each.bounds and each.bounds.links), None)
-    return [*lines, *(links(linked.bounds, linked.processes) if linked and linked.bounds else [])]
+    return [*lines, *(link_sentences(linked.bounds, linked.processes) if linked and linked.bounds else [])]
 
 
-def text(found: TrainingResult) -> str:
+def format_text(found: TrainingResult) -> str:
     """All of it for a terminal of 80 columns."""
     times = [(*row[:2], *row[3:]) for row in (TIME_HEADS, *time_rows(found))]  # the margin is in JSON and on the page
     short = {
@@ -118,15 +120,15 @@ def text(found: TrainingResult) -> str:
     }
     heads = [tuple(short.get(cell, cell) for cell in row) for row in (times[0], MEMORY_HEADS)]
     blocks = [
-        wrapped(headings(found)),
-        aligned([heads[0], *times[1:]]),
-        aligned([heads[1], *memory_rows(found)]),
-        wrapped([*sentences(found), " ".join(MEANING.split())]),
+        wrap_lines(headings(found)),
+        align_columns([heads[0], *times[1:]]),
+        align_columns([heads[1], *memory_rows(found)]),
+        wrap_lines([*sentences(found), " ".join(MEANING.split())]),
     ]
     return "\n\n".join(blocks)
 
 
-def document(found: TrainingResult) -> Document:
+def build_document(found: TrainingResult) -> Document:
     """The page: the tables, and everything measured beside everything predicted."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
@@ -174,10 +176,10 @@ def document(found: TrainingResult) -> Document:
 def _run(found: TrainingResult, title: str) -> dict[str, Any]:
     """What the charts draw: of each technique the parts of a step that are not communication, and that; memory."""
     measured = _measured(found)
-    names = {"technique": [_named(each) for each in measured], "label": [_broken(_named(each)) for each in measured]}
+    names = {"technique": [_label(each) for each in measured], "label": [_broken(_label(each)) for each in measured]}
     time: dict[str, list[Any]] = {name: [] for name in (*measured[0].parts_s, COLLECTIVES)}
     for each in measured:
-        parts = {part: with_margin(seconds)[0] for part, seconds in each.parts_s.items()}
+        parts = {part: mean_and_margin(seconds)[0] for part, seconds in each.parts_s.items()}
         talking = {part: min(took, each.communication_s.get(part, 0.0)) for part, took in parts.items()}
         for part, took in parts.items():
             time[part].append(took - talking[part])
@@ -230,5 +232,5 @@ def _measured(found: TrainingResult) -> list[TechniqueResult]:
     return [technique for technique in found.techniques if not technique.cannot]
 
 
-def _named(each: TechniqueResult) -> str:
+def _label(each: TechniqueResult) -> str:
     return f"{each.technique} x {each.processes}" if each.processes > 1 else each.technique

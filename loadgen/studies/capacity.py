@@ -19,7 +19,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.hardware import HardwareError, constant, gpu
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.hardware.throughput_model import Load, expected
+from loadgen.servers.hardware.throughput_model import Load, expected_times
 from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
 from loadgen.studies.simulate import ResolvedModel, ServerModel, in_memory, serving
 
@@ -134,7 +134,7 @@ def option(
     except HardwareError as problem:
         result.not_possible = str(problem).partition(":")[0]
         return result
-    likely = expected(made, Load(512, 128, IN_FLIGHT)).output_tokens_per_s / 128
+    likely = expected_times(made, Load(512, 128, IN_FLIGHT)).output_tokens_per_s / 128
     start = max(LEAST, round(math.log(likely, FINE)))
     replica, error = Replica(plan, modelled, figures), 1 + constant("step_error")
     power = replica.highest(met, 1.0, start)

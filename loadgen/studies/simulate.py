@@ -69,7 +69,7 @@ class ServerModel:
     hardware: Path | None = None
     """A TOML file with more GPUs and models."""
     changes: tuple[str, ...] = ()
-    """Other figures of the GPU than its data sheet's, as loadgen.servers.hardware.changed takes them."""
+    """Other figures of the GPU than its data sheet's, as loadgen.servers.hardware.with_changes takes them."""
     twin: Twin | None = None
 
 

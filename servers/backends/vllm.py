@@ -16,7 +16,7 @@ from typing import Any
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import Route, VersionRule
 from loadgen.servers.backends.openai import RUNNING_USAGE, messages, openai_dialect, unless_marker
-from loadgen.servers.ladder import LADDER, PLUGIN
+from loadgen.servers.ladder import LADDER_ARCHITECTURE, PLUGIN_FOLDER
 from loadgen.workloads.request import Request
 
 
@@ -115,7 +115,7 @@ VLLM = base.Backend(
         ),
         parallel=("--tensor-parallel-size", "{tensor_parallel}"),
         env={"VLLM_NO_USAGE_STATS": "1"},
-        ladder=str(PLUGIN),
+        ladder=str(PLUGIN_FOLDER),
     ),
     faults=(
         base.KnownFault(
@@ -124,7 +124,7 @@ VLLM = base.Backend(
             "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
         ),
         base.KnownFault(
-            rf"Model architectures \['{LADDER}'\] are not supported",
+            rf"Model architectures \['{LADDER_ARCHITECTURE}'\] are not supported",
             "the model is a ladder, and this vLLM has no plugin for it",
             "the plugin is in the model's folder: VLLM_PYTHONPATH=/models/MODEL/plugin in the environment",
         ),

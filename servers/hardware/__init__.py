@@ -82,7 +82,7 @@ class Format:
     name: str
     weight_bytes: float
     activation_bytes: float  # What a GEMM reads beside its weights
-    computes: str  # The peak that holds: bf16, fp8, int8 or fp4
+    compute_type: str  # The peak that holds: bf16, fp8, int8 or fp4
     operand_bytes: float  # What loading one operand costs a tile
     quantise_s: float = 0.0  # To make activations of it, with a scale per token or block
     read_share: float = 1.0  # How fast its weights are read, of what 16-bit weights reach
@@ -130,13 +130,13 @@ class Gpu:
     def flops_per_s(self) -> float:
         return self.peaks["bf16"]
 
-    def stored(self, number_format: Format) -> Format:
+    def effective_format(self, number_format: Format) -> Format:
         """The format as this GPU computes it: where its tensor cores do not know it, weights alone are stored so."""
-        if number_format.computes in self.peaks:
+        if number_format.compute_type in self.peaks:
             return number_format
-        return replace(number_format, activation_bytes=2.0, computes="bf16", operand_bytes=2.0)
+        return replace(number_format, activation_bytes=2.0, compute_type="bf16", operand_bytes=2.0)
 
-    def link_over(self, gpus: int) -> Link:
+    def link_for(self, gpus: int) -> Link:
         """A bridge joins two."""
         return self.pcie if self.link.name == "NVLink bridge" and gpus > 2 else self.link
 
@@ -176,10 +176,10 @@ class ModelShape:
 
 def gpu(name: str, file: Path | None = None) -> Gpu:
     """A GPU of gpus.csv or of a TOML file, which wins. Raises HardwareError, which names the nearest one and all."""
-    return _pick("GPU", name, "gpus", _gpu, file)
+    return _find_entry("GPU", name, "gpus", _gpu_from_row, file)
 
 
-def cards(text: str) -> tuple[int, str]:
+def parse_gpus(text: str) -> tuple[int, str]:
     """How many GPUs, and the name of one: of `H100`, or `4 x A100`. Raises HardwareError."""
     several = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
     return (int(several[1]), gpu(text[several.end() :]).name) if several else (1, gpu(text).name)
@@ -197,24 +197,24 @@ def model(name: str, file: Path | None = None) -> ModelShape:
 def listed_model(name: str, file: Path | None = None) -> ModelShape:
     """A model of models.csv, or of a TOML file, as `gpu`; also by the name under which it is served. Opens no file that
     `name` names: a server may say anything."""
-    name = _VARIANT.sub("", name.rpartition("/")[2])
-    return _pick("model", name, "models", shape, file)
+    name = _VARIANT_SUFFIX.sub("", name.rpartition("/")[2])
+    return _find_entry("model", name, "models", shape_from_row, file)
 
 
 def number_format(name: str) -> Format:
     """A number format of formats.csv, as `gpu`."""
-    return _pick(
+    return _find_entry(
         *("number format", name, "formats"),
         lambda name, row: Format(
             *(
                 name,
-                _number(name, row, "bytes_per_value"),
-                _number(name, row, "activation_bytes"),
+                _read_number(name, row, "bytes_per_value"),
+                _read_number(name, row, "activation_bytes"),
                 str(row["computes"]),
             ),
-            operand_bytes=_number(name, row, "operand_bytes"),
-            quantise_s=_figure(name, row, "quantise_s"),
-            read_share=_number(name, row, "read_share"),
+            operand_bytes=_read_number(name, row, "operand_bytes"),
+            quantise_s=_read_figure(name, row, "quantise_s"),
+            read_share=_read_number(name, row, "read_share"),
         ),
     )
 
@@ -222,13 +222,13 @@ def number_format(name: str) -> Format:
 def framework(name: str) -> Framework:
     """An engine of frameworks.csv, as `gpu`."""
     figures = [field.name for field in fields(Framework)[1:]]
-    return _pick(
+    return _find_entry(
         *("framework", name, "frameworks"),
-        lambda name, row: Framework(name, *(_figure(name, row, figure) for figure in figures)),
+        lambda name, row: Framework(name, *(_read_figure(name, row, figure) for figure in figures)),
     )
 
 
-CHANGES = {
+GPU_SETTINGS = {
     "memory_bandwidth": ("memory_bytes_per_s", "B/s"),
     "memory": ("memory_bytes", "B"),
     "l2": ("l2_bytes", "B"),
@@ -236,16 +236,16 @@ CHANGES = {
     "sms": ("sms", ""),
 }
 """Figures of a Gpu by the names that `--set` takes, and their unit; `compute` and `link_bandwidth` beside them."""
-_VARIANT = re.compile(r"^meta-(?=llama)|[-_](instruct|chat|hf|it|base|v\d\.\d)\b", re.IGNORECASE)
+_VARIANT_SUFFIX = re.compile(r"^meta-(?=llama)|[-_](instruct|chat|hf|it|base|v\d\.\d)\b", re.IGNORECASE)
 """What names of served models have more than the names of their shapes."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FLOPs|)")
 
 
-def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
+def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
     """A GPU with other figures, each as `memory_bandwidth=8TB/s`. Raises HardwareError."""
     for change in changes:
         name, _, text = change.partition("=")
-        known = [*CHANGES, "compute", "link_bandwidth"]
+        known = [*GPU_SETTINGS, "compute", "link_bandwidth"]
         if name not in known:
             near = get_close_matches(name, known, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
@@ -260,14 +260,14 @@ def changed(card: Gpu, changes: Sequence[str]) -> Gpu:
         elif name == "link_bandwidth":  # both directions together, as data sheets say
             card = replace(card, link=replace(card.link, bytes_per_s=value / 2))
         else:
-            figure: Any = {CHANGES[name][0]: int(value) if name == "sms" else value}
+            figure: Any = {GPU_SETTINGS[name][0]: int(value) if name == "sms" else value}
             card = replace(card, **figure)
     return card
 
 
 def tables() -> dict[str, list[dict[str, str]]]:
     """Every row of every table with all its columns, for the documentation."""
-    return {table: [dict(row) for row in _ours(FOLDER, table).values()] for table in TABLES}
+    return {table: [dict(row) for row in _builtin_table(FOLDER, table).values()] for table in TABLES}
 
 
 def constant(name: str) -> float:
@@ -277,14 +277,14 @@ def constant(name: str) -> float:
 
 @cache
 def _constants() -> dict[str, float]:
-    return {name: _number(name, row, "value", 0) for name, row in _ours(FOLDER, "constants").items()}
+    return {name: _read_number(name, row, "value", 0) for name, row in _builtin_table(FOLDER, "constants").items()}
 
 
 @cache
 def _architectures() -> dict[str, Architecture]:
     return {
-        name: Architecture(name, *(_figure(name, row, field.name) for field in fields(Architecture)[1:]))
-        for name, row in _ours(FOLDER, "architectures").items()
+        name: Architecture(name, *(_read_figure(name, row, field.name) for field in fields(Architecture)[1:]))
+        for name, row in _builtin_table(FOLDER, "architectures").items()
     }
 
 
@@ -293,54 +293,57 @@ def gpu_links() -> dict[str, Link]:
     """Every row of links.csv by its name, at the rate that it names."""
     figures = [field.name for field in fields(Link)[2:]]
     return {
-        name: Link(name, 1e9 * _number(name, row, "GBps", 0) / 2, *(_figure(name, row, figure) for figure in figures))
-        for name, row in _ours(FOLDER, "links").items()
+        name: Link(
+            name, 1e9 * _read_number(name, row, "GBps", 0) / 2, *(_read_figure(name, row, figure) for figure in figures)
+        )
+        for name, row in _builtin_table(FOLDER, "links").items()
     }
 
 
-def _figure(name: str, row: Mapping[str, Any], field: str) -> float:
+def _read_figure(name: str, row: Mapping[str, Any], field: str) -> float:
     """A column in microseconds as seconds, any other as it is."""
     if field.endswith("_s"):
-        return 1e-6 * _number(name, row, field.removesuffix("_s") + "_us", 0)
-    return _number(name, row, field, 0)
+        return 1e-6 * _read_number(name, row, field.removesuffix("_s") + "_us", 0)
+    return _read_number(name, row, field, 0)
 
 
-def _gpu(name: str, row: Mapping[str, Any]) -> Gpu:
-    pcie = replace(gpu_links()["PCIe"], bytes_per_s=1e9 * _number(name, row, "pcie_GBps", 64) / 2)
-    if both_ways_gb := _number(name, row, "link_GBps", 0):
+def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
+    pcie = replace(gpu_links()["PCIe"], bytes_per_s=1e9 * _read_number(name, row, "pcie_GBps", 64) / 2)
+    if both_ways_gb := _read_number(name, row, "link_GBps", 0):
         link = replace(gpu_links()[row.get("link") or DEFAULT_LINK], bytes_per_s=1e9 * both_ways_gb / 2)
     else:
-        _number(name, row, "pcie_GBps")
+        _read_number(name, row, "pcie_GBps")
         link = pcie
     computes = {"bf16": "bf16_TFLOPs", "fp8": "fp8_TFLOPs", "int8": "int8_TOPs", "fp4": "fp4_TFLOPs"}
-    rates = {name_: 1e12 * _number(name, row, column, 0) for name_, column in computes.items() if name_ != "bf16"}
+    rates = {name_: 1e12 * _read_number(name, row, column, 0) for name_, column in computes.items() if name_ != "bf16"}
     family = str(row.get("architecture") or "").partition(" ")[0]
     return Gpu(
         name=name,
         architecture=_architectures().get(family) or _architectures()[DEFAULT_ARCHITECTURE],
-        peaks={"bf16": 1e12 * _number(name, row, "bf16_TFLOPs")} | {each: rate for each, rate in rates.items() if rate},
-        memory_bytes=1e9 * _number(name, row, "memory_GB"),
-        memory_bytes_per_s=1e9 * _number(name, row, "memory_GBps"),
-        sms=int(_number(name, row, "sms", 132)),
-        clock_hz=1e9 * _number(name, row, "clock_GHz", 1.8),
-        watts=_number(name, row, "power_W", 0),
-        l2_bytes=1e6 * _number(name, row, "l2_cache_MB", 0),
+        peaks={"bf16": 1e12 * _read_number(name, row, "bf16_TFLOPs")}
+        | {each: rate for each, rate in rates.items() if rate},
+        memory_bytes=1e9 * _read_number(name, row, "memory_GB"),
+        memory_bytes_per_s=1e9 * _read_number(name, row, "memory_GBps"),
+        sms=int(_read_number(name, row, "sms", 132)),
+        clock_hz=1e9 * _read_number(name, row, "clock_GHz", 1.8),
+        watts=_read_number(name, row, "power_W", 0),
+        l2_bytes=1e6 * _read_number(name, row, "l2_cache_MB", 0),
         link=link,
         pcie=pcie,
         source=str(row.get("source") or ""),
     )
 
 
-def shape(name: str, row: Mapping[str, Any]) -> ModelShape:
+def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
     """A model by the columns of models.csv. Raises HardwareError."""
     needed = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
-    figures = {each: _number(name, row, each) for each in needed}
-    figures |= {each: _number(name, row, each, default) for each, default in defaults.items()}
+    figures = {each: _read_number(name, row, each) for each in needed}
+    figures |= {each: _read_number(name, row, each, default) for each, default in defaults.items()}
     return ModelShape(name, **{each: int(figure) for each, figure in figures.items()})
 
 
-def _number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
+def _read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
     """A figure of one entry. An empty cell is one that is not known."""
     value = row.get(column)
     if value in (None, "") and default is not None:
@@ -355,13 +358,13 @@ def _number(name: str, row: Mapping[str, Any], column: str, default: float | Non
 
 
 @cache
-def _ours(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
+def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
     """Rows of a table by name."""
     with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
         return {next(iter(row.values())): row for row in csv.DictReader(lines)}
 
 
-def _told(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
+def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
     """As a file has them. Raises HardwareError."""
     try:
         told = read_toml(file)
@@ -370,28 +373,29 @@ def _told(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
     if unknown := sorted(told.keys() - {"gpus", "models"}):
         raise HardwareError(f"{file}: no table {', '.join(unknown)}: it holds gpus and models")
     entries: dict[str, Mapping[str, Any]] = told.get(table, {})
-    _, *columns = next(iter(_ours(FOLDER, table).values()))
+    _, *columns = next(iter(_builtin_table(FOLDER, table).values()))
     for name, row in entries.items():
         if not isinstance(row, dict) or row.keys() - set(columns):
             raise HardwareError(f"{file}: {table}.{name!r} may have {', '.join(columns)} and nothing else")
     return entries
 
 
-def _pick(
+def _find_entry(
     kind: str, name: str, table: str, made: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
 ) -> _Entry:
     """The entry that is so called, by its name or another of its column `also`, however it is spelt."""
-    told = _told(table, file) if file else {}
+    told = _read_user_table(table, file) if file else {}
     for each, row in told.items():
         made(each, row)  # all: a mistake in any of them is told
-    rows = _ours(FOLDER, table) | told
+    rows = _builtin_table(FOLDER, table) | told
     if name not in rows:
         others = {each: str(row.get("also") or "").split(";") for each, row in rows.items()}
-        names = {_plain(also): each for each, those in others.items() for also in those if also}
-        names |= {_plain(row): row for row in rows}
-        if (result := names.get(_plain(name))) is None:
+        names = {_normalise_name(also): each for each, those in others.items() for also in those if also}
+        names |= {_normalise_name(row): row for row in rows}
+        if (result := names.get(_normalise_name(name))) is None:
             near = dict.fromkeys(
-                names[get_close_match] for get_close_match in get_close_matches(_plain(name), names, n=3, cutoff=0.6)
+                names[get_close_match]
+                for get_close_match in get_close_matches(_normalise_name(name), names, n=3, cutoff=0.6)
             )
             meant = f" (did you mean {' or '.join(near)}?)" if near else ""
             raise HardwareError(f"unknown {kind} {name!r}{meant}: choose one of {', '.join(rows)}")
@@ -399,7 +403,7 @@ def _pick(
     return made(name, rows[name])
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
     """A name without what people write differently: capitals, spaces, hyphens, the maker."""
     plain = "".join(each for each in name.casefold() if each.isalnum() or each == ".")
     return plain.removeprefix("nvidia")

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import json
 
 from loadgen.servers.errors import DECODE_ERRORS, read_settings
-from loadgen.servers.hardware import HardwareError, ModelShape, shape
+from loadgen.servers.hardware import HardwareError, ModelShape, shape_from_row
 
 
 def shape_of(path: Path) -> ModelShape:
@@ -41,5 +41,5 @@ def shape_of(path: Path) -> ModelShape:
         "tied": int(bool(told.get("tie_word_embeddings", kind.startswith(("gpt2", "bloom", "opt"))))),
         "parameters": 1,
     }
-    result = shape(str(told.get("_name_or_path") or path.parent.name or path.name), row)
+    result = shape_from_row(str(told.get("_name_or_path") or path.parent.name or path.name), row)
     return replace(result, parameters=result.layer_parameters + (2 - result.tied) * result.head_parameters)

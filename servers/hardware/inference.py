@@ -2,7 +2,7 @@
 
 A step takes `prompts` of `tokens` new tokens each (0 for none), and one more token for each of `decoding` sequences
 that hold `context` tokens. Numbers or NumPy arrays; the parts are seconds. What the hardware allows at best is the same
-without latencies and overheads, each resource at the data sheet's rate: `physical_s`.
+without latencies and overheads, each resource at the data sheet's rate: `lower_bounds_s`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loadgen.servers.hardware.kernels import (
     rates,
     ring_s,
 )
-from loadgen.servers.hardware.numeric import larger, number, where
+from loadgen.servers.hardware.numeric import as_float, elementwise_max, where
 
 ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
 """All-reduces per layer. How they meet its blocks, after Ladder Residual (arXiv 2501.06589): each waits for its own;
@@ -43,6 +43,14 @@ class Deployment:
     """Of one value in the KV cache."""
     architecture: str = "standard"
     """How all-reduces meet the layers; see `ARCHITECTURES`."""
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise HardwareError(f"unknown architecture {self.architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
+
+    def with_kv_format(self, name: str) -> Deployment:
+        """Return the same deployment with its KV cache in another number format. Raises HardwareError."""
+        return replace(self, kv_bytes=number_format(name).weight_bytes)
 
     @property
     def gpus(self) -> int:
@@ -103,13 +111,13 @@ class Gemm:
     format: Format
 
 
-BLOCKS = (0, 0, 1, 1, 2)  # To which block of a layer each of `gemms` belongs: attention, MLP, neither
+GEMM_BLOCKS = (0, 0, 1, 1, 2)  # To which block of a layer each of `model_gemms` belongs: attention, MLP, neither
 
 
-def gemms(deployment: Deployment) -> tuple[Gemm, ...]:
+def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
     """After Megatron-LM (arXiv 1909.08053): the first of each pair is split by columns, the second by rows."""
-    model, tensor, stored = deployment.model, deployment.tensor, deployment.gpu.stored(deployment.weights)
-    if stored.computes in ("fp8", "int8"):
+    model, tensor, stored = deployment.model, deployment.tensor, deployment.gpu.effective_format(deployment.weights)
+    if stored.compute_type in ("fp8", "int8"):
         stored = replace(stored, operand_bytes=deployment.framework.scaled)
     heads, layers = -(-model.heads // tensor), model.layers
     wide = (model.mlp_matrices - 1) * model.intermediate // tensor
@@ -123,46 +131,47 @@ def gemms(deployment: Deployment) -> tuple[Gemm, ...]:
     )
 
 
-def step(
+def predict_step(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0, before: Any = 0
 ) -> Step:
     """One step, as this module says; `before` tokens of each prompt are computed already. Under pipeline parallelism
     the sequences are split over the stages, and a step lasts until each has been through all of them."""
     gpu, model, framework = deployment.gpu, deployment.model, deployment.framework
-    prompts, tokens, decoding, context = (number(each) for each in (prompts, tokens, decoding, context))
+    prompts, tokens, decoding, context = (as_float(each) for each in (prompts, tokens, decoding, context))
     rows = (prompts * tokens + decoding) / deployment.pipeline
     sequences = (prompts + decoding) / deployment.pipeline
     blocks: list[Any] = [0.0, 0.0, 0.0]  # attention, MLP, output head
-    for block, each in zip(BLOCKS, gemms(deployment), strict=True):
+    for block, each in zip(GEMM_BLOCKS, model_gemms(deployment), strict=True):
         m = sequences if block == 2 else rows
-        blocks[block] = blocks[block] + gemm_s(gpu, each.format, larger(m, 1e-9), each.n, each.k)
+        blocks[block] = blocks[block] + gemm_s(gpu, each.format, elementwise_max(m, 1e-9), each.n, each.k)
     heads, dim = -(-model.heads // deployment.tensor), model.head_dim
     decode = decode_attention_s(
         gpu, decoding / deployment.pipeline, context, deployment.kv_heads, dim, deployment.kv_bytes
     )
-    prefill = prefill_attention_s(gpu, prompts / deployment.pipeline, larger(tokens, 1), heads, dim, before)
+    prefill = prefill_attention_s(gpu, prompts / deployment.pipeline, elementwise_max(tokens, 1), heads, dim, before)
     attention = where(decoding > 0, decode, 0) / framework.kv_share + where(prompts > 0, prefill, 0)
     message = rows * model.hidden * 2.0
-    moved = rows * _between_bytes(deployment) / rates(gpu, deployment.weights).bytes_per_s
+    moved = rows * _elementwise_bytes(deployment) / rates(gpu, deployment.weights).bytes_per_s
     faster = where(prompts > 0, framework.prefill_share, 1.0)
     beside = [block / faster + (moved + framework.layer_s) / 2 for block in blocks[:2]]
     beside[0] = beside[0] + attention
-    link = gpu.link_over(deployment.tensor)
+    link = gpu.link_for(deployment.tensor)
     reduce = all_reduce_s(link, deployment.tensor, message, "nccl" if framework.nccl else "custom")
     if deployment.tensor > 1:
         reduce = reduce + framework.sync_s
-    hop = ring_s(gpu.link_over(deployment.gpus), 2, message, "point to point") if deployment.pipeline > 1 else 0.0
+    hop = ring_s(gpu.link_for(deployment.gpus), 2, message, "point to point") if deployment.pipeline > 1 else 0.0
     return Step(
         gemm=(model.layers * (blocks[0] + blocks[1]) + blocks[2]) / faster,
         attention=model.layers * attention,
-        all_reduce=exposed_s(deployment.architecture, model.layers, reduce, *beside) + (deployment.pipeline - 1) * hop,
+        all_reduce=exposed_all_reduce_s(deployment.architecture, model.layers, reduce, *beside)
+        + (deployment.pipeline - 1) * hop,
         elementwise=model.layers * moved,
         layers=model.layers * framework.layer_s + 0 * rows,
         step=framework.step_s + framework.sequence_s * sequences * deployment.pipeline,
     )
 
 
-def _between_bytes(deployment: Deployment) -> float:
+def _elementwise_bytes(deployment: Deployment) -> float:
     """What a layer reads and writes of each token outside GEMMs and attention, in 16 bits: two norms with residuals,
     on every GPU; rotary embedding and cache, and the activation of the MLP, split."""
     model = deployment.model
@@ -171,27 +180,31 @@ def _between_bytes(deployment: Deployment) -> float:
     return 2.0 * (constant("norm_passes") * model.hidden + (rotary + activation) / deployment.tensor)
 
 
-def exposed_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
+def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
     """What so many layers wait for their all-reduces. A ladder's runs beside the block that follows, and must still be
     joined; the last has none."""
     if architecture == "ladder":
         joining = constant("join_s")
-        return layers * larger(reduce - mlp, joining) + (layers - 1) * larger(reduce - attention, joining) + reduce
+        return (
+            layers * elementwise_max(reduce - mlp, joining)
+            + (layers - 1) * elementwise_max(reduce - attention, joining)
+            + reduce
+        )
     return ARCHITECTURES[architecture] * layers * reduce
 
 
-def physical_s(
+def lower_bounds_s(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0
 ) -> dict[str, Any]:
     """The least time of a step by each resource alone, in seconds: no step is faster than the slowest of them."""
     gpu, model = deployment.gpu, deployment.model
-    prompts, decoding = prompts / deployment.pipeline, decoding / deployment.pipeline  # as `step` has it
+    prompts, decoding = prompts / deployment.pipeline, decoding / deployment.pipeline  # as `predict_step` has it
     rows, sequences = prompts * tokens + decoding, prompts + decoding
     computing: Any = 0.0
     reading: Any = 0.0
-    for gemm in gemms(deployment):
+    for gemm in model_gemms(deployment):
         m = sequences if gemm.count == 1 else rows
-        peak = gpu.peaks[gemm.format.computes]
+        peak = gpu.peaks[gemm.format.compute_type]
         computing = computing + gemm.count * 2 * m * gemm.n * gemm.k / peak
         reading = reading + gemm.count * gemm.n * gemm.k * gemm.format.weight_bytes
     heads = model.heads / deployment.tensor
@@ -201,13 +214,13 @@ def physical_s(
     return {
         "compute": computing,
         "memory": reading / gpu.memory_bytes_per_s,
-        "network": ARCHITECTURES[deployment.architecture] * model.layers * sending_s(deployment, rows),
+        "network": ARCHITECTURES[deployment.architecture] * model.layers * all_reduce_lower_bound_s(deployment, rows),
     }
 
 
-def sending_s(deployment: Deployment, rows: Any) -> Seconds:
+def all_reduce_lower_bound_s(deployment: Deployment, rows: Any) -> Seconds:
     """The least time for one all-reduce of so many rows: each byte goes up and comes down once where the switch adds,
     or twice but for one part around a ring."""
-    link, tensor = deployment.gpu.link_over(deployment.tensor), deployment.tensor
+    link, tensor = deployment.gpu.link_for(deployment.tensor), deployment.tensor
     crossing = min(1.0, tensor - 1.0) if link.switch_share else 2 * (tensor - 1) / tensor
     return rows * deployment.model.hidden * 2.0 * crossing / link.bytes_per_s

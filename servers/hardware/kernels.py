@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from loadgen.servers.hardware import Architecture, Format, Gpu, Link, constant
-from loadgen.servers.hardware.numeric import ceiling, doublings, larger, number, smaller
+from loadgen.servers.hardware.numeric import as_float, ceiling, elementwise_max, elementwise_min, log2
 
 Seconds = Any
 """A number, or an array where an argument was one."""
@@ -40,14 +40,14 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
     """The data sheet's, times what kernels reach of it."""
     architecture: Architecture = gpu.architecture
     return Rates(
-        flops_per_s=gpu.peaks[gpu.stored(number_format).computes]
-        * min(constant("compute_most"), architecture.compute_share * powered(gpu)),
+        flops_per_s=gpu.peaks[gpu.effective_format(number_format).compute_type]
+        * min(constant("compute_most"), architecture.compute_share * power_scale(gpu)),
         bytes_per_s=gpu.memory_bytes_per_s * architecture.memory_share,
         l2_bytes_per_s=gpu.sms * gpu.clock_hz * L2_BYTES_PER_CLOCK * architecture.load_share,
     )
 
 
-def powered(gpu: Gpu) -> float:
+def power_scale(gpu: Gpu) -> float:
     """How much more of its peak this GPU computes at than that on which its architecture was measured: clocks fall
     where there are fewer watts for each TFLOP/s."""
     if not gpu.watts:
@@ -58,7 +58,7 @@ def powered(gpu: Gpu) -> float:
 
 def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
     """C[m, n] = A[m, k] times B[k, n], B being weights: the fastest tile, or the memory where that is slower."""
-    rate, shape = rates(gpu, number_format), (number(m), number(n), number(k))
+    rate, shape = rates(gpu, number_format), (as_float(m), as_float(n), as_float(k))
     computing = tiles_s(gpu, number_format, rate, *shape)
     reading = gemm_bytes(number_format, *shape) / (rate.bytes_per_s * number_format.read_share)
     return (
@@ -83,8 +83,8 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
         waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
         flops_s = 2 * rows * columns * k / split / (rate.flops_per_s / gpu.sms)
         loads_s = (rows * row_bytes + columns * weight_bytes) * k / split / (rate.l2_bytes_per_s / gpu.sms)
-        took = waves * (larger(flops_s, loads_s) + gpu.architecture.tile_s)
-        best = smaller(best, took + (constant("split_s") if split > 1 else 0.0))
+        took = waves * (elementwise_max(flops_s, loads_s) + gpu.architecture.tile_s)
+        best = elementwise_min(best, took + (constant("split_s") if split > 1 else 0.0))
     return best
 
 
@@ -104,23 +104,23 @@ def _smooth_max(one: Any, other: Any, power: float) -> Any:
 def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any) -> Seconds:
     """One token per sequence against its cache: bytes from L2 while all of it fits, from memory otherwise, or one turn
     per sequence and KV head on each SM; long caches are split over SMs and combined (Flash-Decoding, 2023)."""
-    rate = rates(gpu, _ANY)
+    rate = rates(gpu, _ANY_FORMAT)
     cache_bytes = 2.0 * batch * context * kv_heads * head_dim * kv_bytes
     cached = 1 / (1 + (cache_bytes / (constant("l2_share") * gpu.l2_bytes)) ** 8) if gpu.l2_bytes else 0.0
     reading = cache_bytes * (cached / (rate.l2_bytes_per_s) + (1 - cached) / rate.bytes_per_s)
     turns = ceiling(batch * kv_heads / gpu.sms) * gpu.architecture.attention_turn_s
-    splitting = constant("attention_split_s") * doublings(1 + context / 256)
+    splitting = constant("attention_split_s") * log2(1 + context / 256)
     return gpu.architecture.attention_launch_s + _smooth_max(reading, turns, constant("attention_overlap")) + splitting
 
 
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
     """Causal attention of `tokens` new tokens behind `before` cached ones, in blocks of 128 queries (FlashAttention-2,
     arXiv 2307.08691): whole waves of blocks."""
-    tokens = number(tokens)
-    rows = smaller(tokens, 128)
+    tokens = as_float(tokens)
+    rows = elementwise_min(tokens, 128)
     flops = 4 * rows * (before + (tokens + rows) / 2) * head_dim
-    waves = larger(1.0, batch * heads * ceiling(tokens / 128) / gpu.sms)
-    rate = gpu.peaks["bf16"] * min(0.9, gpu.architecture.attention_share * powered(gpu)) / gpu.sms
+    waves = elementwise_max(1.0, batch * heads * ceiling(tokens / 128) / gpu.sms)
+    rate = gpu.peaks["bf16"] * min(0.9, gpu.architecture.attention_share * power_scale(gpu)) / gpu.sms
     turn = constant("prefill_turn_s") * (0.2 + 0.8 * rows / 128)
     return gpu.architecture.attention_launch_s + waves * (flops / rate + turn)
 
@@ -129,29 +129,29 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
     """The sum of a tensor over `gpus`, held by each afterwards. The fastest of: everybody reads from everybody (one
     shot); reduce-scatter and all-gather by direct reads (two shot); NCCL's ring; the switch adds (NVLS)."""
     if gpus == 1:
-        return 0.0 * number(message_bytes)
+        return 0.0 * as_float(message_bytes)
     rate, others = link.bytes_per_s * link.share, gpus - 1
-    ring_bytes = 2 * others / gpus * number(message_bytes)
+    ring_bytes = 2 * others / gpus * as_float(message_bytes)
     ring = link.nccl_s + link.step_s * 2 * others + ring_bytes / rate
     if link.switch_share:
         adding = link.nccl_s + link.step_s * 2 * others
-        ring = smaller(ring, adding + (1 + 1 / gpus) * message_bytes / (link.bytes_per_s * link.switch_share))
+        ring = elementwise_min(ring, adding + (1 + 1 / gpus) * message_bytes / (link.bytes_per_s * link.switch_share))
     if library == "nccl":
         return ring
     started = link.custom_s + link.peer_s * gpus
     one_shot = started + others * message_bytes / rate
     two_shot = started + link.two_shot_s + ring_bytes / rate
-    return smaller(smaller(one_shot, two_shot), ring)
+    return elementwise_min(elementwise_min(one_shot, two_shot), ring)
 
 
 def ring_s(link: Link, ranks: int, message_bytes: Any, collective: str) -> Seconds:
     """All-gather, reduce-scatter, all-to-all, or point to point, of `message_bytes` in all on each rank."""
     if ranks == 1:
-        return 0.0 * number(message_bytes)
+        return 0.0 * as_float(message_bytes)
     rate = link.bytes_per_s * link.share
     if collective == "point to point":
         return message_bytes / rate + link.nccl_s
     return link.nccl_s + (ranks - 1) * (message_bytes / (ranks * rate) + link.step_s)
 
 
-_ANY = Format("any", 2.0, 2.0, "bf16", 2.0)
+_ANY_FORMAT = Format("any", 2.0, 2.0, "bf16", 2.0)

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 
-def number(value: Any) -> Any:
+def as_float(value: Any) -> Any:
     """As a float, or an array of floats."""
     if isinstance(value, int | float):
         return float(value)
@@ -24,7 +24,7 @@ def ceiling(value: Any) -> Any:
     return np.ceil(value)
 
 
-def larger(one: Any, other: Any) -> Any:
+def elementwise_max(one: Any, other: Any) -> Any:
     if isinstance(one, float | int) and isinstance(other, float | int):
         return max(one, other)
     import numpy as np
@@ -32,7 +32,7 @@ def larger(one: Any, other: Any) -> Any:
     return np.maximum(one, other)
 
 
-def smaller(one: Any, other: Any) -> Any:
+def elementwise_min(one: Any, other: Any) -> Any:
     if isinstance(one, float | int) and isinstance(other, float | int):
         return min(one, other)
     import numpy as np
@@ -49,7 +49,7 @@ def where(holds: Any, yes: Any, no: Any) -> Any:
     return np.where(holds, yes, no)
 
 
-def doublings(value: Any) -> Any:
+def log2(value: Any) -> Any:
     """The logarithm to base 2."""
     if isinstance(value, float | int):
         return math.log2(value)

@@ -9,22 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.servers.hardware import HardwareError, ModelShape, changed, framework, gpu, model, number_format
-from loadgen.servers.hardware.inference import ARCHITECTURES, Deployment, gemms, sending_s
+from loadgen.servers.hardware import HardwareError, ModelShape, framework, gpu, model, number_format, with_changes
+from loadgen.servers.hardware.inference import Deployment, all_reduce_lower_bound_s, model_gemms
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
-from loadgen.servers.hardware.throughput_model import Load, Times, bound, expected, limit, parts
+from loadgen.servers.hardware.throughput_model import (
+    Load,
+    LoadTimes,
+    bottleneck,
+    decode_step_parts,
+    expected_times,
+    limit_times,
+)
 
 MEMORY_FRACTION = 0.9
 """Of a GPU's memory, what weights and KV cache may fill."""
 DEFAULT_FRAMEWORK = "vLLM"
-SUMMED = ("attention output", "down")
+ALL_REDUCED_GEMMS = ("attention output", "down")
 """GEMMs of which each GPU has a part of the sum: an all-reduce follows."""
-IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CURVE_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Of the latency-throughput curve."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadFigures:
     """Of a load in steady state."""
 
     ttft_s: float
@@ -73,8 +80,8 @@ class Limits:
     """Of those in flight, how many the KV cache holds at a time."""
     flops_per_byte: float
     """Of the GPU: a GEMM with fewer is bound by memory."""
-    limit: Figures
-    expected: Figures
+    limit: LoadFigures
+    expected: LoadFigures
     shares: Mapping[str, float]
     """Of the expected decode step: compute, memory, network and overhead."""
     gemms: Sequence[GemmBound]
@@ -82,43 +89,46 @@ class Limits:
     """Expected TTFT, TPOT and tokens per second by the number in flight, and the limits of the last two."""
 
 
-def deploy(  # noqa: PLR0913, PLR0917 - what a deployment is
+def make_deployment(
     gpu_name: str,
     model_name: str | ModelShape,
     format_name: str = "bf16",
     tensor: int = 1,
     pipeline: int = 1,
     framework_name: str = DEFAULT_FRAMEWORK,
-    kv_format: str | None = None,
-    architecture: str = "standard",
+    *,
     file: Path | None = None,
     changes: Sequence[str] = (),
 ) -> Deployment:
-    """A deployment by names, or of a shape; `file` as in `gpu`, `changes` as in `changed`. Raises HardwareError."""
+    """Return a deployment whose parts are looked up by name. Raises HardwareError for an unknown or invalid part.
+
+    `file` is a TOML file with further GPUs and models. `changes` override figures of the GPU, as in `with_changes`.
+    The KV cache has the format that the engine uses by default for this model format.
+    """
     if tensor < 1 or pipeline < 1:
         raise HardwareError(f"{tensor} x {pipeline} GPUs: give 1 or more for --tp and --pp")
-    if architecture not in ARCHITECTURES:
-        raise HardwareError(f"unknown architecture {architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
-    card, engine, weights = gpu(gpu_name, file), framework(framework_name), number_format(format_name)
-    card = changed(card, changes)
-    small = weights.computes in ("fp8", "fp4") and (engine.fp8_kv or "fp4" in card.peaks)
-    kv_bytes = number_format(kv_format or ("fp8" if small else "bf16")).weight_bytes
+    card = gpu(gpu_name, file)
+    engine = framework(framework_name)
+    weights = number_format(format_name)
+    card = with_changes(card, changes)
+    fp8_kv = weights.compute_type in ("fp8", "fp4") and (engine.fp8_kv or "fp4" in card.peaks)
+    kv_bytes = number_format("fp8" if fp8_kv else "bf16").weight_bytes
     shape = model(model_name, file) if isinstance(model_name, str) else model_name
-    return Deployment(card, shape, weights, engine, tensor, pipeline, kv_bytes, architecture)
+    return Deployment(card, shape, weights, engine, tensor, pipeline, kv_bytes)
 
 
-def limits_of(
+def compute_limits(
     deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION, replicas: int = 1
 ) -> Limits:
     """All of it; `load` is that of one of `replicas`, figures are those of all together. Raises HardwareError where
     the model does not fit."""
-    best, likely = limit(deployment, load, memory_fraction), expected(deployment, load, memory_fraction)
+    best, likely = limit_times(deployment, load, memory_fraction), expected_times(deployment, load, memory_fraction)
     kv_tokens = deployment.kv_tokens(memory_fraction)
-    spent = parts(deployment, load, memory_fraction)
-    loads = [Load(load.prompt_tokens, load.output_tokens, number) for number in IN_FLIGHT]
-    curve = [expected(deployment, load, memory_fraction) for load in loads]
-    best_curve = [limit(deployment, load, memory_fraction) for load in loads]
-    peak = deployment.gpu.peaks[deployment.gpu.stored(deployment.weights).computes]
+    spent = decode_step_parts(deployment, load, memory_fraction)
+    loads = [Load(load.prompt_tokens, load.output_tokens, number) for number in CURVE_IN_FLIGHT]
+    curve = [expected_times(deployment, load, memory_fraction) for load in loads]
+    best_curve = [limit_times(deployment, load, memory_fraction) for load in loads]
+    peak = deployment.gpu.peaks[deployment.gpu.effective_format(deployment.weights).compute_type]
     return Limits(
         gpu=deployment.gpu.name,
         model=deployment.model.name,
@@ -130,12 +140,12 @@ def limits_of(
         in_flight=int(load.in_flight) * replicas,
         running=int(best.running) * replicas,
         flops_per_byte=peak / deployment.gpu.memory_bytes_per_s,
-        limit=_figures(best, deployment, kv_tokens, replicas, bound(deployment, load, memory_fraction)),
+        limit=_figures(best, deployment, kv_tokens, replicas, bottleneck(deployment, load, memory_fraction)),
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
         curve={
-            "in_flight": [replicas * number for number in IN_FLIGHT],
+            "in_flight": [replicas * number for number in CURVE_IN_FLIGHT],
             "ttft_s": [each.ttft_s for each in curve],
             "tpot_s": [each.tpot_s for each in curve],
             "output_tokens_per_s": [replicas * each.output_tokens_per_s for each in curve],
@@ -145,8 +155,8 @@ def limits_of(
     )
 
 
-def _figures(times: Times, deployment: Deployment, kv_tokens: int, replicas: int, busiest: str) -> Figures:
-    return Figures(
+def _figures(times: LoadTimes, deployment: Deployment, kv_tokens: int, replicas: int, busiest: str) -> LoadFigures:
+    return LoadFigures(
         ttft_s=float(times.ttft_s),
         tpot_s=float(times.tpot_s),
         prefill_s=float(times.prefill_s),
@@ -162,12 +172,15 @@ def _figures(times: Times, deployment: Deployment, kv_tokens: int, replicas: int
 def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list[GemmBound]:
     card, rows = deployment.gpu, []
     for phase, tokens in (("prefill", prompt_tokens), ("decode", batch)):
-        for gemm in gemms(deployment):
+        for gemm in model_gemms(deployment):
             m = tokens if gemm.count > 1 else (1 if phase == "prefill" else batch)
             flops, moved = 2.0 * m * gemm.n * gemm.k, float(gemm_bytes(gemm.format, m, gemm.n, gemm.k))
-            minimum = {"compute": flops / card.peaks[gemm.format.computes], "memory": moved / card.memory_bytes_per_s}
-            if gemm.name in SUMMED:
-                minimum["network"] = float(sending_s(deployment, m))
+            minimum = {
+                "compute": flops / card.peaks[gemm.format.compute_type],
+                "memory": moved / card.memory_bytes_per_s,
+            }
+            if gemm.name in ALL_REDUCED_GEMMS:
+                minimum["network"] = float(all_reduce_lower_bound_s(deployment, m))
             rows.append(
                 GemmBound(
                     *(gemm.name, phase, m, gemm.n, gemm.k, flops / moved),

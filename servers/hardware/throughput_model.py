@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.servers.hardware import constant
-from loadgen.servers.hardware.inference import Deployment, Step, physical_s, step
-from loadgen.servers.hardware.numeric import ceiling, larger, smaller
+from loadgen.servers.hardware.inference import Deployment, Step, lower_bounds_s, predict_step
+from loadgen.servers.hardware.numeric import ceiling, elementwise_max, elementwise_min
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class LoadTimes:
     """What such a load sees on average. Numbers, or arrays where `in_flight` was one."""
 
     ttft_s: Any
@@ -43,75 +43,78 @@ class Times:
     running: Any  # How many of those in flight find room in the KV cache
 
 
-def running(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
+def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
     """How many the KV cache holds, of those in flight: each with its prompt and, on average, half its answer."""
     held = load.prompt_tokens + load.output_tokens / 2
-    return smaller(larger(deployment.kv_tokens(memory_fraction) // held, 1), load.in_flight)
+    return elementwise_min(elementwise_max(deployment.kv_tokens(memory_fraction) // held, 1), load.in_flight)
 
 
-def expected(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> Times:
-    """With the measured constants of the deployment's framework; never better than `limit`."""
+def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
+    """With the measured constants of the deployment's framework; never better than `limit_times`."""
     framework, prompt, output = deployment.framework, load.prompt_tokens, load.output_tokens
-    best = limit(deployment, load, memory_fraction)
+    best = limit_times(deployment, load, memory_fraction)
     batch, context = best.running, prompt + output / 2
-    decode = _total(step(deployment, decoding=batch, context=context))
-    without = _total(step(deployment, decoding=batch - 1, context=context)) * (batch > 1)
+    decode = _total(predict_step(deployment, decoding=batch, context=context))
+    without = _total(predict_step(deployment, decoding=batch - 1, context=context)) * (batch > 1)
     share = framework.interference * (batch - 1) / output  # prompts of others per step
-    mixed = _total(step(deployment, larger(share, 1), prompt, decoding=batch, context=context))
-    alone = _total(step(deployment, 1, prompt))
-    tpot = decode + smaller(share, 1) * (mixed - decode)
+    mixed = _total(predict_step(deployment, elementwise_max(share, 1), prompt, decoding=batch, context=context))
+    alone = _total(predict_step(deployment, 1, prompt))
+    tpot = decode + elementwise_min(share, 1) * (mixed - decode)
     server = framework.server_s + framework.request_s * load.in_flight
     ttft = server + without / 2 + mixed + framework.queueing * _queue_s(deployment, prompt, batch, alone)
-    return _times(
-        *(load, batch, larger(ttft, best.prompt_prefill_s), larger(tpot, best.tpot_s)),
-        prefill=larger(_total(step(deployment, load.in_flight, prompt)), best.prefill_s),
-        prompt_prefill=larger(alone, best.prompt_prefill_s),
-        decode_step=larger(decode, best.decode_step_s),
+    return _with_kv_wait(
+        *(load, batch, elementwise_max(ttft, best.prompt_prefill_s), elementwise_max(tpot, best.tpot_s)),
+        prefill=elementwise_max(_total(predict_step(deployment, load.in_flight, prompt)), best.prefill_s),
+        prompt_prefill=elementwise_max(alone, best.prompt_prefill_s),
+        decode_step=elementwise_max(decode, best.decode_step_s),
     )
 
 
-def limit(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> Times:
+def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """What the data sheet allows: every FLOP, byte and message at its peak, all three at once, and nothing else."""
     prompt, output = load.prompt_tokens, load.output_tokens
-    batch = running(deployment, load, memory_fraction)
+    batch = running_requests(deployment, load, memory_fraction)
     context = prompt + output / 2
-    decode, one = physical_s(deployment, 0, 0, batch, context), physical_s(deployment, 1, prompt, 0, 0)
-    both = physical_s(deployment, (batch - 1) / output, prompt, batch, context)
-    ttft, prefill = _slowest(one), _slowest(physical_s(deployment, load.in_flight, prompt, 0, 0))
-    return _times(
-        *(load, batch, ttft, larger(_slowest(decode), _slowest(both))),
+    decode, one = lower_bounds_s(deployment, 0, 0, batch, context), lower_bounds_s(deployment, 1, prompt, 0, 0)
+    both = lower_bounds_s(deployment, (batch - 1) / output, prompt, batch, context)
+    ttft, prefill = _slowest(one), _slowest(lower_bounds_s(deployment, load.in_flight, prompt, 0, 0))
+    return _with_kv_wait(
+        *(load, batch, ttft, elementwise_max(_slowest(decode), _slowest(both))),
         prefill=prefill,
         prompt_prefill=ttft,
         decode_step=_slowest(decode),
     )
 
 
-def bound(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:
+def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:
     """The resource that is busiest while the load decodes, at the data sheet's rates."""
-    batch = running(deployment, load, memory_fraction)
+    batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
-    parts = physical_s(deployment, (batch - 1) / load.output_tokens, load.prompt_tokens, batch, context)
+    parts = lower_bounds_s(deployment, (batch - 1) / load.output_tokens, load.prompt_tokens, batch, context)
     return max(parts, key=lambda name: float(parts[name]))
 
 
-def parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> dict[str, float]:
+def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> dict[str, float]:
     """Where the expected decode step goes: seconds by compute, memory, network and overhead."""
-    batch = running(deployment, load, memory_fraction)
+    batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
-    took, minimum = step(deployment, decoding=batch, context=context), physical_s(deployment, 0, 0, batch, context)
+    took, minimum = (
+        predict_step(deployment, decoding=batch, context=context),
+        lower_bounds_s(deployment, 0, 0, batch, context),
+    )
     busiest = "compute" if minimum["compute"] > minimum["memory"] else "memory"
     split = {"compute": 0.0, "memory": float(took.attention + took.elementwise), "network": float(took.all_reduce)}
     split[busiest] += float(took.gemm)
     return split | {"overhead": float(took.layers + took.step)}
 
 
-def _times(
+def _with_kv_wait(
     load: Load, batch: Any, ttft: Any, tpot: Any, *, prefill: Any, prompt_prefill: Any, decode_step: Any
-) -> Times:
+) -> LoadTimes:
     """Those that find no room wait until others have ended: TTFT holds that wait."""
     answer = ttft + (load.output_tokens - 1) * tpot
     waiting = answer * (load.in_flight / batch - 1)
-    return Times(
+    return LoadTimes(
         ttft_s=ttft + waiting,
         tpot_s=tpot,
         prefill_s=prefill,
@@ -125,10 +128,12 @@ def _times(
 def _queue_s(deployment: Deployment, prompt: int, batch: Any, alone: Any) -> Any:
     """What the mean of `batch` prompts that come at once waits longer than one alone. With many groups they drift
     apart, because each answer's end is the next one's start."""
-    others = larger(batch - 1, 1e-9)
-    together = smaller(larger(deployment.framework.chunk_tokens // prompt, 1), larger(others, 1))
+    others = elementwise_max(batch - 1, 1e-9)
+    together = elementwise_min(
+        elementwise_max(deployment.framework.chunk_tokens // prompt, 1), elementwise_max(others, 1)
+    )
     groups = ceiling(others / together)
-    group = _total(step(deployment, together, prompt))
+    group = _total(predict_step(deployment, together, prompt))
     mean = (alone + (batch - 1) * (alone + group * (groups + 1) / 2)) / batch
     return (mean - alone) / (1 + groups / constant("drift_groups"))
 
@@ -138,4 +143,4 @@ def _total(each: Step) -> Any:
 
 
 def _slowest(by_resource: dict[str, Any]) -> Any:
-    return larger(larger(by_resource["compute"], by_resource["memory"]), by_resource["network"])
+    return elementwise_max(elementwise_max(by_resource["compute"], by_resource["memory"]), by_resource["network"])

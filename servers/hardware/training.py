@@ -22,12 +22,12 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMISER_BYTES = 2, 4, 12
 """Per parameter, mixed precision with Adam: 16-bit weights, fp32 gradients, and fp32 weights with two moments."""
 NF4_BYTES = 0.516
 """Per parameter of QLoRA's base: 4 bits, and 0.127 bits of twice quantised scales (arXiv 2305.14314, section 3)."""
-ADAPTED = 7
+ADAPTED_MATRICES = 7
 """Matrices per layer that QLoRA gives an adapter: all of attention and MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingSetup:
     """One set-up: `tensor` * `pipeline` * `data` GPUs."""
 
     gpu: Gpu
@@ -67,7 +67,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class IterationTime:
     """Seconds of one iteration, by what takes them."""
 
     forward_s: float
@@ -98,7 +98,7 @@ class TrainingMemory:
         return self.parameters + self.gradients + self.optimiser + self.activations
 
 
-def layer_activation_bytes(training: Training) -> float:
+def layer_activation_bytes(training: TrainingSetup) -> float:
     """What one layer keeps of one micro-batch for its backward pass, on each GPU."""
     model, tensor = training.model, training.tensor
     tokens = training.sequence * training.micro_batch
@@ -110,7 +110,7 @@ def layer_activation_bytes(training: Training) -> float:
     return tokens * ((split + whole) / tensor if training.sequence_parallel else split / tensor + whole)
 
 
-def memory(training: Training) -> TrainingMemory:
+def predict_memory(training: TrainingSetup) -> TrainingMemory:
     """Parameters of the layers alone, as arXiv 2205.05198 counts; its first stage keeps `pipeline` micro-batches."""
     model = training.model
     own = model.layer_parameters / (training.tensor * training.pipeline)
@@ -129,7 +129,7 @@ def memory(training: Training) -> TrainingMemory:
     )
 
 
-def adapter_parameters(training: Training) -> int:
+def adapter_parameters(training: TrainingSetup) -> int:
     """Two thin matrices beside each matrix of attention and MLP."""
     model, rank = training.model, training.adapter_rank
     queries, cache = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -137,7 +137,7 @@ def adapter_parameters(training: Training) -> int:
     return model.layers * rank * (attention + model.mlp_matrices * (model.hidden + model.intermediate))
 
 
-def iteration(training: Training) -> Iteration:
+def predict_iteration(training: TrainingSetup) -> IterationTime:
     """The busiest stage, which is the last: it has the output head beside its layers."""
     layers, count = training.model.layers / training.pipeline, training.micro_batches
     forward, core, reduce = _layer_s(training)
@@ -151,10 +151,10 @@ def iteration(training: Training) -> Iteration:
     bubble = (training.pipeline - 1) / training.interleave * once + count * 2 * hop
     data, optimiser = _replicas_s(training, count * passes * parts[0]), _optimiser_s(training)
     spent = [count * part for part in parts]
-    return Iteration(spent[0], spent[1], spent[2], spent[3], bubble, data, optimiser)
+    return IterationTime(spent[0], spent[1], spent[2], spent[3], bubble, data, optimiser)
 
 
-def mfu(training: Training, seconds: float) -> float:
+def mfu(training: TrainingSetup, seconds: float) -> float:
     """Model FLOPs over what all GPUs could compute: 6 per parameter and token, and attention (arXiv 2204.02311)."""
     model, tokens = training.model, training.batch * training.sequence
     flops = 6 * (model.layer_parameters + model.head_parameters) * tokens
@@ -162,10 +162,10 @@ def mfu(training: Training, seconds: float) -> float:
     return flops / (seconds * training.gpus * training.gpu.flops_per_s)
 
 
-def _layer_s(training: Training) -> tuple[float, float, float]:
+def _layer_s(training: TrainingSetup) -> tuple[float, float, float]:
     """One layer forward on one micro-batch: all of it without communication, its attention core, one all-reduce."""
     model, gpu, tensor = training.model, training.gpu, training.tensor
-    tokens, number = training.sequence * training.micro_batch, _stored(training)
+    tokens, number = training.sequence * training.micro_batch, _gemm_format(training)
     rate = rates(gpu, number).bytes_per_s
     queries, cache = model.heads * model.head_dim // tensor, max(1, model.kv_heads // tensor) * model.head_dim
     wide = model.intermediate // tensor
@@ -183,17 +183,17 @@ def _layer_s(training: Training) -> tuple[float, float, float]:
         core = _scores_s(training, number, heads)
     between = tokens * (24 * model.hidden / tensor + 10 * model.hidden / (tensor if training.sequence_parallel else 1))
     moving = constant("training_passes") * between / rate
-    reduce = float(all_reduce_s(gpu.link_over(tensor), tensor, 2.0 * tokens * model.hidden, "nccl"))
+    reduce = float(all_reduce_s(gpu.link_for(tensor), tensor, 2.0 * tokens * model.hidden, "nccl"))
     return gemm + core + moving, core, reduce
 
 
-def _stored(training: Training) -> Format:
+def _gemm_format(training: TrainingSetup) -> Format:
     """With one scale for each tensor, as training has them."""
-    stored = training.gpu.stored(number_format(training.number))
+    stored = training.gpu.effective_format(number_format(training.number))
     return replace(stored, operand_bytes=stored.activation_bytes)
 
 
-def _scores_s(training: Training, number: Format, heads: int) -> float:
+def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
     """Attention with its scores in memory: two batched GEMMs, and softmax and dropout over 5 bytes of each score."""
     gpu, model, sequence = training.gpu, training.model, training.sequence
     rate = rates(gpu, number)
@@ -205,12 +205,12 @@ def _scores_s(training: Training, number: Format, heads: int) -> float:
     )
 
 
-def _head_s(training: Training) -> float:
+def _head_s(training: TrainingSetup) -> float:
     tokens, model = training.sequence * training.micro_batch, training.model
     return float(gemm_s(training.gpu, number_format("bf16"), tokens, model.vocabulary // training.tensor, model.hidden))
 
 
-def _hop_s(training: Training) -> float:
+def _hop_s(training: TrainingSetup) -> float:
     """From one stage to the next: between nodes where a node is full."""
     if training.pipeline == 1:
         return 0.0
@@ -218,7 +218,7 @@ def _hop_s(training: Training) -> float:
     return float(ring_s(gpu_links()["InfiniBand"], 2, message, "point to point"))
 
 
-def _replicas_s(training: Training, backward_s: float) -> float:
+def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
     """What of the gradients' all-reduce outlasts the backward pass; ZeRO 3 gathers weights twice more."""
     if training.data == 1:
         return 0.0
@@ -232,9 +232,9 @@ def _replicas_s(training: Training, backward_s: float) -> float:
     )
 
 
-def _optimiser_s(training: Training) -> float:
+def _optimiser_s(training: TrainingSetup) -> float:
     """Every state is read and written once; over PCIe where the host holds it."""
-    trained = memory(training)
+    trained = predict_memory(training)
     if not training.offload:
         bytes_per_s = rates(training.gpu, number_format("bf16")).bytes_per_s
         return (2 * trained.optimiser + trained.gradients + trained.parameters) / bytes_per_s

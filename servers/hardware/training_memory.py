@@ -54,7 +54,7 @@ class StepMemory:
         return self.weights + self.gradients + self.optimiser + self.activations
 
 
-def peak(step: TorchStep) -> StepMemory:
+def peak_memory(step: TorchStep) -> StepMemory:
     """The largest of all instants, from the end of the forward pass to the optimiser."""
     if step.offload:
         return StepMemory(0.0, 0.0, 0.0, max(rest for _, rest in _instants(step)))

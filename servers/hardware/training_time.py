@@ -39,7 +39,7 @@ class StepSeconds:
     communication: dict[str, float]
 
 
-def step_s(step: TorchStep, machine: TorchMachine) -> StepSeconds:
+def predict_step_time(step: TorchStep, machine: TorchMachine) -> StepSeconds:
     """One step on each of `step.data` devices."""
     layers, adapted = step.model.layers, step.adapter_rank > 0
     layer, head = _layer_gemms_s(step, machine), _head_s(step, machine)

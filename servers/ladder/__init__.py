@@ -6,7 +6,7 @@ Only this folder and `loadgen/dissect` import torch.
 
 from pathlib import Path
 
-LADDER = "LadderLlamaForCausalLM"
+LADDER_ARCHITECTURE = "LadderLlamaForCausalLM"
 """The architecture, as a model's config.json names it."""
-PLUGIN = Path(__file__).with_name("plugin")
+PLUGIN_FOLDER = Path(__file__).with_name("plugin")
 """With this folder on its PYTHONPATH a vLLM serves ladders."""

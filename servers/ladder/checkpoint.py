@@ -11,13 +11,13 @@ from typing import Any
 from msgspec import json
 
 from loadgen.servers.errors import DECODE_ERRORS, LaunchError, read_settings
-from loadgen.servers.ladder import LADDER, PLUGIN
+from loadgen.servers.ladder import LADDER_ARCHITECTURE, PLUGIN_FOLDER
 
 STANDARD = "LlamaForCausalLM"
 _WEIGHTS = (".safetensors", ".bin")
 
 
-def convert(source: Path, target: Path) -> None:
+def convert_checkpoint(source: Path, target: Path) -> None:
     """`source` once more, as a ladder, with the plugin in its folder `plugin`. Weights are hard links where the file
     system has them. Raises LaunchError."""
     told = _config(source)
@@ -27,8 +27,8 @@ def convert(source: Path, target: Path) -> None:
         target.mkdir(parents=True)
         for each in (path for path in source.iterdir() if path.is_file() and path.name != "config.json"):
             (_linked if each.suffix in _WEIGHTS else shutil.copy)(each.resolve(), target / each.name)
-        shutil.copytree(PLUGIN, target / "plugin", ignore=shutil.ignore_patterns("__pycache__"))
-        config = json.format(json.encode(told | {"architectures": [LADDER]}), indent=2)
+        shutil.copytree(PLUGIN_FOLDER, target / "plugin", ignore=shutil.ignore_patterns("__pycache__"))
+        config = json.format(json.encode(told | {"architectures": [LADDER_ARCHITECTURE]}), indent=2)
         (target / "config.json").write_bytes(config + b"\n")
     except FileExistsError:
         raise LaunchError(f"{target} is there already", "name a folder that is not there yet") from None
@@ -39,7 +39,7 @@ def convert(source: Path, target: Path) -> None:
 def is_ladder(folder: Path) -> bool:
     """Whether its config.json says so."""
     try:
-        return _named(_config(folder)) == LADDER
+        return _named(_config(folder)) == LADDER_ARCHITECTURE
     except LaunchError:
         return False
 

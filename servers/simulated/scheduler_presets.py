@@ -15,7 +15,7 @@ from typing import Any
 
 from loadgen.servers.hardware import HardwareError
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.scheduler import UNLIMITED, Policy
 from loadgen.servers.simulated.step_time import StepTime
 
@@ -41,8 +41,11 @@ class Engine:
     nccl: float = 0.0
 
     def deployment(self, gpu_name: str, model_name: str, **options: Any) -> Deployment:
-        """Return a deployment of a model under this engine. `options` are those of `deploy`. Raises HardwareError."""
-        return deploy(gpu_name, model_name, framework_name=self.framework, **options)
+        """Return a deployment of a model under this engine. Raises HardwareError.
+
+        `options` are keyword arguments of `make_deployment`.
+        """
+        return make_deployment(gpu_name, model_name, framework_name=self.framework, **options)
 
     def step_time(self, deployment: Deployment) -> StepTime:
         """Return the durations of this engine's steps on a deployment."""

@@ -2,9 +2,9 @@
 
     step = max(kernels, launches) + fixed + sequences * per sequence
 
-The kernel times come from `loadgen.servers.hardware.inference.step`: GEMMs depend on the tokens of the step, attention
-on the tokens that sequences hold, and all-reduces on both. `launches` applies to engines that launch kernels one by one
-from Python: while kernels are short, the GPU waits for the launches.
+The kernel times come from `loadgen.servers.hardware.inference.predict_step`: GEMMs depend on the tokens of the step,
+attention on the tokens that sequences hold, and all-reduces on both. `launches` applies to engines that launch kernels
+one by one from Python: while kernels are short, the GPU waits for the launches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from loadgen.servers.hardware.inference import Deployment, step
+from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.simulated.scheduler import Batch
 
 # Tables by number of sequences or tokens have every size up to FINE_LIMIT, and from there every COARSE_STEP-th size.
@@ -87,8 +87,8 @@ class StepTime:
         self._sequence_s = framework.sequence_s
         sizes = _table_sizes(MAX_SEQUENCES)
         contexts = np.array(CONTEXT_GRID, float)
-        decode = step(deployment, decoding=sizes[:, None], context=contexts[None, :])
-        prefill = step(deployment, 1, tokens=_table_sizes(MAX_TOKENS))
+        decode = predict_step(deployment, decoding=sizes[:, None], context=contexts[None, :])
+        prefill = predict_step(deployment, 1, tokens=_table_sizes(MAX_TOKENS))
         decode_s = decode.gemm + decode.elementwise + decode.all_reduce + decode.layers
         prefill_s = prefill.gemm + (prefill.elementwise + prefill.all_reduce + prefill.layers)
         self._decode_s: list[float] = decode_s[:, 0].tolist()
@@ -145,11 +145,11 @@ class StepTime:
         """
         deployment = self.deployment
         chunks = np.array(CHUNK_GRID, float)
-        one = step(deployment, 1, chunks, before=0).attention
-        one_with_context = step(deployment, 1, chunks, before=SAMPLE_BEFORE).attention
-        many = step(deployment, SAMPLE_PROMPTS, chunks).attention
-        twice_as_many = step(deployment, 2 * SAMPLE_PROMPTS, chunks).attention
-        many_with_context = step(deployment, 2 * SAMPLE_PROMPTS, chunks, before=SAMPLE_BEFORE).attention
+        one = predict_step(deployment, 1, chunks, before=0).attention
+        one_with_context = predict_step(deployment, 1, chunks, before=SAMPLE_BEFORE).attention
+        many = predict_step(deployment, SAMPLE_PROMPTS, chunks).attention
+        twice_as_many = predict_step(deployment, 2 * SAMPLE_PROMPTS, chunks).attention
+        many_with_context = predict_step(deployment, 2 * SAMPLE_PROMPTS, chunks, before=SAMPLE_BEFORE).attention
         per_prompt = (twice_as_many - many) / SAMPLE_PROMPTS
         tables = (
             one,

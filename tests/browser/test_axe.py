@@ -11,10 +11,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from loadgen.dissect import inference_report, training_report
 from loadgen.analysis.report import Document
 from loadgen.analysis.report.page import render
 from loadgen.cli.report import report
+from loadgen.dissect import inference_report, training_report
 from tests.browser.conftest import NASTY
 from tests.command import in_process
 from tests.dissected import inference_found, training_found
@@ -80,13 +80,13 @@ def frontier(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
 @pytest.fixture(scope="module")
 def inference(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     """A step taken apart."""
-    return _written(tmp_path_factory.mktemp("inference"), inference_report.document(inference_found()))
+    return _written(tmp_path_factory.mktemp("inference"), inference_report.build_document(inference_found()))
 
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     """Steps of training, with and without several processes."""
-    return _written(tmp_path_factory.mktemp("training"), training_report.document(training_found()))
+    return _written(tmp_path_factory.mktemp("training"), training_report.build_document(training_found()))
 
 
 def _written(folder: Path, document: Document) -> OnDisk:

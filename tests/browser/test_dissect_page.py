@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from loadgen.dissect import inference_report, training_report
 from loadgen.analysis.report import Document
 from loadgen.analysis.report.page import render
+from loadgen.dissect import inference_report, training_report
 from tests.dissected import inference_found, training_found
 
 
@@ -32,7 +32,7 @@ def opened(browser: Browser, document: Document, folder: Path) -> Iterator[Page]
 
 def test_it_has_the_bar_of_a_step_and_the_roofline(browser: Browser, tmp_path: Path) -> None:
     """The bar has a piece for each module and each operator, the roofline a dot for each operator that computes."""
-    with opened(browser, inference_report.document(inference_found()), tmp_path) as page:
+    with opened(browser, inference_report.build_document(inference_found()), tmp_path) as page:
         expect(page.locator("#chart-flame .barlayer .point")).to_have_count(8)  # four modules, one operator of each
         expect(page.locator("#chart-roofline .scatterlayer .trace .points path")).to_have_count(6)
         expect(page.locator("table.modules").first).to_contain_text("QKV")
@@ -41,7 +41,7 @@ def test_it_has_the_bar_of_a_step_and_the_roofline(browser: Browser, tmp_path: P
 @pytest.mark.parametrize("width", [360, 1600])
 def test_each_technique_is_a_bar_with_its_prediction(browser: Browser, tmp_path: Path, width: int) -> None:
     """Two of them: four parts of time and four kinds of memory each, and a line where the model puts the whole."""
-    with opened(browser, training_report.document(training_found()), tmp_path) as page:
+    with opened(browser, training_report.build_document(training_found()), tmp_path) as page:
         page.set_viewport_size({"width": width, "height": 900})
         for chart in ("time", "memory"):
             expect(page.locator(f"#chart-{chart} .barlayer .trace")).to_have_count(4)
@@ -64,6 +64,6 @@ def test_each_technique_is_a_bar_with_its_prediction(browser: Browser, tmp_path:
 def test_one_process_has_no_collectives(browser: Browser, tmp_path: Path) -> None:
     """Then there is no such part, nor its entry in the legend."""
     found = training_found()
-    alone = training_report.document(replace(found, techniques=found.techniques[:1]))
+    alone = training_report.build_document(replace(found, techniques=found.techniques[:1]))
     with opened(browser, alone, tmp_path) as page:
         expect(page.locator("#chart-time .barlayer .trace")).to_have_count(3)

@@ -10,10 +10,10 @@ import torch
 from torch.autograd import DeviceType
 
 from loadgen.dissect import DissectError, training
-from loadgen.dissect.inference import own_s
+from loadgen.dissect.inference import self_times_s
+from loadgen.dissect.models import process_group as group
 from loadgen.dissect.results import DeviceLimits
-from loadgen.dissect.techniques import parse
-from loadgen.servers.ladder import group
+from loadgen.dissect.techniques import parse_technique
 
 CLOCK_HZ = 1.4e9
 
@@ -74,7 +74,7 @@ def test_a_link_lasts_as_long_as_told_by_the_clock_that_runs(cuda: Cuda) -> None
     device = torch.device("cuda", 0)
     for _ in range(2):
         before = cuda.slept
-        arrived = group._latency(0.01, device)
+        arrived = group._start_delay(0.01, device)
         asked = cuda.slept - before
         assert cuda.waits[-1] == "link for main"
         arrived()
@@ -98,7 +98,7 @@ def test_a_kernel_counts_once() -> None:
         event("sgemm", DeviceType.CUDA, 4, 200),
         event("add_kernel", DeviceType.CUDA, 2, 100),
     ]
-    assert own_s(events, "cuda") == pytest.approx([100e-6, 200e-6])
+    assert self_times_s(events, "cuda") == pytest.approx([100e-6, 200e-6])
 
 
 def test_collectives_are_counted_by_phase_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +124,12 @@ def test_what_does_not_fit_is_said_beside_what_does(monkeypatch: pytest.MonkeyPa
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return training._measured(asked)
 
-    monkeypatch.setattr(training, "shared", shared)
+    monkeypatch.setattr(training, "run_in_processes", shared)
     asked: dict[str, Any] = {"model": "llama-2-7b", "layers": 1, "dtype": "fp32", "sequence": 8, "repeats": 1}
-    monkeypatch.setattr(training, "_measured", lambda both: training.TechniqueFound(both[1].name, 1))
-    found = training.training(training.TrainingSpec(techniques=(parse("naive"), parse("R")), **asked))
+    monkeypatch.setattr(training, "_measured", lambda both: training.TechniqueResult(both[1].name, 1))
+    found = training.measure_training(
+        training.TrainingSpec(techniques=(parse_technique("naive"), parse_technique("R")), **asked)
+    )
     assert [each.cannot for each in found.techniques] == ["it does not fit the memory of this GPU", ""]
     with pytest.raises(DissectError, match="none of these fits"):
-        training.training(training.TrainingSpec(techniques=(parse("naive"),), **asked))
+        training.measure_training(training.TrainingSpec(techniques=(parse_technique("naive"),), **asked))

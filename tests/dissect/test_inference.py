@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-from loadgen.dissect.inference_report import checks
+from loadgen.dissect.inference_report import sum_ratios
+from loadgen.dissect.models.llama import build_model
 from loadgen.dissect.results import InferenceResult
 from loadgen.servers.hardware import model
-from loadgen.dissect.models.llama import build
 
 Dissect = Callable[..., dict[str, Any]]
 Models = Callable[..., Path]
@@ -37,7 +37,7 @@ def test_the_llama_is_hugging_faces(models: Models, kv_heads: int) -> None:
     """With the same weights its logits are the same, whole, with flash attention, and token by token from the cache."""
     file = models(256, 512, 2, 100, kv_heads)
     torch.manual_seed(1)
-    ours = build(model(str(file)))
+    ours = build_model(model(str(file)))
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_json_file(str(file)))
     theirs.config.rms_norm_eps = 1e-5
     for module in theirs.modules():
@@ -48,7 +48,7 @@ def test_the_llama_is_hugging_faces(models: Models, kv_heads: int) -> None:
     with torch.no_grad():
         wanted = theirs(tokens).logits
         torch.testing.assert_close(ours(tokens), wanted, rtol=1e-4, atol=1e-5)
-        flash = build(model(str(file)), flash=True)
+        flash = build_model(model(str(file)), flash=True)
         flash.load_state_dict(ours.state_dict())
         torch.testing.assert_close(flash(tokens), wanted, rtol=1e-4, atol=1e-5)
         caches = ours.caches(2, 9)
@@ -63,7 +63,7 @@ def test_parts_add_up(dissect: Dissect, models: Models) -> None:
     for _ in range(3):
         told = dissect("inference", "--model", file, "--input", 384, "--threads", 1, "--repeats", 5, "--backward")
         found = msgspec.convert(told, InferenceResult)
-        tries.append(checks(found.cases[0]))
+        tries.append(sum_ratios(found.cases[0]))
         if all(abs(1 - value) <= 0.05 for value in tries[-1].values()):
             break
     else:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from loadgen.dissect.inference_report import hidden
-from loadgen.dissect.inference import InferenceSpec, by_turns
-from loadgen.dissect.processes import shared
-from loadgen.servers.hardware import ModelShape, shape
-from loadgen.servers.hardware.inference import ARCHITECTURES
+from loadgen.dissect.inference import InferenceSpec, interleaved_step_times
+from loadgen.dissect.inference_report import hidden_share
+from loadgen.dissect.models.llama import LAYERS, Attention, Llama, Mlp, build_model
 from loadgen.dissect.models.process_group import ProcessGroup
-from loadgen.dissect.models.llama import LAYERS, Attention, Llama, Mlp, build
+from loadgen.dissect.processes import run_in_processes
+from loadgen.servers.hardware import ModelShape, shape_from_row
+from loadgen.servers.hardware.inference import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 COMPUTED = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 48, "vocabulary": 64}
@@ -35,12 +35,12 @@ SENT = {"standard": 6, "parallel": 3, "ladder": 6, "no-communication": 0}
 
 
 def tiny() -> ModelShape:
-    return shape("tiny", COMPUTED | {"mlp_matrices": 3, "tied": 0, "parameters": 1})
+    return shape_from_row("tiny", COMPUTED | {"mlp_matrices": 3, "tied": 0, "parameters": 1})
 
 
 def whole(architecture: str) -> Llama:
     torch.manual_seed(1)
-    return build(tiny(), architecture=architecture, dtype=torch.float64)
+    return build_model(tiny(), architecture=architecture, dtype=torch.float64)
 
 
 def tokens() -> Tensor:
@@ -105,7 +105,7 @@ def test_a_ladder_decodes_what_it_computes_at_once() -> None:
 @pytest.fixture(scope="module")
 def together() -> dict[str, Any]:
     """What two processes find that share each layer; they are started once."""
-    found: dict[str, Any] = shared(_together, None, 2, "cpu", 1)
+    found: dict[str, Any] = run_in_processes(_together, None, 2, "cpu", 1)
     return found
 
 
@@ -139,7 +139,7 @@ def test_a_ladder_hides_what_lasts_as_long_as_a_block(
     together: dict[str, Any], architecture: str, least: float, most: float
 ) -> None:
     """Of 16 all-reduces all but the last run beside a block; the parallel model saves every second."""
-    assert least <= hidden(together["overlap"][architecture], architecture) <= most
+    assert least <= hidden_share(together["overlap"][architecture], architecture) <= most
 
 
 def _overlap() -> dict[str, dict[str, list[float]]]:
@@ -156,15 +156,15 @@ def _overlap() -> dict[str, dict[str, list[float]]]:
         mock.patch.multiple(Mlp, forward=staticmethod(block)),
     ):
         for architecture in ("ladder", "parallel"):
-            model = build(replace(tiny(), layers=8), group=ProcessGroup(DELAY_S))
-            found[architecture] = by_turns(model, replace(asked, architecture=architecture), 1)
+            model = build_model(replace(tiny(), layers=8), group=ProcessGroup(DELAY_S))
+            found[architecture] = interleaved_step_times(model, replace(asked, architecture=architecture), 1)
     return found
 
 
 def _difference(architecture: str) -> dict[str, float]:
     """Of the second process too: the largest over both."""
     complete = whole(architecture)
-    part = build(tiny(), architecture=architecture, group=ProcessGroup(), dtype=torch.float64)
+    part = build_model(tiny(), architecture=architecture, group=ProcessGroup(), dtype=torch.float64)
     part.load_state_dict({name: _own(name, weight) for name, weight in complete.state_dict().items()})
     loss(complete).backward()
     loss(part).backward()
@@ -189,7 +189,7 @@ def _sent() -> dict[str, int]:
     for architecture in SENT:
         group = _Counting()
         with torch.no_grad():
-            build(tiny(), architecture=architecture, group=group)(tokens())
+            build_model(tiny(), architecture=architecture, group=group)(tokens())
         found[architecture] = group.count
     return found
 

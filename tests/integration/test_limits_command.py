@@ -153,7 +153,7 @@ def test_it_needs_nothing_beyond_numpy() -> None:
     """Neither SciPy nor pandas, nor what the measuring path needs, is imported."""
     code = (
         "import sys; from loadgen.servers.hardware.roofline import *; from loadgen.servers.hardware.training import *\n"
-        "limits_of(deploy('H100', 'llama-3.1-8b'), Load(512, 128, 64))\n"
+        "compute_limits(make_deployment('H100', 'llama-3.1-8b'), Load(512, 128, 64))\n"
         "print(sorted({'scipy', 'pandas', 'uvloop', 'aiohttp', 'pydantic', 'rich'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -10,31 +10,31 @@ from hypothesis import strategies as st
 
 from loadgen.servers.hardware import HardwareError, tables
 from loadgen.servers.hardware.inference import ARCHITECTURES, Deployment
-from loadgen.servers.hardware.roofline import deploy
-from loadgen.servers.hardware.throughput_model import Load, expected, limit
+from loadgen.servers.hardware.roofline import make_deployment
+from loadgen.servers.hardware.throughput_model import Load, expected_times, limit_times
 
 GPUS = [row["gpu"] for row in tables()["gpus"]]
 MODELS = ["Llama-2-7B", "Llama-2-70B", "Llama-3.1-8B", "Qwen3-0.6B", "Bloom-7B1", "TinyLlama-1.1B"]
 FRAMEWORKS = [row["framework"] for row in tables()["frameworks"]]
 BETTER = ("ttft_s", "tpot_s", "prefill_s", "decode_step_s")
 
-deployments = st.builds(
-    deploy,
+named_deployments = st.builds(
+    make_deployment,
     st.sampled_from(GPUS),
     st.sampled_from(MODELS),
     st.sampled_from(["bf16", "fp8", "int8", "int4", "nvfp4"]),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 2]),
     st.sampled_from(FRAMEWORKS),
-    architecture=st.sampled_from(sorted(ARCHITECTURES)),
 )
+deployments = st.builds(replace, named_deployments, architecture=st.sampled_from(sorted(ARCHITECTURES)))
 loads = st.builds(Load, st.integers(1, 8000), st.integers(1, 4000), st.sampled_from([1, 3, 16, 64, 500]))
 
 
 def times(made: Deployment, load: Load) -> tuple[object, object] | None:
     """Expected and limit; None where the model does not fit."""
     try:
-        return expected(made, load), limit(made, load)
+        return expected_times(made, load), limit_times(made, load)
     except HardwareError:
         return None
 
@@ -80,4 +80,4 @@ def test_longer_contexts_and_larger_batches_take_no_less(made: Deployment, promp
 @pytest.mark.parametrize("name", GPUS)
 def test_every_gpu_serves_a_small_model(name: str) -> None:
     """All rows of the table have what it takes."""
-    assert times(deploy(name, "Qwen3-0.6B"), Load(512, 128, 4))
+    assert times(make_deployment(name, "Qwen3-0.6B"), Load(512, 128, 4))

@@ -8,14 +8,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import ENGINES
 from loadgen.servers.simulated.step_time import StepTime
 from loadgen.servers.simulated.token_clock import BatchingClock
 
-STEP_TIME = StepTime(deploy("RTX4090", "llama-2-7b"))
+STEP_TIME = StepTime(make_deployment("RTX4090", "llama-2-7b"))
 KV_TOKENS = 2000
 POLICIES = [engine.policy for made in ENGINES.values() for engine in made.values()]
 policies = st.builds(

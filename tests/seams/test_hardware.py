@@ -13,8 +13,8 @@ import pytest
 
 from loadgen.servers import hardware
 from loadgen.servers.hardware import HardwareError
-from loadgen.servers.hardware.inference import step
-from loadgen.servers.hardware.roofline import deploy, limits_of
+from loadgen.servers.hardware.inference import predict_step
+from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.throughput_model import Load
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.command import Forked, loadgen
@@ -50,11 +50,14 @@ def one_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_card_is_as_fast_as_its_row_says(described: Path) -> None:
     """Twice the rates nearly halve the GEMMs of a prompt, and twice the memory holds more than twice the cache."""
-    one, two = (deploy(name, "llama-2-7b", file=described) for name in ("A800", CARD))
-    gemms_s = [step(each, 1, tokens=8192).gemm for each in (one, two)]
+    one, two = (make_deployment(name, "llama-2-7b", file=described) for name in ("A800", CARD))
+    gemms_s = [predict_step(each, 1, tokens=8192).gemm for each in (one, two)]
     assert gemms_s[1] == pytest.approx(gemms_s[0] / 2, rel=0.15)
     assert two.kv_tokens(0.9) > 2 * one.kv_tokens(0.9)
-    assert step(deploy(CARD, MODEL, file=described), 1, tokens=8192).gemm < step(two, 1, tokens=8192).gemm
+    assert (
+        predict_step(make_deployment(CARD, MODEL, file=described), 1, tokens=8192).gemm
+        < predict_step(two, 1, tokens=8192).gemm
+    )
 
 
 def test_the_simulated_server_runs_on_it(described: Path) -> None:
@@ -86,11 +89,11 @@ def test_the_command_takes_it(described: Path) -> None:
 def test_its_limits_are_told(described: Path) -> None:
     """`loadgen limits` of the default card twice over: half the memory limit, and more room for the cache."""
     load = Load(512, 128, 4)
-    one, two = (limits_of(deploy(name, "llama-2-7b", file=described), load) for name in ("A800", CARD))
+    one, two = (compute_limits(make_deployment(name, "llama-2-7b", file=described), load) for name in ("A800", CARD))
     assert two.limit.decode_step_s == pytest.approx(one.limit.decode_step_s / 2)
     assert two.limit.kv_tokens > 2 * one.limit.kv_tokens
     assert two.expected.tpot_s < one.expected.tpot_s
-    assert limits_of(deploy(CARD, MODEL, file=described), load).model == MODEL
+    assert compute_limits(make_deployment(CARD, MODEL, file=described), load).model == MODEL
 
 
 @pytest.mark.usefixtures("one_row_more")

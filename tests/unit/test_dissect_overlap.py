@@ -17,20 +17,20 @@ def said(steps: dict[str, list[float]], architecture: str) -> str:
     found = inference_found()
     operators = [operator("QKV", "GEMM", "1 x 1", 0.02), operator("up", "GEMM", "1 x 1", 0.06)]
     cases = [replace(found.cases[0], beside_s=steps, operators=operators)]
-    return " ".join(inference_report.text(replace(found, architecture=architecture, cases=cases)).split())
+    return " ".join(inference_report.format_text(replace(found, architecture=architecture, cases=cases)).split())
 
 
 def test_the_share_is_of_what_standard_waits_for() -> None:
     """By the fastest step of each: of 100 ms the ladder waits for 5."""
-    assert inference_report.hidden(STEPS, "ladder") == pytest.approx(0.95)
-    assert inference_report.hidden(STEPS, "standard") == 0
-    assert inference_report.hidden(STEPS, "no-communication") == 1
+    assert inference_report.hidden_share(STEPS, "ladder") == pytest.approx(0.95)
+    assert inference_report.hidden_share(STEPS, "standard") == 0
+    assert inference_report.hidden_share(STEPS, "no-communication") == 1
 
 
 def test_noise_is_not_more_than_all() -> None:
     """A ladder that was faster than no communication at all has hidden 100 %; where nothing was lost there is none."""
-    assert inference_report.hidden(STEPS | {"ladder": [0.09]}, "ladder") == 1
-    assert inference_report.hidden(STEPS | {"standard": [0.09]}, "ladder") == 0
+    assert inference_report.hidden_share(STEPS | {"ladder": [0.09]}, "ladder") == 1
+    assert inference_report.hidden_share(STEPS | {"standard": [0.09]}, "ladder") == 0
 
 
 def test_measured_and_expected_stand_side_by_side() -> None:

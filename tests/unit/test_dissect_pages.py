@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec import json
 
-from loadgen.dissect import inference_report, training_report
 from loadgen.analysis.report.page import render
+from loadgen.dissect import inference_report, training_report
 from tests.dissected import inference_found, training_found
 
 
@@ -23,7 +23,7 @@ def test_a_module_has_its_share_its_rates_and_its_bound() -> None:
 def test_sums_are_held_against_the_whole() -> None:
     """Operators against layers, layers against the model, ours against torch.profiler; more than 5 % off is said."""
     found = inference_found()
-    told = inference_report.checks(found.cases[0])
+    told = inference_report.sum_ratios(found.cases[0])
     assert told["operators of a layer"] == pytest.approx(0.089 / 0.09)
     assert told["layers and the rest of the model"] == pytest.approx(1.0)
     assert told["operators of torch.profiler"] == pytest.approx(1.008)
@@ -38,7 +38,9 @@ def test_the_whole_model_is_told_from_two_layers() -> None:
     assert "all 32 layers and the rest about 1.45 s" in inference_report.sentences(found.cases[0], found)[0]
 
 
-@pytest.mark.parametrize("text", [inference_report.text(inference_found()), training_report.text(training_found())])
+@pytest.mark.parametrize(
+    "text", [inference_report.format_text(inference_found()), training_report.format_text(training_found())]
+)
 def test_a_terminal_of_80_columns_is_wide_enough(text: str) -> None:
     """No line is longer."""
     assert max(map(len, text.splitlines())) <= 80
@@ -53,7 +55,7 @@ def test_training_is_measured_beside_predicted() -> None:
     memory, _ = training_report.memory_rows(found)
     assert memory[-1] == "-5.0 %"
     assert ("naive", "activations, bytes", "763 MiB", "668 MiB") in training_report.parts_rows(found)
-    words = " ".join(training_report.text(found).split())
+    words = " ".join(training_report.format_text(found).split())
     assert "Not here: zero3+offload: offload needs a GPU" in words
     assert "off by at most 5.0 % (naive)" in words
     assert ("zero3", "collectives", "2.00 s", "1.60 s") in training_report.parts_rows(found)
@@ -61,7 +63,11 @@ def test_training_is_measured_beside_predicted() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [render(inference_report.document(inference_found())), render(training_report.document(training_found()))]
+    "page",
+    [
+        render(inference_report.build_document(inference_found())),
+        render(training_report.build_document(training_found())),
+    ],
 )
 def test_the_page_needs_nothing_else(page: str) -> None:
     """Tables of everything, and no address that a browser would ask."""

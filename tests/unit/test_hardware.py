@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadgen.servers.hardware import HardwareError, gpu, model, number_format, tables
-from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.roofline import make_deployment
 
 
 @pytest.mark.parametrize("name", [row["model"] for row in tables()["models"]])
@@ -34,4 +34,4 @@ def test_unknown_names_are_errors_that_name_the_nearest_one() -> None:
     with pytest.raises(HardwareError, match="unknown number format 'xyz': choose one of fp32, bf16"):
         number_format("xyz")
     with pytest.raises(ValueError, match="0 x 1 GPUs: give 1 or more for --tp"):
-        deploy("A800", "llama-2-7b", tensor=0)
+        make_deployment("A800", "llama-2-7b", tensor=0)

@@ -8,11 +8,23 @@ import numpy as np
 import pytest
 
 from loadgen.servers.hardware import HardwareError, constant, framework, gpu, gpu_links, model, number_format, tables
-from loadgen.servers.hardware.inference import Deployment, exposed_s, gemms, physical_s, step
+from loadgen.servers.hardware.inference import (
+    Deployment,
+    exposed_all_reduce_s,
+    lower_bounds_s,
+    model_gemms,
+    predict_step,
+)
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
-from loadgen.servers.hardware.roofline import deploy, limits_of
-from loadgen.servers.hardware.throughput_model import Load, expected, limit
-from loadgen.servers.hardware.training import NF4_BYTES, Training, adapter_parameters, iteration, memory
+from loadgen.servers.hardware.roofline import compute_limits, make_deployment
+from loadgen.servers.hardware.throughput_model import Load, expected_times, limit_times
+from loadgen.servers.hardware.training import (
+    NF4_BYTES,
+    TrainingSetup,
+    adapter_parameters,
+    predict_iteration,
+    predict_memory,
+)
 
 
 def test_a_large_gemm_runs_at_the_share_of_the_peak_that_was_measured() -> None:
@@ -39,9 +51,9 @@ def test_waves_are_whole() -> None:
 def test_a_format_that_tensor_cores_do_not_know_stores_weights_alone() -> None:
     """An A100 has no fp8: its GEMMs read half the bytes, and compute as in bf16."""
     card = gpu("A100")
-    assert card.stored(number_format("fp8")).computes == "bf16"
-    assert gpu("H100").stored(number_format("fp8")).computes == "fp8"
-    small, large = gemm_s(card, card.stored(number_format("fp8")), [1, 8192], 32768, 8192)
+    assert card.effective_format(number_format("fp8")).compute_type == "bf16"
+    assert gpu("H100").effective_format(number_format("fp8")).compute_type == "fp8"
+    small, large = gemm_s(card, card.effective_format(number_format("fp8")), [1, 8192], 32768, 8192)
     bf16_small, bf16_large = gemm_s(card, number_format("bf16"), [1, 8192], 32768, 8192)
     assert (small / bf16_small, large / bf16_large) == pytest.approx((0.55, 1), rel=0.1)
 
@@ -81,21 +93,21 @@ def test_switches_that_add_help_eight_gpus_more_than_two() -> None:
 def test_a_bridge_joins_two_and_pcie_more() -> None:
     """H100 NVL: a pair talks over NVLink, four over PCIe."""
     card = gpu("H100 NVL")
-    assert [card.link_over(gpus).bytes_per_s for gpus in (2, 4)] == [300e9, 64e9]
+    assert [card.link_for(gpus).bytes_per_s for gpus in (2, 4)] == [300e9, 64e9]
 
 
 def test_weights_are_split_over_gpus() -> None:
     """Llama-2-70B at TP 8: every GEMM has an eighth of its weights, and each GPU one KV head."""
-    one, eight = (deploy("H100", "llama-2-70b", "bf16", tensor) for tensor in (1, 8))
-    assert sum(each.n * each.k for each in gemms(one)) == 8 * sum(each.n * each.k for each in gemms(eight))
+    one, eight = (make_deployment("H100", "llama-2-70b", "bf16", tensor) for tensor in (1, 8))
+    assert sum(each.n * each.k for each in model_gemms(one)) == 8 * sum(each.n * each.k for each in model_gemms(eight))
     assert (eight.kv_heads, eight.kv_token_bytes) == (1, 327680)
-    assert deploy("H100", "llama-2-70b", "bf16", 16).kv_token_bytes == 2 * 327680
+    assert make_deployment("H100", "llama-2-70b", "bf16", 16).kv_token_bytes == 2 * 327680
 
 
 def test_the_limit_of_a_decode_step_is_the_weights_over_the_bandwidth() -> None:
     """Llama-2-7B on one A100: 13.2 GB without the embedding, and the cache, over 2,039 GB/s."""
-    made = deploy("A100", "llama-2-7b")
-    least = physical_s(made, 0, 0, 1, 1000)
+    made = make_deployment("A100", "llama-2-7b")
+    least = lower_bounds_s(made, 0, 0, 1, 1000)
     read_bytes = 2 * (made.model.layer_parameters + made.model.head_parameters) + 1000 * 524288
     assert float(least["memory"]) == pytest.approx(read_bytes / 2039e9, rel=1e-9)
     assert float(least["network"]) == 0
@@ -108,24 +120,24 @@ def test_the_limit_of_a_decode_step_is_the_weights_over_the_bandwidth() -> None:
 def test_all_reduces_hide_behind_the_next_block(architecture: str, waits: float) -> None:
     """Three layers, 25 us each: attention's shows beside an MLP of 18, an MLP's is hidden beside an attention of 40 but
     for joining it, and the last one has no block behind it."""
-    found = exposed_s(architecture, 3, 25e-6, 40e-6, 18e-6)
+    found = exposed_all_reduce_s(architecture, 3, 25e-6, 40e-6, 18e-6)
     assert float(found) == pytest.approx(1e-6 * waits)
     assert constant("join_s") == 5e-6
 
 
 def test_decoding_waits_for_the_prompts_of_others() -> None:
     """TPOT is more than the decode step by the prompts that come on the way, and with shorter answers by more."""
-    made = deploy("H100", "llama-3.1-8b")
-    long, short = (expected(made, Load(2000, output, 32)) for output in (2000, 100))
+    made = make_deployment("H100", "llama-3.1-8b")
+    long, short = (expected_times(made, Load(2000, output, 32)) for output in (2000, 100))
     assert short.tpot_s - short.decode_step_s > 10 * (long.tpot_s - long.decode_step_s)
-    alone = expected(made, Load(2000, 100, 1))
+    alone = expected_times(made, Load(2000, 100, 1))
     assert alone.tpot_s == alone.decode_step_s
 
 
 def test_who_finds_no_room_waits() -> None:
     """Beyond the KV cache more requests in flight give no more tokens, and wait longer."""
-    made = deploy("A100", "llama-2-7b")
-    some, many = (expected(made, Load(3000, 1000, number)) for number in (30, 300))
+    made = make_deployment("A100", "llama-2-7b")
+    some, many = (expected_times(made, Load(3000, 1000, number)) for number in (30, 300))
     assert many.running < 40
     assert float(many.output_tokens_per_s) == pytest.approx(float(some.output_tokens_per_s), rel=0.2)
     assert many.ttft_s > 5 * some.ttft_s
@@ -134,38 +146,40 @@ def test_who_finds_no_room_waits() -> None:
 def test_a_model_that_does_not_fit_says_what_to_do() -> None:
     """70B in 16 bits on one GPU."""
     with pytest.raises(HardwareError, match="does not fit 1 x H100 SXM in bf16: choose more GPUs"):
-        limit(deploy("H100", "llama-2-70b"), Load(512, 128, 1))
+        limit_times(make_deployment("H100", "llama-2-70b"), Load(512, 128, 1))
 
 
 def test_a_slow_link_binds_what_is_added_up() -> None:
     """Eight RTX 4090 over PCIe: the all-reduces after attention and MLP take longer than the GEMMs themselves."""
-    found = limits_of(deploy("RTX4090", "llama-2-70b", "fp8", 8), Load(512, 128, 8))
+    found = compute_limits(make_deployment("RTX4090", "llama-2-70b", "fp8", 8), Load(512, 128, 8))
     bounds = {each.gemm: each.bound for each in found.gemms if each.phase == "prefill"}
     assert [bounds[name] for name in ("QKV", "attention output", "down")] == ["compute", "network", "network"]
 
 
 def test_replicas_add_up() -> None:
     """Two replicas with half of the requests each: twice the tokens per second of one, at its latency."""
-    made = deploy("H100", "llama-3.1-8b")
-    one, two = limits_of(made, Load(512, 128, 32)), limits_of(made, Load(512, 128, 32), replicas=2)
+    made = make_deployment("H100", "llama-3.1-8b")
+    one, two = compute_limits(made, Load(512, 128, 32)), compute_limits(made, Load(512, 128, 32), replicas=2)
     assert two.expected.output_tokens_per_s == 2 * one.expected.output_tokens_per_s
     assert (two.gpus, two.in_flight, two.expected.tpot_s) == (2, 64, one.expected.tpot_s)
 
 
 def test_pipelines_split_requests() -> None:
     """Two stages of 8 GPUs: half the requests in each step, twice the room for the cache and more."""
-    one, two = (deploy("H100", "llama-2-70b", "bf16", 8, pipeline) for pipeline in (1, 2))
+    one, two = (make_deployment("H100", "llama-2-70b", "bf16", 8, pipeline) for pipeline in (1, 2))
     assert two.kv_tokens(0.9) > 2 * one.kv_tokens(0.9)
-    assert float(step(two, decoding=64, context=500).gemm) == float(step(one, decoding=32, context=500).gemm)
+    assert float(predict_step(two, decoding=64, context=500).gemm) == float(
+        predict_step(one, decoding=32, context=500).gemm
+    )
 
 
-ADAM = Training(gpu=gpu("A100"), model=model("llama-2-7b"), batch=8, micro_batch=1, data=8, recomputation="full")
+ADAM = TrainingSetup(gpu=gpu("A100"), model=model("llama-2-7b"), batch=8, micro_batch=1, data=8, recomputation="full")
 
 
 @pytest.mark.parametrize(("stage", "share"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)])
 def test_zero_splits_states(stage: int, share: float) -> None:
     """Bytes per parameter with 8 replicas: optimiser, then gradients, then weights (arXiv 1910.02054, figure 1)."""
-    held = memory(replace(ADAM, zero=stage))
+    held = predict_memory(replace(ADAM, zero=stage))
     assert held.total - held.activations == pytest.approx(share * ADAM.model.layer_parameters)
 
 
@@ -175,15 +189,17 @@ def test_adapters_need_little() -> None:
     lora = replace(ADAM, adapter_rank=64)
     assert adapter_parameters(lora) == 159_907_840
     base = ADAM.model.layer_parameters
-    assert memory(lora).parameters == 2 * base + 2 * 159_907_840
-    assert memory(replace(lora, base_bytes=NF4_BYTES)).parameters == pytest.approx(0.516 * base + 2 * 159_907_840)
-    assert iteration(lora).backward_s == pytest.approx(iteration(ADAM).backward_s / 2)
+    assert predict_memory(lora).parameters == 2 * base + 2 * 159_907_840
+    assert predict_memory(replace(lora, base_bytes=NF4_BYTES)).parameters == pytest.approx(
+        0.516 * base + 2 * 159_907_840
+    )
+    assert predict_iteration(lora).backward_s == pytest.approx(predict_iteration(ADAM).backward_s / 2)
 
 
 def test_interleaving_shrinks_the_bubble() -> None:
     """By the number of chunks (arXiv 2104.04473): 7 / 64 of an iteration at 8 stages, a third of that with 3."""
-    setup = Training(gpu=gpu("A100"), model=model("gpt-3-175b"), batch=64, tensor=8, pipeline=8)
-    plain, three = iteration(setup), iteration(replace(setup, interleave=3))
+    setup = TrainingSetup(gpu=gpu("A100"), model=model("gpt-3-175b"), batch=64, tensor=8, pipeline=8)
+    plain, three = predict_iteration(setup), predict_iteration(replace(setup, interleave=3))
     work = plain.forward_s + plain.backward_s + plain.tensor_s
     assert plain.bubble_s == pytest.approx(7 / 64 * work, rel=0.05)
     assert three.bubble_s == pytest.approx(plain.bubble_s / 3, rel=0.1)
@@ -192,14 +208,14 @@ def test_interleaving_shrinks_the_bubble() -> None:
 def test_offloading_costs_the_way_to_the_host() -> None:
     """No optimiser states on the GPU, and many times the time for them."""
     there, here = replace(ADAM, zero=2, offload=True), replace(ADAM, zero=2)
-    assert memory(there).optimiser == 0
-    assert iteration(there).optimiser_s > 10 * iteration(here).optimiser_s
+    assert predict_memory(there).optimiser == 0
+    assert predict_iteration(there).optimiser_s > 10 * predict_iteration(here).optimiser_s
 
 
 def test_a_batch_must_be_shared_evenly() -> None:
     """The message says which numbers do not go together."""
     with pytest.raises(HardwareError, match="a batch of 9 is no multiple of 8 replicas x 1"):
-        iteration(replace(ADAM, batch=9))
+        predict_iteration(replace(ADAM, batch=9))
 
 
 def test_every_constant_says_where_it_is_from() -> None:
@@ -215,17 +231,17 @@ def test_every_constant_says_where_it_is_from() -> None:
 
 def test_arrays_are_many_numbers() -> None:
     """A load of several numbers in flight gives what each gives alone."""
-    made = deploy("B200", "llama-3.1-70b", "fp8", 2)
-    together = expected(made, Load(1024, 1024, np.array([1, 8, 64])))
-    alone = [float(expected(made, Load(1024, 1024, number)).tpot_s) for number in (1, 8, 64)]
+    made = make_deployment("B200", "llama-3.1-70b", "fp8", 2)
+    together = expected_times(made, Load(1024, 1024, np.array([1, 8, 64])))
+    alone = [float(expected_times(made, Load(1024, 1024, number)).tpot_s) for number in (1, 8, 64)]
     assert together.tpot_s.tolist() == pytest.approx(alone)
 
 
 def test_the_fp8_cache_follows_the_framework() -> None:
     """TensorRT-LLM 0.9 holds the cache of fp8 models in fp8, vLLM on Hopper does not; an option decides otherwise."""
-    assert deploy("H100", "llama-2-7b", "fp8", framework_name="trtllm-0.9").kv_bytes == 1
-    assert deploy("H100", "llama-2-7b", "fp8").kv_bytes == 2
-    assert deploy("H100", "llama-2-7b", "fp8", kv_format="fp8").kv_bytes == 1
+    assert make_deployment("H100", "llama-2-7b", "fp8", framework_name="trtllm-0.9").kv_bytes == 1
+    assert make_deployment("H100", "llama-2-7b", "fp8").kv_bytes == 2
+    assert make_deployment("H100", "llama-2-7b", "fp8").with_kv_format("fp8").kv_bytes == 1
 
 
 def test_names_as_people_write_them() -> None:

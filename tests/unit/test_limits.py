@@ -21,9 +21,9 @@ from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.servers.hardware import HardwareError, cards, model
-from loadgen.servers.hardware.inference import physical_s
-from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware import HardwareError, model, parse_gpus
+from loadgen.servers.hardware.inference import lower_bounds_s
+from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.studies.matrix import run as matrix_run
 from loadgen.studies.matrix import starts
 from tests.compared import run as compared
@@ -68,14 +68,14 @@ def gpus(*used_bytes: float, name: str = NAMED) -> dict[str, Any]:
 def test_a_known_gpu_and_model_have_a_limit(tmp_path: Path) -> None:
     """By --gpu-model: TPOT, TTFT and throughput at their least and most, and what was measured against them."""
     found = limit_of(tmp_path, plan={"gpu_model": "H100"})
-    made = deploy("H100", "Llama-2-7b-chat")
-    step = physical_s(made, 0, 0, found.decoding, 512 + 32)
+    made = make_deployment("H100", "Llama-2-7b-chat")
+    step = lower_bounds_s(made, 0, 0, found.decoding, 512 + 32)
     assert (found.gpu, found.gpus, found.model, found.format) == ("H100 SXM", 1, "Llama-2-7B", "bf16")
     assert (found.known_from, found.data_sheet[:16]) == ("--gpu-model", "NVIDIA H100 data")
     assert found.tpot_s == pytest.approx(max(step.values()), rel=1e-4)
     assert found.tpot_ratio == pytest.approx(0.02 / found.tpot_s, rel=1e-4)
     assert found.mbu == pytest.approx(step["memory"] / 0.02, rel=1e-4)
-    assert found.ttft_s == pytest.approx(max(physical_s(made, 1, 512).values()), rel=1e-4)
+    assert found.ttft_s == pytest.approx(max(lower_bounds_s(made, 1, 512).values()), rel=1e-4)
     assert 7 < found.decoding < found.in_flight <= 8
     assert 0 < found.mfu < found.throughput_share < 1
     assert (found.tpot_bound, found.exceeds_limit) == ("memory", False)
@@ -169,13 +169,13 @@ def test_a_sentence_holds_ratio_share_and_overhead(tmp_path: Path) -> None:
 
 def test_cards_are_read_as_people_write_them() -> None:
     """A number, and a name."""
-    assert (cards("H100"), cards("4 x A100"), cards("8xb200")) == (
+    assert (parse_gpus("H100"), parse_gpus("4 x A100"), parse_gpus("8xb200")) == (
         (1, "H100 SXM"),
         (4, "A100-80GB SXM"),
         (8, "B200 SXM"),
     )
     with pytest.raises(HardwareError, match="did you mean"):
-        cards("2 x H1000")
+        parse_gpus("2 x H1000")
 
 
 def test_a_mistyped_gpu_is_refused() -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.servers.hardware.inference import step
-from loadgen.servers.hardware.roofline import deploy
+from loadgen.servers.hardware.inference import predict_step
+from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.scheduler import Batch
 from loadgen.servers.simulated.step_time import StepTime
 
-DEPLOYMENT = deploy("H100", "llama-3.1-8b", tensor=2)
+DEPLOYMENT = make_deployment("H100", "llama-3.1-8b", tensor=2)
 STEP_TIME = StepTime(DEPLOYMENT)
 
 
@@ -22,7 +22,7 @@ def seconds(batch: Batch) -> float:
 @pytest.mark.parametrize(("decoding", "context"), [(1, 1), (7, 300), (64, 1000), (256, 5000), (3, 100_000)])
 def test_decoding_takes_what_the_model_says(decoding: int, context: int) -> None:
     """Between two contexts of the table too."""
-    whole = float(step(DEPLOYMENT, decoding=decoding, context=context).total)
+    whole = float(predict_step(DEPLOYMENT, decoding=decoding, context=context).total)
     assert seconds(Batch(0, 0, 0, decoding, decoding * context)) == pytest.approx(whole, rel=0.01)
 
 
@@ -30,9 +30,9 @@ def test_decoding_takes_what_the_model_says(decoding: int, context: int) -> None
 def test_prompts_take_what_the_model_says(prompts: int, tokens: int, before: int) -> None:
     """Alone, and beside sequences that decode."""
     pairs = prompts * (tokens * before + tokens * (tokens + 1) // 2)
-    alone = float(step(DEPLOYMENT, prompts, tokens, before=before).total)
+    alone = float(predict_step(DEPLOYMENT, prompts, tokens, before=before).total)
     assert seconds(Batch(prompts, prompts * tokens, pairs, 0, 0)) == pytest.approx(alone, rel=0.02)
-    mixed = float(step(DEPLOYMENT, prompts, tokens, 40, 700, before=before).total)
+    mixed = float(predict_step(DEPLOYMENT, prompts, tokens, 40, 700, before=before).total)
     assert seconds(Batch(prompts, prompts * tokens, pairs, 40, 40 * 700)) == pytest.approx(mixed, rel=0.02)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.dissect import DissectError, check_installed
-from loadgen.dissect.techniques import WORDS, Technique, cannot, parse
+from loadgen.dissect.techniques import TECHNIQUES, Technique, parse_technique, unsupported_reason
 from tests.command import in_process
 
 
@@ -27,22 +27,22 @@ from tests.command import in_process
 )
 def test_a_technique_is_what_its_words_say(text: str, technique: Technique) -> None:
     """In words, or as arXiv 2311.03687 writes it."""
-    assert parse(text) == technique
+    assert parse_technique(text) == technique
 
 
 @pytest.mark.parametrize("text", ["zero4", "fast", "Z2+Z3", "L+QL"])
 def test_what_is_no_technique_is_said(text: str) -> None:
     """Unknown words, and two that exclude each other."""
     with pytest.raises(DissectError) as problem:
-        parse(text)
+        parse_technique(text)
     assert text.split("+", maxsplit=1)[0] in str(problem.value)
     assert problem.value.hint
 
 
 def test_every_letter_is_a_word() -> None:
     """Each word but naive has letters, which stand for it."""
-    for word, (letters, _, _) in WORDS.items():
-        assert parse(letters or word) == parse(word)
+    for word, (letters, _, _) in TECHNIQUES.items():
+        assert parse_technique(letters or word) == parse_technique(word)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_every_letter_is_a_word() -> None:
 )
 def test_each_says_what_it_cannot_do_here(text: str, device: str, processes: int, words: str) -> None:
     """On this device, with so many processes; nothing where it can be measured."""
-    found = cannot(parse(text), device, processes)
+    found = unsupported_reason(parse_technique(text), device, processes)
     assert words in found
     assert bool(words) == bool(found)
 

@@ -26,16 +26,16 @@ class TensorGroup(Protocol):
     @property
     def size(self) -> int: ...
 
-    def entered(self, hidden: Tensor) -> Tensor:
+    def copy_to_ranks(self, hidden: Tensor) -> Tensor:
         """The same, before matrices that are split by columns; its gradient is the sum over all."""
 
-    def reduced(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over all, after matrices that are split by rows."""
 
-    def started(self, partial: Tensor) -> Callable[[], Tensor]:
+    def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
         """Likewise, but it goes on meanwhile: call what this gives for the sum."""
 
-    def gathered(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         """All parts side by side, after a matrix that is split by columns."""
 
 
@@ -44,24 +44,24 @@ class SingleProcess:
 
     size = 1
 
-    def entered(self, hidden: Tensor) -> Tensor:
+    def copy_to_ranks(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    reduced = gathered = entered
+    all_reduce = all_gather = copy_to_ranks
 
-    def started(self, partial: Tensor) -> Callable[[], Tensor]:
+    def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
         return lambda: partial
 
 
 @dataclass(slots=True)
-class Cache:
+class KvCache:
     """Keys and values of one layer, with room for what is still to come."""
 
     keys: Tensor  # Sequences, heads, tokens, dimension
     values: Tensor
     used: int = 0
 
-    def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """All that there are, with these behind them."""
         end = self.used + keys.shape[2]
         self.keys[:, :, self.used : end], self.values[:, :, self.used : end] = keys, values
@@ -116,14 +116,14 @@ class Attention(nn.Module):
         self.core = AttentionCore(flash)
         self.o_proj = nn.Linear(heads * shape.head_dim, shape.hidden, bias=False)
 
-    def forward(self, hidden: Tensor, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Tensor:
         def heads(each: Tensor) -> Tensor:
             return each.unflatten(-1, (-1, self.dimension)).transpose(1, 2)
 
         queries, keys, values = heads(self.q_proj(hidden)), heads(self.k_proj(hidden)), heads(self.v_proj(hidden))
         queries, keys = self.rotary(queries, keys, *positions)
         if cache is not None:
-            keys, values = cache.extended(keys, values)
+            keys, values = cache.append(keys, values)
         return self.o_proj(self.core(queries, keys, values).transpose(1, 2).flatten(2))
 
 
@@ -154,15 +154,15 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, EPSILON)
         self.mlp = Mlp(shape, group)
 
-    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Any:
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Any:
         group = self.group
-        normed = group.entered(self.input_layernorm(carried))
-        carried = carried + group.reduced(self.self_attn(normed, positions, cache))
-        normed = group.entered(self.post_attention_layernorm(carried))
-        return carried + group.reduced(self.mlp(normed))
+        normed = group.copy_to_ranks(self.input_layernorm(carried))
+        carried = carried + group.all_reduce(self.self_attn(normed, positions, cache))
+        normed = group.copy_to_ranks(self.post_attention_layernorm(carried))
+        return carried + group.all_reduce(self.mlp(normed))
 
     @staticmethod
-    def ended(carried: Any) -> Tensor:
+    def final_hidden(carried: Any) -> Tensor:
         hidden: Tensor = carried
         return hidden
 
@@ -171,17 +171,17 @@ class ParallelLayer(DecoderLayer):
     """Both blocks read the same and share an all-reduce (GPT-J, PaLM). Each keeps its norm: weights are those of the
     standard layer."""
 
-    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Any:
-        one = self.self_attn(self.group.entered(self.input_layernorm(carried)), positions, cache)
-        other = self.mlp(self.group.entered(self.post_attention_layernorm(carried)))
-        return carried + self.group.reduced(one + other)
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Any:
+        one = self.self_attn(self.group.copy_to_ranks(self.input_layernorm(carried)), positions, cache)
+        other = self.mlp(self.group.copy_to_ranks(self.post_attention_layernorm(carried)))
+        return carried + self.group.all_reduce(one + other)
 
 
 class LadderLayer(DecoderLayer):
     """Each block reads the hidden state without the block before it, whose all-reduce goes on meanwhile:
     x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Carries the hidden state and the two all-reduces."""
 
-    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: Cache | None = None) -> Any:
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Any:
         hidden, *underway = carried if isinstance(carried, tuple) else (carried,)
         for norm, block in (
             (self.input_layernorm, lambda normed: self.self_attn(normed, positions, cache)),
@@ -189,11 +189,11 @@ class LadderLayer(DecoderLayer):
         ):
             if len(underway) == 2:
                 hidden = hidden + underway.pop(0)()
-            underway.append(self.group.started(block(self.group.entered(norm(hidden)))))
+            underway.append(self.group.start_all_reduce(block(self.group.copy_to_ranks(norm(hidden)))))
         return hidden, *underway
 
     @staticmethod
-    def ended(carried: Any) -> Tensor:
+    def final_hidden(carried: Any) -> Tensor:
         hidden, *underway = carried
         for arrived in underway:
             hidden = hidden + arrived()
@@ -201,7 +201,7 @@ class LadderLayer(DecoderLayer):
         return ended
 
 
-class SilentLayer(DecoderLayer):
+class NoCommunicationLayer(DecoderLayer):
     """Without communication, so that each device goes on with its own part: no model, but the most there is to gain."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
@@ -213,7 +213,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "standard": DecoderLayer,
     "parallel": ParallelLayer,
     "ladder": LadderLayer,
-    "no-communication": SilentLayer,
+    "no-communication": NoCommunicationLayer,
 }
 """How all-reduces meet the blocks, by the names of `loadgen.servers.hardware.inference.ARCHITECTURES`."""
 
@@ -226,15 +226,15 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(LAYERS[architecture](shape, group, flash) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden, EPSILON)
-        self.ended, self.dimension = LAYERS[architecture].ended, shape.head_dim
+        self.final_hidden, self.dimension = LAYERS[architecture].final_hidden, shape.head_dim
 
-    def forward(self, tokens: Tensor, caches: Sequence[Cache] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Sequence[KvCache] | None = None) -> Tensor:
         start = caches[0].used if caches else 0
         carried = self.embed_tokens(tokens)
         positions = self._positions(start, tokens.shape[1], carried)
         for index, layer in enumerate(self.layers):
             carried = layer(carried, positions, caches[index] if caches else None)
-        hidden: Tensor = self.norm(self.ended(carried))
+        hidden: Tensor = self.norm(self.final_hidden(carried))
         return hidden
 
     def _positions(self, start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,22 +255,22 @@ class Llama(nn.Module):
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, tokens: Tensor, caches: Sequence[Cache] | None = None, last: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Sequence[KvCache] | None = None, last: bool = False) -> Tensor:
         """Of every token, or of the `last` alone."""
         hidden = self.model(tokens, caches)
-        logits: Tensor = self.lm_head(self.group.entered(hidden[:, -1:] if last else hidden))
-        return self.group.gathered(logits)
+        logits: Tensor = self.lm_head(self.group.copy_to_ranks(hidden[:, -1:] if last else hidden))
+        return self.group.all_gather(logits)
 
-    def caches(self, sequences: int, room: int) -> list[Cache]:
+    def caches(self, sequences: int, room: int) -> list[KvCache]:
         """An empty cache for each layer, for so many tokens."""
         weight = self.lm_head.weight
         heads = self.shape.kv_heads // self.group.size
         size = (sequences, heads, room, self.shape.head_dim)
         empty = [torch.zeros(size, dtype=weight.dtype, device=weight.device) for _ in range(2 * self.shape.layers)]
-        return [Cache(*pair) for pair in zip(empty[::2], empty[1::2], strict=True)]
+        return [KvCache(*pair) for pair in zip(empty[::2], empty[1::2], strict=True)]
 
 
-def build(
+def build_model(
     shape: ModelShape,
     *,
     architecture: str = "standard",

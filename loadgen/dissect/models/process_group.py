@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, distributed
 from torch.profiler import record_function
 
-CYCLES = 10_000_000
-ALL_REDUCE, WAIT, ALL_GATHER = "all-reduce", "all-reduce wait", "all-gather"
+SLEEP_CYCLES = 10_000_000
+ALL_REDUCE, ALL_REDUCE_WAIT, ALL_GATHER = "all-reduce", "all-reduce wait", "all-gather"
 
 
-class _Arrived(torch.autograd.Function):
+class _AllReduced(torch.autograd.Function):
     """The sum, which was made meanwhile; its gradient is that of every part."""
 
     @staticmethod
@@ -27,7 +27,7 @@ class _Arrived(torch.autograd.Function):
         return gradient, None
 
 
-class _Entered(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     """The same; of the gradient each has a part of the sum."""
 
     @staticmethod
@@ -42,7 +42,7 @@ class _Entered(torch.autograd.Function):
         return total
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     """All parts; of the gradient each takes its own."""
 
     @staticmethod
@@ -69,42 +69,42 @@ class ProcessGroup:
     def size(self) -> int:
         return int(distributed.get_world_size())
 
-    def entered(self, hidden: Tensor) -> Tensor:
-        return _Entered.apply(hidden)
+    def copy_to_ranks(self, hidden: Tensor) -> Tensor:
+        return _CopyToRanks.apply(hidden)
 
-    def reduced(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         with record_function(ALL_REDUCE):
             arrived = self._started(partial)
             return arrived()
 
-    def started(self, partial: Tensor) -> Callable[[], Tensor]:
+    def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
         with record_function(ALL_REDUCE):
             arrived = self._started(partial)
 
         def waited() -> Tensor:
-            with record_function(WAIT):
+            with record_function(ALL_REDUCE_WAIT):
                 return arrived()
 
         return waited
 
-    def gathered(self, part: Tensor) -> Tensor:
-        return _Gathered.apply(part)
+    def all_gather(self, part: Tensor) -> Tensor:
+        return _AllGather.apply(part)
 
     def _started(self, partial: Tensor) -> Callable[[], Tensor]:
         total = partial.detach().clone() if partial.requires_grad else partial
         handle = distributed.all_reduce(total, async_op=True)
-        latency = _latency(self.delay_s, total.device) if self.delay_s else None
+        latency = _start_delay(self.delay_s, total.device) if self.delay_s else None
 
         def arrived() -> Tensor:
             handle.wait()
             if latency:
                 latency()
-            return _Arrived.apply(partial, total)
+            return _AllReduced.apply(partial, total)
 
         return arrived
 
 
-def _latency(delay_s: float, device: torch.device) -> Callable[[], None]:
+def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
     """Begins now; what is called ends no sooner. A GPU waits in a stream of its own."""
     if device.type == "cuda":
         stream = torch.cuda.Stream()
@@ -121,10 +121,10 @@ def _cycles_per_s(device: torch.device) -> float:
     """Of the counter by which `torch.cuda._sleep` waits, measured: not every torch names a clock, no card keeps it."""
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(CYCLES)  # clocks rise
+        torch.cuda._sleep(SLEEP_CYCLES)  # clocks rise
         begin.record()
-        torch.cuda._sleep(CYCLES)
+        torch.cuda._sleep(SLEEP_CYCLES)
         end.record()
         end.synchronize()
     took_ms: float = begin.elapsed_time(end)
-    return 1e3 * CYCLES / took_ms
+    return 1e3 * SLEEP_CYCLES / took_ms

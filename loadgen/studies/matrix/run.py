@@ -411,10 +411,10 @@ def cards_of(start: Start) -> str:
 
 def _cards(start: Start) -> tuple[int, str]:
     """How many GPUs, and which; 0 where the plan does not say."""
-    from loadgen.servers.hardware import HardwareError, cards
+    from loadgen.servers.hardware import HardwareError, parse_gpus
 
     try:
-        number, name = cards(start.host.gpu) if start.host.gpu else (0, "")
+        number, name = parse_gpus(start.host.gpu) if start.host.gpu else (0, "")
     except HardwareError:
         return 0, ""
     return (max(number, int(start.options.get("tensor_parallel") or 1)), name) if name else (0, "")

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from loadgen.dissect.models.llama import build_model
 from loadgen.servers.hardware.huggingface import shape_of
-from loadgen.dissect.models.llama import build
 
 
 def main(folder: Path, architecture: str, ids: list[int]) -> list[float]:
-    model = build(shape_of(folder), architecture=architecture)
+    model = build_model(shape_of(folder), architecture=architecture)
     model.load_state_dict(load_file(folder / "model.safetensors"))
     for each in model.modules():
         if isinstance(each, torch.nn.RMSNorm):

@@ -54,7 +54,7 @@ class SingleProcess:
 
 
 @dataclass(slots=True)
-class KvCache:
+class LayerCache:
     """Keys and values of one layer, with room for what is still to come."""
 
     keys: Tensor  # Sequences, heads, tokens, dimension
@@ -116,7 +116,7 @@ class Attention(nn.Module):
         self.core = AttentionCore(flash)
         self.o_proj = nn.Linear(heads * shape.head_dim, shape.hidden, bias=False)
 
-    def forward(self, hidden: Tensor, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
         def heads(each: Tensor) -> Tensor:
             return each.unflatten(-1, (-1, self.dimension)).transpose(1, 2)
 
@@ -154,7 +154,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, EPSILON)
         self.mlp = Mlp(shape, group)
 
-    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Any:
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
         group = self.group
         normed = group.copy_to_ranks(self.input_layernorm(carried))
         carried = carried + group.all_reduce(self.self_attn(normed, positions, cache))
@@ -171,7 +171,7 @@ class ParallelLayer(DecoderLayer):
     """Both blocks read the same and share an all-reduce (GPT-J, PaLM). Each keeps its norm: weights are those of the
     standard layer."""
 
-    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Any:
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
         one = self.self_attn(self.group.copy_to_ranks(self.input_layernorm(carried)), positions, cache)
         other = self.mlp(self.group.copy_to_ranks(self.post_attention_layernorm(carried)))
         return carried + self.group.all_reduce(one + other)
@@ -181,7 +181,7 @@ class LadderLayer(DecoderLayer):
     """Each block reads the hidden state without the block before it, whose all-reduce goes on meanwhile:
     x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Carries the hidden state and the two all-reduces."""
 
-    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: KvCache | None = None) -> Any:
+    def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
         hidden, *underway = carried if isinstance(carried, tuple) else (carried,)
         for norm, block in (
             (self.input_layernorm, lambda normed: self.self_attn(normed, positions, cache)),
@@ -228,7 +228,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden, EPSILON)
         self.final_hidden, self.dimension = LAYERS[architecture].final_hidden, shape.head_dim
 
-    def forward(self, tokens: Tensor, caches: Sequence[KvCache] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None) -> Tensor:
         start = caches[0].used if caches else 0
         carried = self.embed_tokens(tokens)
         positions = self._positions(start, tokens.shape[1], carried)
@@ -255,19 +255,19 @@ class Llama(nn.Module):
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, tokens: Tensor, caches: Sequence[KvCache] | None = None, last: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, last: bool = False) -> Tensor:
         """Of every token, or of the `last` alone."""
         hidden = self.model(tokens, caches)
         logits: Tensor = self.lm_head(self.group.copy_to_ranks(hidden[:, -1:] if last else hidden))
         return self.group.all_gather(logits)
 
-    def caches(self, sequences: int, room: int) -> list[KvCache]:
+    def caches(self, sequences: int, room: int) -> list[LayerCache]:
         """An empty cache for each layer, for so many tokens."""
         weight = self.lm_head.weight
         heads = self.shape.kv_heads // self.group.size
         size = (sequences, heads, room, self.shape.head_dim)
         empty = [torch.zeros(size, dtype=weight.dtype, device=weight.device) for _ in range(2 * self.shape.layers)]
-        return [KvCache(*pair) for pair in zip(empty[::2], empty[1::2], strict=True)]
+        return [LayerCache(*pair) for pair in zip(empty[::2], empty[1::2], strict=True)]
 
 
 def build_model(

@@ -1,8 +1,9 @@
-"""A document: what there is to say of a run, a comparison or a matrix, before anybody decides how it looks.
+"""The document model: the content of a report on a run, a comparison or a matrix, independent of its layout.
 
-Sections of typed blocks, as plain values: they are made once and rendered by `loadgen.analysis.report.page`; what has
-only paragraphs, findings, tables and cards also by `loadgen.analysis.report.terminal`, and here as Markdown. Texts are
-plain: a part between backticks is code, and each renderer escapes what its own medium would take for markup.
+A document consists of sections, and a section of typed blocks. All of them are plain values.
+`loadgen.analysis.report.page` renders every block as HTML. `loadgen.analysis.report.terminal`, and `markdown` in this
+module, render paragraphs, findings, tables and cards, and skip the other blocks. Texts are plain text in which
+backticks mark code. Each renderer escapes the characters that its output format would treat as markup.
 
     Document
       Section  id, title, blocks
@@ -21,34 +22,34 @@ Level = Literal["ok", "note", "warning", "error"]
 Shape = Literal["", "wide", "tall"]
 Zoom = Literal["x", "both", "none"]
 ColumnKind = Literal["head", "number", "text", "unit"]
-"""Of a table's column: `head` names its row."""
+"""Kind of a table column. The cell in a `head` column names its row."""
 
 
 class Finding(Struct, frozen=True):
-    """One thing to know before using a figure."""
+    """One fact that a reader must know before using a figure."""
 
     id: str
     level: Level
     sentence: str
     anchor: str = ""
-    """The section that has the figures of it."""
+    """Id of the section that shows the figures behind the sentence."""
 
 
 class RunStyle(Struct, frozen=True):
-    """How a run is named and coloured wherever it appears."""
+    """Name and colour of a run, used everywhere in the document."""
 
     name: str
     colour: str = "run-1"
-    """A name of the palette in page.css."""
+    """Name of a colour in the palette of charts.py."""
     mark: str = ""
-    """SIMULATED, for a run that was."""
+    """SIMULATED if the run used a simulated server; otherwise empty."""
 
 
 class Paragraph(Struct, frozen=True, tag=True):
     text: str
     level: Level | Literal[""] = ""
     run: int | None = None
-    """Whose words these are, where a document is of several runs."""
+    """Index of the run that the paragraph describes, in a document about several runs."""
 
 
 class Findings(Struct, frozen=True, tag=True):
@@ -62,53 +63,54 @@ class TableColumn(Struct, frozen=True):
 
 
 class TableCell(Struct, frozen=True):
-    """What a cell says; `value` is what it is sorted by where the text is in a unit of its row, or is no number."""
+    """One table cell. `value` is the sort key if the text is not a number, or has a unit that differs by row."""
 
     text: str
     value: float | str | None = None
     note: str = ""
-    """In small print below, such as an interval."""
+    """Small print below the text, such as a confidence interval."""
     level: Level | Literal[""] = ""
     thin: bool = False
-    """Too few samples: `text` says how many it takes."""
+    """True if the figure rests on too few samples. Such a cell is dimmed."""
     run: int | None = None
+    """Index of a run whose name is shown instead of `text`."""
     code: bool = False
     link: str = ""
-    """The path of a file to which the text leads, from the page."""
+    """Path of the file that the text links to, relative to the page."""
     lines: Sequence[str] = ()
-    """Instead of `text`, where there are several things to say."""
+    """Lines that are shown instead of `text`."""
     requests: Sequence[int] = ()
-    """Of each line, the request to be shown in the timeline."""
+    """Request ids, one per line of `lines`. Each line links to its request in the timeline."""
 
 
 class TableRow(Struct, frozen=True):
     cells: Sequence[TableCell]
     key: str = ""
     first: bool = False
-    """Whether it begins a group of rows."""
+    """True if the row starts a new group of rows."""
 
 
 class Table(Struct, frozen=True, tag=True):
-    """`id` is a name for style and tests; `run` is whose mark it bears, where that is not the document's."""
+    """A table. `id` is its CSS class, which tests also use. `run` is the index of the run whose mark is shown."""
 
     title: str
     columns: Sequence[TableColumn]
     rows: Sequence[TableRow]
     id: str = ""
     notes: Sequence[str] = ()
-    """What is to be known below it."""
+    """Sentences below the table."""
     run: int | None = None
 
 
 class Card(Struct, frozen=True):
-    """A figure with its label, its unit and what to know about it."""
+    """One prominent figure with a label, a unit and a note."""
 
     label: str
     value: str
     unit: str = ""
     note: str = ""
     link: str = ""
-    """Where its value leads."""
+    """Path of the file that the value links to."""
 
 
 class Cards(Struct, frozen=True, tag=True):
@@ -116,7 +118,7 @@ class Cards(Struct, frozen=True, tag=True):
 
 
 class Scorecard(Struct, frozen=True, tag=True):
-    """The first screen of a run: how fast, and whether the figures are valid."""
+    """The first screen of a run: its main figures, and whether they are valid."""
 
     run: int
     subheading: str
@@ -128,7 +130,7 @@ class Scorecard(Struct, frozen=True, tag=True):
 
 
 class ChartRef(Struct, frozen=True, tag=True):
-    """A chart, drawn by a script of the page from its data; the caption says what there is to see."""
+    """A chart that a script of the page draws. The caption states in words what the chart shows."""
 
     id: str
     title: str
@@ -136,12 +138,12 @@ class ChartRef(Struct, frozen=True, tag=True):
     shape: Shape = ""
     zoom: Zoom = "x"
     help: str = ""
-    """How to read it, behind a question mark."""
+    """Explanation of how to read the chart, shown behind a question mark."""
 
 
 class Facts(Struct, frozen=True, tag=True):
     groups: Mapping[str, Mapping[str, str]]
-    """Names and values, by heading."""
+    """Names and values, grouped by heading."""
 
 
 class Code(Struct, frozen=True, tag=True):
@@ -153,11 +155,11 @@ class Code(Struct, frozen=True, tag=True):
 
 class Definitions(Struct, frozen=True, tag=True):
     entries: Sequence[tuple[str, str, str]]
-    """Term, its name in files, and what it means."""
+    """Triples: the term, its name in files, and its meaning."""
 
 
 class Switch(Struct, frozen=True):
-    """A choice of the reader's, which the page's scripts follow: radio buttons, a list, or words to look for."""
+    """A control that the page's scripts read: radio buttons, a drop-down list, or a search field."""
 
     name: str
     label: str
@@ -168,7 +170,7 @@ class Switch(Struct, frozen=True):
 class Disclosure(Struct, frozen=True, tag=True):
     summary: str
     blocks: Sequence[Block]
-    """What is folded away on a page."""
+    """The blocks that a page hides until the reader opens the summary."""
 
 
 Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Code | Definitions | Disclosure
@@ -176,34 +178,34 @@ Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Co
 
 class Section(Struct, frozen=True):
     id: str
-    """Links lead to it: lower-case letters, digits and hyphens."""
+    """Target of links: lower-case letters, digits and hyphens."""
     title: str
     blocks: Sequence[Block]
     short: str = ""
-    """Its name in the navigation, where that is not its title."""
+    """Name in the navigation bar, if it differs from the title."""
     switches: Sequence[Switch] = ()
     help: str = ""
-    """How to read its figures, behind a question mark."""
+    """Explanation of how to read the figures, shown behind a question mark."""
 
 
 class Document(Struct, frozen=True):
     kind: str
-    """Which document of loadgen's it is: `loadgen report`."""
+    """The command that makes the document, such as `loadgen report`."""
     title: str
     sections: Sequence[Section]
     subtitle: str = ""
     mark: str = ""
-    """SIMULATED if any of the runs was: a chart or table with one such curve must say so."""
+    """SIMULATED if any run used a simulated server, because every chart and table may then hold simulated figures."""
     runs: Sequence[RunStyle] = ()
     scripts: Sequence[str] = ()
-    """Beside the page's own, those that draw its charts: files in analysis/report/."""
+    """Additional scripts that draw the charts: names of files in analysis/report/."""
     data: Mapping[str, Any] = {}
-    """What the scripts draw."""
+    """Input of the scripts. It must be JSON-serialisable."""
     version: str = ""
 
 
 def markdown(document: Document) -> str:
-    """The document for an issue, a chat or the summary of a CI job; what only pages hold is left out."""
+    """Return the document as Markdown, for an issue, a chat or the summary of a CI job. Charts are left out."""
     mark = f"**{_escaped(document.mark)}** " if document.mark else ""
     lines = [f"## {mark}{_escaped(document.title)}", _escaped(document.subtitle)]
     for section in document.sections:
@@ -225,11 +227,13 @@ def markdown(document: Document) -> str:
 
 
 def _table(table: Table) -> str:
-    align = ["--:" if column.kind == "number" else ":--" for column in table.columns]
-    texts = [[_noted("; ".join(cell.lines) or cell.text, cell.note) for cell in row.cells] for row in table.rows]
-    rows = [[column.title for column in table.columns], *texts]
-    lines = [" | ".join(map(_escaped, row)) for row in rows]
-    return "\n".join(f"| {line} |" for line in (lines[0], " | ".join(align), *lines[1:]))
+    heading = " | ".join(_escaped(column.title) for column in table.columns)
+    alignment = " | ".join("--:" if column.kind == "number" else ":--" for column in table.columns)
+    lines = [heading, alignment]
+    for row in table.rows:
+        texts = [_noted("; ".join(cell.lines) or cell.text, cell.note) for cell in row.cells]
+        lines.append(" | ".join(map(_escaped, texts)))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _card(card: Card) -> str:
@@ -242,6 +246,11 @@ def _noted(text: str, note: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """On one line, without what Markdown or HTML would take for markup; backticks stay code."""
-    line = re.sub(r"`[^`]*`|[\\*_\[\]<>#]", lambda found: found[0] if found[0][0] == "`" else f"\\{found[0]}", text)
+    """Return the text on one line with Markdown and HTML markup escaped. Code between backticks stays code."""
+
+    def escape(match: re.Match[str]) -> str:
+        is_code = match[0].startswith("`")
+        return match[0] if is_code else f"\\{match[0]}"
+
+    line = re.sub(r"`[^`]*`|[\\*_\[\]<>#]", escape, text)
     return " ".join(line.split()).replace("|", "\\|")

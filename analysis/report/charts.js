@@ -122,8 +122,8 @@ const Report = (() => {
 
   function described(spec) {
     const traces = DATA.runs.filter((run) => run.data[spec.id]).flatMap((run) => spec.traces
-      .filter(({ alone = !several }) => alone === !several)
-      .map(({ alone: _, ...trace }) => {
+      .filter(({ single_run = !several }) => single_run === !several)
+      .map(({ single_run: _, ...trace }) => {
         const found = resolved(trace, run, spec);
         if (found.mode === "lines" && found.x.length === 1) found.mode = "markers";
         for (const [axis, { factor }] of Object.entries(spec.scales)) found[axis] = found[axis].map((each) => each === null ? null : each * factor);

@@ -1,16 +1,17 @@
-"""Every chart: what it is called, what it draws, and what it shows in words.
+"""The registry of charts: the title, data, traces and caption of each one.
 
-To add one: an entry in CHARTS, whose `traces` and `layout` are Plotly's own, with references where a run's data,
-colours or units belong. The page's charts.js draws them, and `plotly_figure` resolves the same for notebooks. A chart
-that needs more (panels that follow a width, marks that appear close up) names a script, which draws with
-`Report.chart`.
+To add a chart, add an entry to CHARTS. Its `traces` and `layout` are those of Plotly, with references in place of a
+run's data, colours and units. The page's charts.js draws them, and `plotly_figure` resolves the same references for
+notebooks. A chart that needs more than traces, such as panels whose number depends on the run, names a script that
+draws it with `Report.chart`.
 
-    "$x"                  a column of the run's data ("$by_position.p50": of its parts)
-    "@run" "@quiet" "@run:2e"   a colour of the palette, the run's own, faded
-    "@dash"               the run's dash
-    @name @xunit @yunit   within a text: the run's name where there are several, the units of the axes
+    "$x"                  a column of the run's data; "$by_position.p50" is a nested column
+    "@run" "@quiet"       the colour of the run, or a colour of the palette
+    "@run:2e"             the same colour with this opacity (two hexadecimal digits)
+    "@dash"               the line style of the run
+    @name @xunit @yunit   inside a text: the name of the run (if there are several), and the units of the axes
 
-"alone": True belongs to pages of one run, "alone": False to those of several.
+A trace with "single_run": True is drawn on pages of one run only, one with False on pages of several runs only.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ PALETTE = {
     "run-5": ("#7a6a00", "#dccb5c"),
     "run-6": ("#5a4fb0", "#b3a9f7"),
 }
-"""Colours of runs, in light and in dark: one per server, in the order in which they come."""
+"""Colours of runs, in the light and the dark scheme. Servers take them in the order in which they appear."""
 SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bcc6"}
-"""Those of page.css that traces name, for figures outside of a page."""
+"""The other colours that traces name, with their values in page.css, for figures outside of a page."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STEPS = {"shape": "hv"}
 INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"}
@@ -52,7 +53,7 @@ SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickfor
 
 
 class ChartInput(msgspec.Struct, frozen=True):
-    """What a chart's data is made from."""
+    """The input from which a chart computes its data."""
 
     frame: Frame
     summary: Summary
@@ -60,60 +61,70 @@ class ChartInput(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """`data` gives None where a run has nothing of it; a page without any such run does not show the chart."""
+    """One chart. `data` returns None for a run that the chart does not apply to; a page without data omits it."""
 
     id: str
     section: str
-    """Of the page: one that is there already, or a new one of this title."""
+    """Id of a section of the page, or the title of a new section."""
     title: str
     data: Callable[[ChartInput], Data | None]
     caption: Callable[[Data, Summary], str] = lambda _, __: ""
     traces: Sequence[Data] = ()
     layout: Data | Callable[[Sequence[Data]], Data] = {}
-    """Or what makes it of all runs' data."""
+    """The Plotly layout, or a function that makes it from the data of all runs."""
     table: Mapping[str, str] = {}
-    """The chart's data as rows: heads, and the column of each."""
+    """Columns of the data table: the heading, and the name of the data column."""
     typical: Mapping[str, Callable[[Data], float | None]] = {}
-    """Of an axis in seconds (`x`, `y`) a value that is to read well; without one it stays in seconds."""
+    """A typical value of an axis (`x` or `y`) in seconds, which determines the unit of the axis. Default: seconds."""
     note: str = ""
+    """Explanation of how to read the chart."""
     script: str = ""
-    """A file in analysis/report/ that draws it instead of the traces."""
+    """Name of a file in analysis/report/ that draws the chart instead of the traces."""
     shape: Shape = ""
     zoom: Zoom = "x"
 
 
 class ChartRun(RunStyle, frozen=True, kw_only=True):
-    """One run as the charts draw it."""
+    """One run with its style and the data of its charts."""
 
     dash: str
+    """Line style of the run, one of DASHES."""
     summary: Summary
     data: Mapping[str, Data]
-    """By chart."""
+    """Data of each chart, by chart id."""
 
 
-def build_chart_data(given: ChartInput) -> dict[str, Data]:
-    """What each chart draws of a run."""
-    return {chart.id: data for chart in CHARTS.values() if (data := chart.data(given)) is not None}
+def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
+    """Return the data of every chart that applies to a run, by chart id."""
+    return {chart.id: data for chart in CHARTS.values() if (data := chart.data(chart_input)) is not None}
 
 
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
-    """The charts of which one of these runs has something, in the order of the page; of several runs not those that
-    draw one alone."""
+    """Return the charts that at least one run has data for, in the order of the page.
+
+    Charts whose traces are all meant for pages of one run are left out if there are several runs.
+    """
     several = len(runs) > 1
     return [
         chart
         for chart in CHARTS.values()
         if any(chart.id in run.data for run in runs)
-        and (chart.script or any(trace.get("alone", not several) is not several for trace in chart.traces))
+        and (chart.script or any(_is_drawn(trace, several) for trace in chart.traces))
     ]
 
 
+def _is_drawn(trace: Data, several: bool) -> bool:
+    """Return True if a page of one run, or of several runs, draws this trace."""
+    return bool(trace.get("single_run", not several)) is not several
+
+
 def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """A chart as the page's charts.js draws it: traces and layout with their references, and the scale of each axis."""
+    """Return a chart as charts.js expects it: traces and layout with references, and the scale of each axis."""
     data = [run.data[chart.id] for run in runs if chart.id in run.data]
     scales = {}
     for axis, typical in chart.typical.items():
-        factor, unit = scale_of(max((value for each in data if (value := typical(each)) is not None), default=None))
+        values = [value for run_data in data if (value := typical(run_data)) is not None]
+        factor, unit = scale_of(max(values, default=None))
         scales[axis] = {"factor": factor, "unit": unit}
     layout = chart.layout(data) if callable(chart.layout) else chart.layout
     drawn = {"traces": chart.traces, "layout": layout, "table": chart.table, "scales": scales}
@@ -121,16 +132,19 @@ def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """A chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of a page on paper. Raises KeyError
-    for a name that is not in CHARTS."""
+    """Return a chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of the light scheme.
+
+    Raises KeyError for a name that is not in CHARTS.
+    """
     chart = CHARTS[name]
     drawn = chart_spec(chart, runs)
     several = len(runs) > 1
     traces = []
     for run in (run for run in runs if name in run.data):
         for trace in chart.traces:
-            if trace.get("alone", not several) is not several:
-                result = _resolved({key: each for key, each in trace.items() if key != "alone"}, run, drawn, several)
+            if _is_drawn(trace, several):
+                plotly_trace = {key: value for key, value in trace.items() if key != "single_run"}
+                result = _resolved(plotly_trace, run, drawn, several)
                 for axis, scale in drawn["scales"].items():
                     result[axis] = [None if value is None else value * scale["factor"] for value in result[axis]]
                 traces.append(result)
@@ -139,15 +153,16 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """The same with every reference replaced."""
+    """Return a trace or layout, or a part of one, with every reference replaced by its value."""
     if isinstance(value, Mapping):
-        return {name: _resolved(each, run, drawn, several) for name, each in value.items()}
+        return {name: _resolved(part, run, drawn, several) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_resolved(each, run, drawn, several) for each in value]
-    return _text(value, run, drawn, several) if isinstance(value, str) else value
+        return [_resolved(part, run, drawn, several) for part in value]
+    return _resolved_text(value, run, drawn, several) if isinstance(value, str) else value
 
 
-def _text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
+def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
+    """Return the column, colour or line style that a text refers to, or the text with its names and units filled in."""
     if value.startswith("$") and run:
         data: Any = run.data[drawn["id"]]
         columns = [reduce(getitem, path.split("."), data) for path in value[1:].split(",")]
@@ -157,12 +172,12 @@ def _text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
     colour, _, faded = value[1:].partition(":")
     known = {**SHADES, **{name: light for name, (light, _) in PALETTE.items()}}
     if value.startswith("@") and (colour == "run" or colour in known):
-        found = known[run.colour if run and colour == "run" else colour]
-        red, green, blue = bytes.fromhex(found[1:])
-        return f"rgba({red}, {green}, {blue}, {int(faded, 16) / 255:.2f})" if faded else found
+        hex_colour = known[run.colour if run and colour == "run" else colour]
+        red, green, blue = bytes.fromhex(hex_colour[1:])
+        return f"rgba({red}, {green}, {blue}, {int(faded, 16) / 255:.2f})" if faded else hex_colour
     words = {f"{axis}unit": scale["unit"] for axis, scale in drawn["scales"].items()}
     words["name"] = run.name if run and several else ""
-    return re.sub(r"@(name|xunit|yunit)\b", lambda found: words.get(found[1], "s"), value)
+    return re.sub(r"@(name|xunit|yunit)\b", lambda match: words.get(match[1], "s"), value)
 
 
 def _axis(title: str, **more: Any) -> dict[str, Any]:
@@ -175,21 +190,27 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
     return base | {"hovertemplate": f"{hover}<extra>@name</extra>"} | more
 
 
-def _cdf(name: str) -> Chart:
+def _distribution_chart(name: str) -> Chart:
+    """Return the chart of a latency's cumulative distribution."""
     metric = METRICS[name]
 
-    def data(given: ChartInput) -> Data:
-        curve = chart_data.distribution(metric_samples(metric, given.frame), int(given.frame.sampled.sum()))
-        return curve | chart_data.confidence_band(curve) | chart_data.percentile_marks(given.summary.latency[name])
+    def data(chart_input: ChartInput) -> Data:
+        frame = chart_input.frame
+        curve = chart_data.distribution(metric_samples(metric, frame), int(frame.sampled.sum()))
+        marks = chart_data.percentile_marks(chart_input.summary.latency[name])
+        return curve | chart_data.confidence_band(curve) | marks
 
     def caption(curve: Data, summary: Summary) -> str:
         if not curve["n"]:
             return "No sample."
         described = summary.latency[name]
-        thin = [each for each in ("p50", "p99") if each in described.thin]
-        said = (f"{each} {duration(described.of(each), 4)}{'*' * (each in thin)}" for each in ("p50", "p99"))
+        thin = [percentile for percentile in ("p50", "p99") if percentile in described.thin]
+        texts = []
+        for percentile in ("p50", "p99"):
+            mark = "*" if percentile in thin else ""
+            texts.append(f"{percentile} {duration(described.of(percentile), 4)}{mark}")
         needed = f" (* {samples_needed(PERCENTILES[thin[0]]):,} needed)" if thin else ""
-        return f"{', '.join(said)}; {pluralise(curve['n'], 'sample')}{needed}."
+        return f"{', '.join(texts)}; {pluralise(curve['n'], 'sample')}{needed}."
 
     edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}}
@@ -204,10 +225,13 @@ def _cdf(name: str) -> Chart:
             "y": "$mark_y",
             "text": "$mark",
             "hoverinfo": "skip",
-        }
-        | {"textposition": "bottom right", "marker": {"color": "@ink", "size": 6}, "cliponaxis": False, "alone": True},
+            "textposition": "bottom right",
+            "marker": {"color": "@ink", "size": 6},
+            "cliponaxis": False,
+            "single_run": True,
+        },
     )
-    log = name == "itl_s"  # tokens that came together, and stalls: four powers of ten
+    log = name == "itl_s"  # from tokens that arrive together to stalls, ITL spans four powers of ten
     x = _axis(f"{metric.short}, @xunit{' (log)' if log else ''}", rangemode="normal", type="log" if log else "linear")
     layout = {"xaxis": x, "yaxis": SHARES, "margin": {"l": 60, "r": 36, "t": 10, "b": 44}}
     table = {name: "x", "share": "y"}
@@ -215,8 +239,8 @@ def _cdf(name: str) -> Chart:
     return Chart(name, "latency", metric.title, data, caption, traces, layout, table, middle)
 
 
-def _over_time(name: str, unit: str, axis: str) -> list[Data]:
-    """p50 and p99 of a latency, each with the samples that it rests on."""
+def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
+    """Return the traces of a latency's p50 and p99 over time. Their hover text states the number of samples."""
     hover = f"{name.upper()} @figure %{{y:.4~g}} {unit} of %{{customdata:,}} from %{{x}} s"
     more = {"yaxis": axis, "customdata": f"${name}_n", "connectgaps": False, "showlegend": name == "ttft"}
     more |= {"mode": "lines+markers", "marker": {"size": 3}}
@@ -226,83 +250,97 @@ def _over_time(name: str, unit: str, axis: str) -> list[Data]:
     ]
 
 
-def _first_tokens(of: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
-    hover = "request %{customdata[0]}, %{customdata[1]:,}. sent, %{customdata[2]:,} prompt tokens<br>TTFT %{y:.4~g} s"
-    points = {"type": "scatter", "mode": "markers", "x": f"${of}", "y": "$ttft_s", "showlegend": False}
+def _ttft_scatter(by: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
+    """Return the chart of TTFT by `position` in the order sent, or by `prompt` length."""
+    hover = "request %{customdata[0]} (sent as number %{customdata[1]:,}), %{customdata[2]:,} prompt tokens"
+    hover += "<br>TTFT %{y:.4~g} s"
+    points = {"type": "scatter", "mode": "markers", "x": f"${by}", "y": "$ttft_s", "showlegend": False}
     points |= {"marker": {"color": "@run:66", "size": 5, "line": {"width": 0}}}
     points["hovertemplate"] = f"{hover}<extra>@name</extra>"
     points["customdata"] = "$request,position,prompt"
 
-    def data(given: ChartInput) -> Data | None:
-        first = chart_data.first_tokens(given.frame)
-        told = first["prompts"] and first["prompts"][0] != first["prompts"][1]
-        return first if told or of == "position" else None
+    def data(chart_input: ChartInput) -> Data | None:
+        first = chart_data.first_tokens(chart_input.frame)
+        lengths_differ = first["prompts"] and first["prompts"][0] != first["prompts"][1]
+        return first if lengths_differ or by == "position" else None
 
     def line(figure: str, **more: Any) -> dict[str, Any]:
         title = {"p50": "median"}.get(figure, figure)
-        return _line(f"$by_{of}.x", f"$by_{of}.{figure}", f"{title} here %{{y:.4~g}} s", **more)
+        return _line(f"$by_{by}.x", f"$by_{by}.{figure}", f"{title} here %{{y:.4~g}} s", **more)
 
-    ink, dots = {"color": "@ink"}, {"color": "@ink", "width": 1.2, "dash": "dot"}
-    alone = (line("p50", alone=True, name="median", line=ink), line("p90", alone=True, name="p90", line=dots))
-    x = _axis(x_title, rangemode="normal" if of == "prompt" else "tozero")
+    traces = (
+        points,
+        line("p50", single_run=False),
+        line("p50", single_run=True, name="median", line={"color": "@ink"}),
+        line("p90", single_run=True, name="p90", line={"color": "@ink", "width": 1.2, "dash": "dot"}),
+    )
+    x = _axis(x_title, rangemode="normal" if by == "prompt" else "tozero")
     layout = {"showlegend": True, "xaxis": x, "yaxis": _axis("TTFT, s")}
     table = {"request": "request", "position": "position", "prompt_tokens": "prompt", "ttft_s": "ttft_s"}
-    return Chart(of, "waiting", title, data, caption, (points, line("p50", alone=False), *alone), layout, table)
+    return Chart(by, "waiting", title, data, caption, traces, layout, table)
 
 
-def _position(first: Data, _: Summary) -> str:
+def _position_caption(first: Data, _: Summary) -> str:
     trend = first["by_position"]
     if not first["n"]:
         return "No sample."
     if not trend["x"]:
         return f"{pluralise(first['n'], 'request')}: too few for a trend."
-    told = set(first["prompts"])
-    text = f"{_rise(trend)}."
-    text += f" Every prompt had {pluralise(told.pop(), 'token')}." if len(told) == 1 else ""
-    return f"{text} {first['drawn']:,} of {first['n']:,} points drawn." if first["drawn"] < first["n"] else text
+    lengths = set(first["prompts"])
+    text = f"{_change_of_median(trend)}."
+    if len(lengths) == 1:
+        text += f" Every prompt has {pluralise(lengths.pop(), 'token')}."
+    if first["drawn"] < first["n"]:
+        text += f" {first['drawn']:,} of {first['n']:,} points drawn."
+    return text
 
 
-def _prompt(first: Data, _: Summary) -> str:
-    minimum, maximum = first["prompts"]  # of which there are several, or there is no such chart
-    trend = f" {_rise(first['by_prompt'])} from the shortest to the longest." if first["by_prompt"]["x"] else ""
+def _prompt_caption(first: Data, _: Summary) -> str:
+    minimum, maximum = first["prompts"]  # the chart exists only if the prompt lengths differ
+    trend = ""
+    if first["by_prompt"]["x"]:
+        trend = f" {_change_of_median(first['by_prompt'])} between the shortest and the longest."
     return f"Prompts of {minimum:,} to {maximum:,} tokens.{trend}"
 
 
-def _rise(trend: Data) -> str:
-    begins, ends = (duration(trend["p50"][index]) for index in (0, -1))
-    return f"Median TTFT from {begins} to {ends}"
+def _change_of_median(trend: Data) -> str:
+    first, last = (duration(trend["p50"][index]) for index in (0, -1))
+    return f"Median TTFT changes from {first} to {last}"
 
 
-def _gaps(lifetime: Data, _: Summary) -> str:
-    if not lifetime["token"]:
-        return "No output had two chunks, so there is no gap."
-    known = [(token, gap) for token, gap in zip(lifetime["token"], lifetime["p50"], strict=True) if gap is not None]
-    wide = f" (tokens in groups of {lifetime['width']:,})" if lifetime["width"] > 1 else ""
-    longest = lifetime["longest"][0]
-    where = f"token {longest['token']:,} of request {longest['request']}."
-    maximum = f"Longest {duration(longest['gap_s'])}, {where}"
+def _gaps_caption(gaps: Data, _: Summary) -> str:
+    if not gaps["token"]:
+        return "No response had two chunks, so there are no gaps."
+    known = [(token, gap) for token, gap in zip(gaps["token"], gaps["p50"], strict=True) if gap is not None]
+    grouped = f" (tokens in groups of {gaps['width']:,})" if gaps["width"] > 1 else ""
+    longest = gaps["longest"][0]
+    position = f"before token {longest['token']:,} of request {longest['request']}"
+    maximum = f"Longest gap {duration(longest['gap_s'])}, {position}."
     if not known:
         return maximum
-    (_, begins), (last, ends) = known[0], known[-1]
-    return f"Median {duration(begins)} at first, {duration(ends)} at token {last:,}{wide}. {maximum}"
+    _, first_gap = known[0]
+    last_token, last_gap = known[-1]
+    return f"Median {duration(first_gap)} at first, {duration(last_gap)} at token {last_token:,}{grouped}. {maximum}"
 
 
-def _course(data: Data, summary: Summary) -> str:
-    course = data["course"]
-    if not course["start_s"]:
+def _throughput_caption(data: Data, summary: Summary) -> str:
+    series = data["course"]
+    if not series["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
-    text = f"Peak {max(course['tokens_per_s']):,.0f} tokens/s in any {course['bin_s']:g} s, "
-    text += f"{max(course['in_flight']):,} streams in flight, {max(course['receiving']):,} receiving."
-    text += f" {warmup:,} warm-up requests came before 0 and are in no figure." if warmup else ""
-    ends = f"{significant(window.from_s)} s to {significant(window.to_s)} s"
-    return text if window.whole else f"{text} Measured from {ends}."
+    text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s in an interval of {series['bin_s']:g} s, "
+    text += f"{max(series['in_flight']):,} streams in flight, {max(series['receiving']):,} receiving."
+    if warmup:
+        text += f" {pluralise(warmup, 'warm-up request')} before time 0, excluded from all figures."
+    if not window.whole:
+        text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s."
+    return text
 
 
-def _latencies(found: Data, _: Summary) -> str:
-    worst = {state: max(found[f"{state}_per_s"]) for state in ("failed", "rejected")}
+def _latency_caption(data: Data, _: Summary) -> str:
+    worst = {state: max(data[f"{state}_per_s"]) for state in ("failed", "rejected")}
     parts = [f"at most {significant(rate)} {state}/s" for state, rate in worst.items() if rate]
-    return f"Per {found['bin_s']:g} s; {', '.join(parts) or 'no failure'}."
+    return f"Intervals of {data['bin_s']:g} s; {', '.join(parts) or 'no failures'}."
 
 
 def _heat_layout(data: Sequence[Data]) -> Data:
@@ -311,11 +349,11 @@ def _heat_layout(data: Sequence[Data]) -> Data:
     return {"xaxis": _axis("time, s"), "yaxis": _axis("", **ticks), "bargap": 0}
 
 
-def _timeline(drawn: Data, _: Summary) -> str:
+def _timeline_caption(drawn: Data, _: Summary) -> str:
     if drawn["drawn"] == drawn["n"]:
         return f"All {drawn['n']:,} requests sent." if drawn["n"] else "Nothing was sent."
-    some = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
-    return f"{some}, the 100 slowest, and up to 100 that were not complete."
+    subset = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
+    return f"{subset}, the 100 slowest, and up to 100 that did not complete."
 
 
 def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any]:
@@ -324,18 +362,19 @@ def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any
 
 
 def _longest_gaps(colour: str, **more: Any) -> dict[str, Any]:
-    hover = "%{y:.4~g} @yunit before token %{x}<br>of request %{customdata}<extra>@name</extra>"
+    hover = "%{y:.4~g} @yunit before token %{x}<br>in request %{customdata}<extra>@name</extra>"
     points = {"type": "scatter", "mode": "markers", "x": "$longest_token", "y": "$longest_gap", "name": "longest"}
     look = {"symbol": "diamond-open", "size": 8, "color": colour, "line": {"width": 1.5}}
     return points | {"customdata": "$longest_of", "hovertemplate": hover} | more | {"marker": look}
 
 
 def _gap_layout(data: Sequence[Data]) -> Data:
-    """A few gaps are far longer than the rest: the axis becomes logarithmic."""
-    gaps = [gap for each in data for name in (*chart_data.SHOWN, "max") for gap in each[name] if gap]
+    """Return the layout of the gaps chart. The axis is logarithmic if the largest gap is over 20 times the smallest."""
+    names = (*chart_data.GAP_PERCENTILES, "max")
+    gaps = [gap for run_data in data for name in names for gap in run_data[name] if gap]
     log = bool(gaps) and max(gaps) > 20 * min(gaps)
     look = {"type": "log", "dtick": 1} if log else {"rangemode": "tozero"}
-    y = {"title": {"text": f"gap before it, @yunit{' (log)' if log else ''}"}, **look}
+    y = {"title": {"text": f"gap before the token, @yunit{' (log)' if log else ''}"}, **look}
     return {"showlegend": True, "xaxis": _axis("output token"), "yaxis": y}
 
 
@@ -345,7 +384,7 @@ def _instants(name: str, column: str, colour: str) -> dict[str, Any]:
 
 
 HEAT = {
-    **{"type": "bar", "alone": True, "x": "$x", "base": "$base", "y": "$height", "width": "$width", "name": ""},
+    **{"type": "bar", "single_run": True, "x": "$x", "base": "$base", "y": "$height", "width": "$width", "name": ""},
     "marker": {"color": "$heat", "colorscale": [[0, "@run:20"], [1, "@run"]], "line": {"width": 0}},
     "customdata": "$n,low,high",
     "hovertemplate": "%{customdata[0]:,} of %{customdata[1]} s to %{customdata[2]} s at %{x:.4~g} s<extra></extra>",
@@ -360,69 +399,70 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "goodput",
             "goodput",
-            "Attainment over the scale of the bounds",
-            lambda given: chart_data.goodput_curve(given.summary),
+            "Goodput attainment by scale of the bounds",
+            lambda chart_input: chart_data.goodput_curve(chart_input.summary),
             traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
             layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
             table={"scale": "x", "attainment": "y"},
-            note="All bounds scaled together by the factor below: at 1 they are as requested.",
+            note="All latency bounds are multiplied by the factor on the x-axis. At 1 they are as requested.",
         ),
         Chart(
             "turns",
             "turns",
-            "Time to first token over the turns",
-            lambda given: chart_data.ttft_by_turn(given.summary),
+            "Time to first token by turn",
+            lambda chart_input: chart_data.ttft_by_turn(chart_input.summary),
             traces=(_line("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}", mode="lines+markers", error_y=INTERVAL),),
             layout=lambda data: {
                 "xaxis": _axis(
-                    "turn", tickformat="d", dtick=1 if max(len(each["turn"]) for each in data) < 21 else None
+                    "turn", tickformat="d", dtick=1 if max(len(run_data["turn"]) for run_data in data) < 21 else None
                 ),
                 "yaxis": _axis("TTFT p50, ms"),
             },
             table={"turn": "turn", "TTFT p50, ms": "p50", "from": "low", "to": "high"},
-            note="The median and its 95 % interval, over the complete requests of each turn.",
+            note="The median and its 95 % interval of the complete requests of each turn.",
         ),
-        *(_cdf(name) for name in ("e2e_s", "ttft_s", "tpot_s", "itl_s")),
-        _first_tokens("position", "TTFT by place in the queue", "place in the order sent", _position),
-        _first_tokens("prompt", "TTFT by prompt length", "prompt tokens", _prompt),
+        *(_distribution_chart(name) for name in ("e2e_s", "ttft_s", "tpot_s", "itl_s")),
+        _ttft_scatter("position", "TTFT by queue position", "position in the order sent", _position_caption),
+        _ttft_scatter("prompt", "TTFT by prompt length", "prompt tokens", _prompt_caption),
         Chart(
             "gaps",
             "gaps",
-            "Time before each token",
-            lambda given: chart_data.gaps_by_token(given.frame),
-            _gaps,
+            "Gap before each token",
+            lambda chart_input: chart_data.gaps_by_token(chart_input.frame),
+            _gaps_caption,
             traces=(
-                _gap_line("p50", "median", {"width": 2.2}, alone=True, name="median"),
-                _gap_line("p90", "p90", {"width": 1.3, "dash": "dash"}, alone=True, name="p90"),
-                _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, alone=True, name="p99"),
-                _gap_line("max", "largest", {"width": 1, "color": "@quiet"}, alone=True, name="largest"),
-                _gap_line("p50", "median", {"width": 2.2}, alone=False, name="@name, median"),
-                _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, alone=False, name="@name, p99"),
-                _longest_gaps("@bad", alone=True),
-                _longest_gaps("@run", alone=False, showlegend=False),
+                _gap_line("p50", "median", {"width": 2.2}, single_run=True, name="median"),
+                _gap_line("p90", "p90", {"width": 1.3, "dash": "dash"}, single_run=True, name="p90"),
+                _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, single_run=True, name="p99"),
+                _gap_line("max", "largest", {"width": 1, "color": "@quiet"}, single_run=True, name="largest"),
+                _gap_line("p50", "median", {"width": 2.2}, single_run=False, name="@name, median"),
+                _gap_line("p99", "p99", {"width": 1.3, "dash": "dot"}, single_run=False, name="@name, p99"),
+                _longest_gaps("@bad", single_run=True),
+                _longest_gaps("@run", single_run=False, showlegend=False),
             ),
             layout=_gap_layout,
-            table={name: name for name in ("token", "n", *chart_data.SHOWN, "max")},
-            typical={"y": lambda found: next((gap for gap in found["p50"] + found["max"] if gap), None)},
-            note="Spikes at one token are stalls of every output; lone diamonds are stalls of single ones. A chunk of "
-            "several tokens counts once, before its first. Percentiles are within 1 %, the largest exact.",
+            table={name: name for name in ("token", "n", *chart_data.GAP_PERCENTILES, "max")},
+            typical={"y": lambda gaps: next((gap for gap in gaps["p50"] + gaps["max"] if gap), None)},
+            note="A spike at one token is a stall of every response. A single diamond is a stall of one response. A "
+            "chunk of several tokens counts once, before its first token. Percentiles are accurate to 1 %, and the "
+            "largest gap is exact.",
             shape="wide",
         ),
         Chart(
             "course",
             "course",
-            "Tokens and streams",
-            lambda given: {
-                "course": chart_data.throughput_series(given.frame),
-                "series": chart_data.telemetry_panels(given.series),
+            "Throughput and concurrent streams",
+            lambda chart_input: {
+                "course": chart_data.throughput_series(chart_input.frame),
+                "series": chart_data.telemetry_panels(chart_input.series),
             },
-            _course,
+            _throughput_caption,
             traces=(
                 _line("$course.start_s", "$course.tokens_per_s", "%{y:,.0f} tokens/s from %{x:.4~g} s", line=STEPS),
             ),
             layout={"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")},
-            note="Streams: the most in each interval. Below, readings of server, GPUs and host; a break in a line is a "
-            "reading that failed.",
+            note="Streams are the maximum in each interval. The panels below show telemetry of the server, the GPUs "
+            "and the host. A break in a line is a reading that failed.",
             script="throughput.js",
             shape="tall",
         ),
@@ -430,10 +470,11 @@ CHARTS: dict[str, Chart] = {
             "latencies",
             "course",
             "Latency, failures and rejections",
-            lambda given: chart_data.latency_series(given.frame),
-            _latencies,
+            lambda chart_input: chart_data.latency_series(chart_input.frame),
+            _latency_caption,
             traces=(
-                *(*_over_time("ttft", "s", "y"), *_over_time("tpot", "ms", "y2")),
+                *_latency_lines("ttft", "s", "y"),
+                *_latency_lines("tpot", "ms", "y2"),
                 _line(
                     "$x", "$failed_per_s", "%{y:.4~g} failed/s from %{x} s", line=STEPS, yaxis="y3", showlegend=False
                 ),
@@ -450,8 +491,8 @@ CHARTS: dict[str, Chart] = {
                 "showlegend": True,
                 "xaxis": _axis("time, s", anchor="y3"),
                 **{
-                    f"yaxis{place}": _axis(title, domain=domain, nticks=4, **look)
-                    for place, title, domain, look in (
+                    f"yaxis{number}": _axis(title, domain=domain, nticks=4, **look)
+                    for number, title, domain, look in (
                         ("", "TTFT", [0.68, 1], {"tickformat": "~s", "ticksuffix": "s"}),
                         ("2", "TPOT, ms", [0.32, 0.64], {}),
                         ("3", "incomplete/s", [0, 0.24], {}),
@@ -459,38 +500,38 @@ CHARTS: dict[str, Chart] = {
                 },
             },
             table={"from_s": "x"}
-            | {f"ttft_{each}": f"ttft_{each}" for each in ("n", "p50", "p99")}
-            | {f"tpot_{each}": f"tpot_{each}" for each in ("n", "p50", "p99")}
+            | {f"ttft_{figure}": f"ttft_{figure}" for figure in ("n", "p50", "p99")}
+            | {f"tpot_{figure}": f"tpot_{figure}" for figure in ("n", "p50", "p99")}
             | {"failed_per_s": "failed_per_s", "rejected_per_s": "rejected_per_s"},
-            note="TTFT of the first tokens of each interval, TPOT of the answers that ended in it. Point at a line for "
-            "its samples: p99 of few is near their largest. Below, failed requests are a solid line, and requests that "
-            "the server rejected a dotted one.",
+            note="Each interval shows the TTFT of first tokens that arrived in it and the TPOT of responses that ended "
+            "in it. Hover over a line for the number of samples: the p99 of few samples is close to their maximum. In "
+            "the lowest panel, a solid line shows failed requests and a dotted line rejected requests.",
             shape="tall",
         ),
         Chart(
             "heat",
             "course",
             "Heat map of TTFT",
-            lambda given: chart_data.ttft_heat_map(given.frame),
+            lambda chart_input: chart_data.ttft_heat_map(chart_input.frame),
             traces=(HEAT,),
             layout=_heat_layout,
             table={"at_s": "x", "from_ttft_s": "low", "to_ttft_s": "high", "requests": "n"},
-            note="First tokens by when they came and by their TTFT: the darker, the more.",
+            note="Number of first tokens by arrival time and TTFT. Darker cells hold more of them.",
             shape="wide",
         ),
         Chart(
             "timeline",
             "timeline",
-            "From sent to last token",
-            lambda given: chart_data.timeline(given.frame),
-            _timeline,
+            "Requests from send to last token",
+            lambda chart_input: chart_data.timeline(chart_input.frame),
+            _timeline_caption,
             traces=(
                 _instants("sent", "sent_s", "@idle"),
                 _instants("first token", "first_s", "@run"),
                 _instants("last token", "last_s", "@ink"),
             ),
             layout={"xaxis": _axis("time, s"), "yaxis": {"title": {"text": "order sent"}, "autorange": "reversed"}},
-            note="Drag over a part to zoom in, double-click to reset; with the keyboard +, −, 0 and the arrows.",  # noqa: RUF001
+            note="Drag to zoom in, double-click to reset. The keys +, −, 0 and the arrows do the same.",  # noqa: RUF001
             script="timeline.js",
             shape="tall",
             zoom="both",
@@ -498,14 +539,14 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "sends",
             "sending",
-            "When requests were sent",
-            lambda given: chart_data.send_times(given.frame),
+            "Requests sent over time",
+            lambda chart_input: chart_data.send_times(chart_input.frame),
             traces=(_line("$x", "$y", "%{y:,} sent within %{x:.4~g} @xunit", line=STEPS),),
-            layout={"xaxis": _axis("after the first request, @xunit"), "yaxis": _axis("requests sent")},
+            layout={"xaxis": _axis("time after the first request, @xunit"), "yaxis": _axis("requests sent")},
             table={"sent_after_s": "x", "requests": "y"},
             typical={"x": lambda sent: sent["x"][-1] if sent["x"] else None},
             shape="wide",
         ),
     )
 }
-"""In the order of the page."""
+"""All charts by id, in the order of the page."""

@@ -1,9 +1,9 @@
-"""Renders a document into one HTML file that needs nothing else: no network, no second file, no library at hand; and
-shows it on loopback, for a browser that cannot open files or sits behind a tunnel.
+"""Renders a document as one self-contained HTML file, and serves that file on loopback.
 
-Text that came from a server is escaped by the template and, in the charts' data, by writing `<`, `>` and `&` as JSON
-escapes. The page's policy lets only the scripts run whose hashes it names (Content Security Policy Level 3, section
-2.3.1), so that markup in a server's words could do nothing even if it got through.
+The file needs no network, no other file and no installed library. Serving it helps a browser that cannot open local
+files, or that runs at the other end of a tunnel. The template escapes all text. In the data of the charts, `<`, `>` and
+`&` are written as JSON escapes. The Content Security Policy of the page lists the hashes of its scripts (level 3,
+section 2.3.1), so markup in a text from a server could not run a script even if it were not escaped.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PLOTLY = "plotly-basic.min.js"
-"""Held compressed, a third of its size; charts.js unpacks and runs it once the first screen is there."""
+"""Embedded compressed, at a third of its size. charts.js unpacks and runs it after the first screen is shown."""
 SCRIPTS = ("charts.js", "tables.js")
 HOST = "127.0.0.1"
 TIMEOUT_S = 10.0
 HEADERS = {
-    "Content-Security-Policy": "frame-ancestors 'none'",  # beside the policy in the page, which cannot say this
+    "Content-Security-Policy": "frame-ancestors 'none'",  # a policy inside a page cannot contain this directive
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -51,8 +51,10 @@ HEADERS = {
 
 
 class TemplateCache(BytecodeCache):
-    """Templates as Python compiled them, where it keeps what it compiles; that takes longer than a page. Neither where
-    it must not write there, nor where it cannot."""
+    """Caches compiled templates in `__pycache__`, because compiling them takes longer than rendering a page.
+
+    The cache is not written if bytecode is disabled (`sys.dont_write_bytecode`), or if the folder is not writable.
+    """
 
     def load_bytecode(self, bucket: Bucket) -> None:
         with suppress(OSError, EOFError, UnpicklingError), self._file(bucket).open("rb") as stream:
@@ -70,7 +72,7 @@ class TemplateCache(BytecodeCache):
 
 
 def render(document: Document) -> str:
-    """The page of a document."""
+    """Return a document as a self-contained HTML page."""
     loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
         loader=loader,
@@ -85,7 +87,7 @@ def render(document: Document) -> str:
     hashes = (
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (_file(PLOTLY), *scripts)
     )
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    allowed = " ".join(f"'sha256-{script_hash}'" for script_hash in hashes)
     policy = (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
     )
@@ -103,25 +105,27 @@ def render(document: Document) -> str:
 
 
 def page_server(page: bytes) -> ThreadingHTTPServer:
-    """A server of this page and nothing else, on an ephemeral port of loopback; the caller runs and closes it."""
+    """Return an HTTP server for this page alone, on an ephemeral loopback port. The caller runs and closes it."""
 
     from http import HTTPStatus
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET and HEAD of `/` to whoever calls it by its loopback name."""
+        """Answers GET and HEAD requests for `/` whose Host header names the loopback address."""
 
-        server_version, sys_version = "loadgen", ""
+        server_version = "loadgen"
+        sys_version = ""
         timeout = TIMEOUT_S
 
         def do_GET(self) -> None:
             _, port = self.connection.getsockname()
             if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
-                # A name of somebody else's that leads here: a page of theirs must not read this one (DNS rebinding).
+                # Another host name resolves to loopback (DNS rebinding). Its pages must not be able to read this one.
                 status, body = HTTPStatus.MISDIRECTED_REQUEST, b""
+            elif self.path.partition("?")[0] == "/":
+                status, body = HTTPStatus.OK, page
             else:
-                here = self.path.partition("?")[0] == "/"
-                status, body = (HTTPStatus.OK, page) if here else (HTTPStatus.NOT_FOUND, b"")
+                status, body = HTTPStatus.NOT_FOUND, b""
             self.send_response(status)
             for name, value in HEADERS.items():
                 self.send_header(name, value)
@@ -135,7 +139,7 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
             self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
-            """Nothing: the terminal is for the address."""
+            """Log nothing, because the terminal shows the address of the page."""
 
     server = ThreadingHTTPServer((HOST, 0), Handler)
     server.daemon_threads = True
@@ -143,25 +147,26 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
 
 
 def _code(text: str) -> Markup:
-    """The text, escaped, with what stands between backticks as code."""
+    """Return the text escaped, with the parts between backticks as `<code>` elements."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped right here
 
 
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
-    """Neighbours that stand side by side: scorecards, and charts that are not as wide as the page."""
+    """Group neighbouring blocks that are shown side by side: scorecards, and charts narrower than the page."""
 
-    def side_by_side(block: Block) -> str:
+    def group_key(block: Block) -> str:
         if isinstance(block, ChartRef):
             return "" if block.shape else "charts"
         return "Scorecard" if isinstance(block, Scorecard) else ""
 
-    groups = [(kind, list(group)) for kind, group in groupby(blocks, side_by_side)]
+    groups = [(kind, list(group)) for kind, group in groupby(blocks, group_key)]
     return [("" if kind == "charts" and len(group) == 1 else kind, group) for kind, group in groups]
 
 
 def _style(mark: str) -> str:
-    """page.css, with the palette's colours for light and dark, and the mark at the head of each printed page."""
-    light, dark = ("".join(f"--{name}:{each[index]};" for name, each in PALETTE.items()) for index in (0, 1))
+    """Return page.css with the colours of the palette, and with the mark in the header of each printed page."""
+    light = "".join(f"--{name}:{colour};" for name, (colour, _) in PALETTE.items())
+    dark = "".join(f"--{name}:{colour};" for name, (_, colour) in PALETTE.items())
     classes = "".join(f".{name}{{--run:var(--{name})}}" for name in PALETTE)
     scheme = f"@media (prefers-color-scheme:dark){{:root:not(.on-paper){{{dark}}}}}"
     printed = f"@page{{@top-right{{content:{json.dumps(mark)}}}}}" if mark else ""
@@ -170,7 +175,7 @@ def _style(mark: str) -> str:
 
 @cache
 def _packed(name: str) -> str:
-    """A file as gzip in base64, the same bytes each time."""
+    """Return a file as base64-encoded gzip. The result is the same every time."""
     return base64.b64encode(gzip.compress((HERE / name).read_bytes(), mtime=0)).decode()
 
 

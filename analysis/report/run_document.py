@@ -1,4 +1,4 @@
-"""The document of a run, or of several: what stands where, in short for the terminal and in full for the page."""
+"""Builds the document of one run or several: a brief one for the terminal, and a full one for the page."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from loadgen.analysis.report.charts import (
     visible_charts,
 )
 from loadgen.analysis.run.runfile import Run
-from loadgen.analysis.summary import Summary
+from loadgen.analysis.summary import ServerInfo, Summary
 from loadgen.analysis.telemetry import all_series
 
 TIMELINE_RUNS = 3
-"""A page of more runs has no room for the instant of each token in the timelines."""
+"""Maximum runs for which the page holds every token timestamp. With more runs, the timelines show no tokens."""
 RUN_FACTS = (
     *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
     *("seed", "workers", "timeout_s"),
@@ -61,105 +61,134 @@ TITLES = {
     "client": ("The client", ""),
     "machines": ("Memory and server counters", "Memory"),
 }
-"""Of each section, in the order of the page, with its name in the navigation where that is another one."""
+"""Title of each section, in the order of the page, and its short name in the navigation bar, if that differs."""
 HELP = {
-    "prediction": "Intervals: from other draws of the twin's constants, how far it missed what it was fitted to, and "
-    "how much runs of one server differ.",
-    "goodput": "A request is good when it is complete and meets {bounds}; failures count as misses.",
-    "turns": "Each turn's prompt holds all that was said before it; a later turn has only the sessions that got so "
-    "far.",
-    "objectives": "Each bound is held against the 95 % interval of its figure: a bound inside the interval is "
+    "prediction": "The intervals combine the uncertainty of the twin's parameters, its error on the runs that it was "
+    "fitted to, and the variation between runs of one server.",
+    "goodput": "A request is good if it is complete and meets {bounds}. Failed requests count as misses.",
+    "turns": "The prompt of each turn contains the conversation so far. Later turns have fewer sessions, because not "
+    "every session got that far.",
+    "objectives": "Each bound is compared with the 95 % interval of its figure. A bound inside the interval is "
     "inconclusive.",
-    "latency": "Share of samples at or below each latency, of complete requests{inside}, with its 95 % band. Tails: "
-    "each further nine of a percentile has the same height.",
-    "waiting": "Each point is a complete request. A line that climbs with the order sent is a queue; with the prompt, "
-    "prefill.",
-    "percentiles": "Exact, from raw samples, with 95 % intervals. {independent}",
-    "lengths": "Totals are of all requests sent, so they differ where requests failed or were rejected.",
+    "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95 % band. The scale "
+    "“tails” gives 90 %, 99 % and 99.9 % equal distances.",
+    "waiting": "Each point is a complete request. A line that rises with the order sent shows a queue. A line that "
+    "rises with the prompt length shows prefill time.",
+    "percentiles": "Exact values from raw samples, with 95 % intervals. {independent}",
+    "lengths": "Totals cover all requests sent, so they differ if requests failed or were rejected.",
 }
-"""How to read a section."""
+"""Explanation of how to read a section."""
 
 
 class ReportedRun(msgspec.Struct, frozen=True):
-    """What a report needs of one Run: its Records are not among it."""
+    """The data of one run that a report needs. It excludes the Records, so it stays small."""
 
     run: Run
     summary: Summary
     data: Mapping[str, Mapping[str, Any]]
-    """What each chart draws (charts.chart_data)."""
+    """Data of each chart, by chart id."""
 
 
 def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
-    """Of a run with its columns and its figures, what a report needs."""
+    """Return the data that a report needs of a run."""
     return ReportedRun(run, summary, build_chart_data(ChartInput(frame, summary, all_series(run))))
 
 
 def brief_document(summary: Summary) -> Document:
-    """One run for the terminal."""
+    """Return the document of one run for the terminal."""
     cards = tables.cards(summary)
-    blocks: list[Block] = [
-        doc.Cards([cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]),
-        *([tables.latency([summary], brief=True)] if summary.latencies["e2e_s"].n else []),
-        *([tables.prediction([summary])] if summary.prediction else []),
-        *([tables.turns([summary], brief=True)] if summary.turns else []),
-        *([tables.failures(summary)] if summary.requests.errors else []),
-        doc.Findings(findings.findings(summary)),
-        *([tables.objectives([summary])] if summary.objectives else []),
-    ]
+    shown = [cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]
+    blocks: list[Block] = [doc.Cards(shown)]
+    if summary.latencies["e2e_s"].n:
+        blocks.append(tables.latency([summary], brief=True))
+    if summary.prediction:
+        blocks.append(tables.prediction([summary]))
+    if summary.turns:
+        blocks.append(tables.turns([summary], brief=True))
+    if summary.requests.errors:
+        blocks.append(tables.failures(summary))
+    blocks.append(doc.Findings(findings.findings(summary)))
+    if summary.objectives:
+        blocks.append(tables.objectives([summary]))
     title = f"{server_label(summary)}  {summary.server.model}" if summary.server.model else server_label(summary)
     sections = [Section("", "", [block]) for block in blocks]
     return Document("loadgen report", title, sections, workload_sentence(summary), simulated(summary))
 
 
 def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
-    """One run or several for the page, with the sections of the caller right after its first screen."""
-    summaries, drawn = [run.summary for run in runs], chart_runs(runs)
-    speeds = sorted({speed_of(summary) for summary in summaries})
-    answer: list[Block] = [Paragraph(DIFFERENT_SPEEDS, "warning")] if len(speeds) > 1 else []
-    answer += [tables.overview(summaries)] if len(runs) > 1 else []
-    answer += map(_scorecard, range(len(runs)), summaries)
-    limits = [(each.limit, index if len(runs) > 1 else None) for index, each in enumerate(summaries) if each.limit]
-    answer += [
-        Paragraph(findings.hardware_limit_sentence(result), "note", index)
-        for result, index in limits
-        if not result.exceeds_limit
-    ]
+    """Return the document of one run or several for the page. `extra` sections follow the first screen."""
+    summaries = [run.summary for run in runs]
+    drawn = chart_runs(runs)
+    sections = [Section("answer", "", _first_screen(summaries)), *extra]
+    switches = _switches(drawn)
+    help_values = _help_values(summaries)
+    charts = _charts_by_section(drawn)
+    details = _details_by_section(drawn)
+    for name, (title, short) in TITLES.items():
+        blocks = [*charts.pop(name, []), *details.get(name, [])]
+        if blocks:
+            note = HELP.get(name, "").format(**help_values).strip()
+            sections.append(Section(name, title, blocks, short, switches.get(name, []), note))
+    for title, blocks in charts.items():  # charts in sections that are not in TITLES
+        sections.append(Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, blocks))
+    sections += [_reproduce(runs), DEFINITIONS]
+    return Document(
+        "loadgen report",
+        workload_sentence(summaries[0]),
+        sections,
+        mark=page_mark(summaries),
+        runs=drawn,
+        scripts=list(dict.fromkeys(chart.script for chart in visible_charts(drawn) if chart.script)),
+        data=_script_data(drawn),
+        version=summaries[0].run.version,
+    )
+
+
+def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
+    several = len(summaries) > 1
+    blocks: list[Block] = []
+    if len({speed_of(summary) for summary in summaries}) > 1:
+        blocks.append(Paragraph(DIFFERENT_SPEEDS, "warning"))
+    if several:
+        blocks.append(tables.overview(summaries))
+    blocks += [_scorecard(index, summary) for index, summary in enumerate(summaries)]
+    for index, summary in enumerate(summaries):
+        if summary.limit and not summary.limit.exceeds_limit:
+            text = findings.hardware_limit_sentence(summary.limit)
+            blocks.append(Paragraph(text, "note", index if several else None))
+    return blocks
+
+
+def _help_values(summaries: Sequence[Summary]) -> dict[str, str]:
+    """Return the values of the placeholders in HELP."""
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
-    words = {
+    return {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),
-        "inside": "" if all(summary.window.whole for summary in summaries) else ", of those due inside the window",
+        "inside": "" if all(summary.window.whole for summary in summaries) else " that were due inside the window",
         "independent": " ".join(dict.fromkeys(summary.intervals.note for summary in summaries)),
     }
-    pick = doc.Switch("timeline-run", "Run", [(str(index), run.name) for index, run in enumerate(drawn)], "select")
+
+
+def _switches(drawn: Sequence[ChartRun]) -> dict[str, list[doc.Switch]]:
+    """Return the controls of each section."""
     axis = doc.Switch("axis", "Latency", (("linear", "linear"), ("log", "log")))
     shares = doc.Switch("shares", "Percentiles", (("linear", "linear"), ("tails", "tails")))
-    switches = {"latency": [axis, shares], "timeline": [pick] if len(runs) > 1 else []}
-    sections = [Section("answer", "", answer), *extra]
-    charts, held = _charts(drawn), _held(drawn)
-    for name, (title, short) in TITLES.items():
-        if blocks := [*charts.pop(name, []), *held.get(name, [])]:
-            note = HELP.get(name, "").format(**words).strip()
-            sections.append(Section(name, title, blocks, short, switches.get(name, []), note))
-    sections += [Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, new) for title, new in charts.items()]
-    sections += [_again(runs), DEFINITIONS]
-    title, version = workload_sentence(summaries[0]), summaries[0].run.version
-    mark = page_mark(summaries)
-    scripts = list(dict.fromkeys(chart.script for chart in visible_charts(drawn) if chart.script))
-    return Document("loadgen report", title, sections, "", mark, drawn, scripts, _data(drawn), version)
+    run = doc.Switch("timeline-run", "Run", [(str(index), run.name) for index, run in enumerate(drawn)], "select")
+    return {"latency": [axis, shares], "timeline": [run] if len(drawn) > 1 else []}
 
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
-    """A short name per run, different for each: server and version, with its repeat or place where these are equal."""
-    chosen = [server_label(summary) for summary in summaries]
-    repeats = [f"{name} (repeat {summary.run.repeat})" for name, summary in zip(chosen, summaries, strict=True)]
+    """Return a short, unique name per run: server and version, with the repeat or the run number if needed."""
+    labels = [server_label(summary) for summary in summaries]
+    repeats = [f"{label} (repeat {summary.run.repeat})" for label, summary in zip(labels, summaries, strict=True)]
     if len({*repeats}) == len(repeats) > 1 and all(summary.run.repeats > 1 for summary in summaries):
         return repeats
-    again = Counter(chosen)
-    return [name if again[name] == 1 else f"{name} (run {index})" for index, name in enumerate(chosen, 1)]
+    counts = Counter(labels)
+    return [label if counts[label] == 1 else f"{label} (run {number})" for number, label in enumerate(labels, 1)]
 
 
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
-    """Each run with its name and look: a colour per server in the order in which they come, a dash per run of it."""
+    """Return each run with its name and style. Servers differ in colour, and runs of one server in line style."""
     summaries = [run.summary for run in runs]
     servers = [summary.server.name for summary in summaries]
     order = list(dict.fromkeys(servers))
@@ -171,38 +200,48 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     return result
 
 
-def _scorecard(place: int, summary: Summary) -> doc.Scorecard:
+def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
     facts = " · ".join(filter(None, (start_time(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
-    cards, result = list(tables.cards(summary).values()), findings.findings(summary)
-    verdict, met = findings.verdict(summary, result), findings.objectives_finding(summary)
-    shown = [*findings.top_failure(summary), *(each for each in result if each.level != "note")]
-    shown.sort(key=lambda each: ("error", "warning", "ok").index(each.level))
-    return doc.Scorecard(place, summary.server.model or "", facts, cards, verdict, shown, met)
+    known = findings.findings(summary)
+    shown = [*findings.top_failure(summary), *(finding for finding in known if finding.level != "note")]
+    shown.sort(key=lambda finding: ("error", "warning", "ok").index(finding.level))
+    return doc.Scorecard(
+        run=index,
+        subheading=summary.server.model or "",
+        facts=facts,
+        cards=list(tables.cards(summary).values()),
+        verdict=findings.verdict(summary, known),
+        findings=shown,
+        objectives=findings.objectives_finding(summary),
+    )
 
 
-def _charts(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
-    """By section."""
-    placed: dict[str, list[Block]] = {}
+def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
+    sections: dict[str, list[Block]] = {}
     for chart in visible_charts(drawn):
-        held = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
-        lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in held if text]
-        shown = doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom, chart.note)
-        placed.setdefault(chart.section, []).append(shown)
-    return placed
+        captions = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
+        lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in captions if text]
+        reference = doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom, chart.note)
+        sections.setdefault(chart.section, []).append(reference)
+    return sections
 
 
-def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
-    """By section, what stands below its charts: every figure, and whether to rely on it."""
+def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
+    """Return the tables and paragraphs that stand below the charts of each section."""
     several = len(drawn) > 1
-    summaries, named = [run.summary for run in drawn], [run.name for run in drawn]
-    gaps = [run.data["gaps"]["longest"] for run in drawn]
-    optional = {"goodput": tables.goodput(summaries), "turns": tables.turns(summaries)}
-    optional |= {"objectives": tables.objectives(summaries), "prediction": tables.prediction(summaries)}
-    longest = tables.longest_gaps(gaps)
-    others = tables.latency(summaries, only=[name for name in METRICS if name not in tables.BRIEF_LATENCIES])
+    summaries = [run.summary for run in drawn]
+    names = [run.name for run in drawn]
+    optional = {
+        "goodput": tables.goodput(summaries),
+        "turns": tables.turns(summaries),
+        "objectives": tables.objectives(summaries),
+        "prediction": tables.prediction(summaries),
+    }
+    longest = tables.longest_gaps([run.data["gaps"]["longest"] for run in drawn])
+    other = tables.latency(summaries, only=[name for name in METRICS if name not in tables.BRIEF_LATENCIES])
     percentiles: list[Block] = [
         tables.latency(summaries, only=tables.BRIEF_LATENCIES),
-        _folded("Other latencies", replace(others, title="Other latencies of complete requests")),
+        _folded("Other latencies", replace(other, title="Other latencies of complete requests")),
     ]
     if any(summary.requests.errors for summary in summaries):
         percentiles.append(_folded("Incomplete requests as infinitely slow", tables.latency(summaries, adjusted=True)))
@@ -218,84 +257,100 @@ def _held(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for counter, number in run.summary.tokens.counted_by.items()
     ]
     client: list[Block] = [
-        Paragraph(findings.client_sentence(each), findings.client_level(each.client), index)
-        for index, each in enumerate(summaries)
+        Paragraph(findings.client_sentence(summary), findings.client_level(summary.client), index)
+        for index, summary in enumerate(summaries)
     ]
-    client += [
-        Paragraph(finding.sentence, finding.level, place)
-        for place, each in enumerate(summaries)
-        if (finding := findings.priority(each.client)) is not None
-    ]
+    for index, summary in enumerate(summaries):
+        priority = findings.priority(summary.client)
+        if priority:
+            client.append(Paragraph(priority.sentence, priority.level, index))
     return {
         **{name: [table] for name, table in optional.items() if table.rows},
         **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),
         "percentiles": percentiles,
         "failures": failures,
-        "sending": [_folded("Requested and actual load", tables.load(summaries, named))],
+        "sending": [_folded("Requested and actual load", tables.load(summaries, names))],
         "lengths": [tables.lengths(summaries), Paragraph(" ".join(counted), "note")],
-        "client": [*client, _folded("Figures and limits", tables.client(summaries, named))],
+        "client": [*client, _folded("Figures and limits", tables.client(summaries, names))],
         "machines": _machines(summaries),
     }
 
 
 def _folded(title: str, *blocks: Block) -> Block:
-    """What few readers need, a click away, and printed."""
+    """Return blocks that a page hides until the reader opens them. They are always printed."""
     return doc.Disclosure(title, blocks)
 
 
 def _machines(summaries: Sequence[Summary]) -> list[Block]:
-    blocks: list[Block] = [
-        Paragraph(text, run=index) for index, each in enumerate(summaries) for text in findings.memory_sentences(each)
-    ]
-    if held := [each for each in (tables.memory(summaries), tables.counters(summaries)) if each.rows]:
-        blocks.append(_folded("Memory and counts", *held))
-    for index, result in ((index, each.memory) for index, each in enumerate(summaries) if each.memory):
-        missing = dict(result.not_measured)
-        for source, reasons in result.gaps.items():
-            failed = (f"{pluralise(number, 'reading')} failed: {why}" for why, number in reasons.items())
-            missing[source] = "; ".join(failed)
+    blocks: list[Block] = []
+    for index, summary in enumerate(summaries):
+        blocks += [Paragraph(text, run=index) for text in findings.memory_sentences(summary)]
+    details = [table for table in (tables.memory(summaries), tables.counters(summaries)) if table.rows]
+    if details:
+        blocks.append(_folded("Memory and counts", *details))
+    for index, summary in enumerate(summaries):
+        memory = summary.memory
+        if not memory:
+            continue
+        missing = dict(memory.not_measured)
+        for source, reasons in memory.gaps.items():
+            missing[source] = "; ".join(
+                f"{pluralise(count, 'reading')} failed: {reason}" for reason, count in reasons.items()
+            )
         if missing:
-            text = "; ".join(f"{what} ({why})" for what, why in missing.items())
+            text = "; ".join(f"{source} ({reason})" for source, reason in missing.items())
             blocks.append(Paragraph(f"Not read: {text}.", "note", index))
     return blocks
 
 
-NOT_FACTS = ("limits", "addresses", "addresses_unused")
-"""Fields of a server that the table of its facts does not show as they are."""
+SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused")
+"""Fields of a server that the table of server facts shows in another form, or not at all."""
 
 
-def _again(runs: Sequence[ReportedRun]) -> Section:
-    """Everything needed to run it again."""
+def _reproduce(runs: Sequence[ReportedRun]) -> Section:
+    """Return the section with everything that is needed to run the test again."""
     blocks: list[Block] = []
-    for index, each in enumerate(runs):
-        run, server = each.summary.run, each.summary.server
+    for index, reported in enumerate(runs):
+        run = reported.summary.run
         groups: dict[str, Mapping[str, Any]] = {
             "Run": {name: getattr(run, name) for name in RUN_FACTS}
-            | {"prompts made exact by": run.prompts, "version": run.version},
-            "Server": {name: getattr(server, name) for name in server.__struct_fields__ if name not in NOT_FACTS}
-            | {"addresses": ", ".join(server.addresses)}
-            | {f"{address} unused": reason for address, reason in server.addresses_unused.items()},
-            "Server limits": server.limits,
-            "Client host": each.run.header.host,
+            | {"prompt lengths made exact by": run.prompts, "version": run.version},
+            "Server": _server_facts(reported.summary.server),
+            "Server limits": reported.summary.server.limits,
+            "Client host": reported.run.header.host,
         }
-        facts = {title: result for title, values in groups.items() if (result := _said(values))}
-        blocks += [Paragraph("", run=index)] if len(runs) > 1 else []
-        blocks += [doc.Code(run.command, "Command", copy=True), _folded("Settings, versions, host", doc.Facts(facts))]
+        facts = {title: _fact_texts(values) for title, values in groups.items()}
+        facts = {title: texts for title, texts in facts.items() if texts}
+        if len(runs) > 1:
+            blocks.append(Paragraph("", run=index))
+        blocks.append(doc.Code(run.command, "Command", copy=True))
+        blocks.append(_folded("Settings, versions, host", doc.Facts(facts)))
     return Section("again", "Run it again", blocks)
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, str]:
+def _server_facts(server: ServerInfo) -> dict[str, Any]:
+    names = [name for name in server.__struct_fields__ if name not in SERVER_FIELDS_LEFT_OUT]
+    facts = {name: getattr(server, name) for name in names}
+    facts["addresses"] = ", ".join(server.addresses)
+    for address, reason in server.addresses_unused.items():
+        facts[f"{address} unused"] = reason
+    return facts
+
+
+def _fact_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return names and values as texts, without the empty ones."""
     result = {}
     for name, value in values.items():
         if value not in (None, ""):
             text = ("no", "yes")[value] if isinstance(value, bool) else str(value)
-            known = name.endswith("_bytes") and type(value) is int and value < 2**63  # damaged files hold anything
-            result[name.removesuffix("_bytes").replace("_", " ")] = byte_size(value) if known else text
+            # A damaged run file may hold a value of any type.
+            is_size = name.endswith("_bytes") and type(value) is int and value < 2**63
+            result[name.removesuffix("_bytes").replace("_", " ")] = byte_size(value) if is_size else text
     return result
 
 
-def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
-    """What the scripts draw."""
+def _script_data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
+    """Return the input of the page's scripts."""
     runs = []
     for run in drawn:
         data, window = dict(run.data), run.summary.window
@@ -307,17 +362,21 @@ def _data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 TIMES = (
-    "Per request: t_due, when it was to be sent; t_sent, when its first byte was; t_1 to t_k, when the chunks arrived "
-    "that hold at least one generated token; c_j, the tokens in chunk j; m, the tokens in all chunks; n, all tokens "
-    "generated, which are more where the server hides some; t_end, the server's end marker."
+    "Times and counts of a request: t_due is the scheduled send time. t_sent is the time at which its first byte was "
+    "sent. t_1 to t_k are the arrival times of the chunks that hold at least one generated token. c_j is the number of "
+    "tokens in chunk j, m is the number of tokens in all chunks, and n is the number of tokens generated, which is "
+    "larger than m if the server hides some. t_end is the time of the server's end marker."
 )
 STATISTICS = (
-    "Percentiles interpolate linearly between order statistics. Intervals are order statistics around the percentile, "
-    "by the binomial distribution; for samples of which a request has several they allow for the likeness of those. "
-    "The bands are those of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. A percentile means something from "
-    "the number of samples on at which fewer than two beyond it would be a chance below 1 % (MLPerf's rule: 64 for "
-    "p90, 662 for p99). All of it speaks of this run; what another would give, only another can tell."
+    "Percentiles interpolate linearly between order statistics. Their intervals are order statistics around the "
+    "percentile, by the binomial distribution; if a request has several samples, they allow for the correlation of "
+    "these. The bands are those of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. A percentile needs enough "
+    "samples that the probability of fewer than two beyond it is below 1 % (MLPerf's rule: 64 for p90, 662 for p99). "
+    "All intervals describe this run. Only further runs show how runs differ from each other."
 )
-MEANINGS = doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()])
-MEANT = doc.Disclosure("What each figure means", [Paragraph(TIMES), MEANINGS, Paragraph(STATISTICS)])
-DEFINITIONS = Section("definitions", "Definitions", [MEANT])
+METRIC_DEFINITIONS = doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()])
+DEFINITIONS = Section(
+    "definitions",
+    "Definitions",
+    [doc.Disclosure("What each figure means", [Paragraph(TIMES), METRIC_DEFINITIONS, Paragraph(STATISTICS)])],
+)

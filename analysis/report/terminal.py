@@ -1,10 +1,9 @@
-"""A document for the terminal: lines of at most so many characters, with ANSI colours only where they are asked for."""
+"""Renders a document for the terminal, with a maximum line width and optional ANSI colours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from io import StringIO
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
@@ -15,15 +14,20 @@ from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph,
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
 LINE_MAX = 400
-"""Of a cell's longest line; a server's words have at most 300 characters, and their end counts."""
+"""Maximum characters of a line in a cell. Server messages have at most 300, and their end must stay visible."""
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """The document as lines of at most `width` characters; what only pages hold is left out."""
+    """Return the document as lines of at most `width` characters. Blocks that only pages show are left out."""
     output = StringIO()
-    look: dict[str, Any] = {"force_terminal": colour, "no_color": not colour}
-    look["color_system"] = "standard" if colour else None
-    console = Console(file=output, width=width, highlight=False, **look)
+    console = Console(
+        file=output,
+        width=width,
+        highlight=False,
+        force_terminal=colour,
+        no_color=not colour,
+        color_system="standard" if colour else None,
+    )
     mark = f"{document.mark}  " if document.mark else ""
     console.print(Text.assemble((mark, "bold yellow"), (printable(document.title), "bold")))
     if document.subtitle:
@@ -43,9 +47,8 @@ def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
         case Paragraph(text, level):
             yield _text(text, level)
         case Findings(findings):
-            yield from (
-                _text(finding.sentence, finding.level if finding.level != "note" else "") for finding in findings
-            )
+            for finding in findings:
+                yield _text(finding.sentence, "" if finding.level == "note" else finding.level)
         case Table():
             yield _text(f"{document.mark}  {block.title}" if document.mark else block.title, "note")
             yield _table(block, document)
@@ -60,8 +63,8 @@ def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
             yield table
 
 
-def _text(words: str, level: str) -> Text:
-    return Text(printable(words), style=STYLES[level])
+def _text(text: str, level: str) -> Text:
+    return Text(printable(text), style=STYLES[level])
 
 
 def _table(block: Table, document: Document) -> RichTable:

@@ -183,7 +183,7 @@ def test_a_chart_is_saved_as_a_picture(fresh: Opened) -> None:
             figure.get_by_role("button", name=kind).click()
         assert download.value.suggested_filename == f"sends.{kind.lower()}"
         assert download.value.path().read_bytes().startswith(begins)
-    assert "When requests were sent" in download.value.path().read_text("utf-8")
+    assert "Requests sent over time" in download.value.path().read_text("utf-8")
 
 
 @pytest.mark.parametrize("fresh", [("troubled", 1280, "light", False)], indirect=True)

@@ -109,7 +109,7 @@ def test_two_machines_send_one_burst(net: Network, tmp_path: Path, streams: int)
     low_s, high_s = summary["burst"]["skew_range_s"]
     assert low_s <= summary["burst"]["skew_s"] <= high_s
     assert [machine["complete"] for machine in summary["machines"]] == [streams // 2] * 2
-    assert "2 machines, clocks known to: " in ends["master"][1]
+    assert "2 machines, clock uncertainty: " in ends["master"][1]
 
 
 def test_a_machine_that_dies_is_noticed_and_the_run_goes_on(net: Network, tmp_path: Path) -> None:

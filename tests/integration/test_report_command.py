@@ -48,9 +48,9 @@ def test_a_killed_run_is_reported_from_its_parts(tmp_path: Path, capsys: pytest.
     report([folder], None, as_json=False, quiet=False)
     output = " ".join(capsys.readouterr().out.split())
     assert "20 of 100 requests complete; 80 without a record." in output
-    assert "Interrupted: figures are of the part" in output
+    assert "Interrupted: figures cover the part" in output
     assert "1 damaged line of the run file left out." in output
-    assert "Interrupted: figures are of the part" in (folder / "report.html").read_text("utf-8")
+    assert "Interrupted: figures cover the part" in (folder / "report.html").read_text("utf-8")
 
 
 def test_a_run_that_goes_on_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,11 +63,11 @@ def test_a_run_that_goes_on_is_said_to(tmp_path: Path, capsys: pytest.CaptureFix
     report([folder], None, as_json=False, quiet=False)
     output = " ".join(capsys.readouterr().out.split())
     assert "20 of 100 requests complete" in output
-    assert "Still going on: figures are of what is recorded so far" in output
+    assert "still going on: figures cover what is recorded so far" in output
     assert "Interrupted" not in output
     part.close()
     report([folder], None, as_json=False, quiet=True)
-    assert "Interrupted: figures are of the part" in capsys.readouterr().err
+    assert "Interrupted: figures cover the part" in capsys.readouterr().err
 
 
 def test_several_runs_share_a_page(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,7 +189,7 @@ def test_the_ring_is_held_against_the_socket(tmp_path: Path) -> None:
     assert apart == [pytest.approx(1e-9), pytest.approx(1.024e-6), pytest.approx(2.048e-6)]
     assert (client["ring_drops"], client["ring_missed"]) == (3, 2)
     assert said(summarise(run_of(tmp_path / "again", burst(20, 4), telemetry=samples)), "client").endswith(
-        "the packet ring lost 3 segments; 2 instants missing in the packet ring: socket timestamps used for those."
+        "the packet ring lost 3 segments; 2 timestamps missing in the packet ring: socket timestamps used for those."
     )
 
 

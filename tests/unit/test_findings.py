@@ -91,8 +91,8 @@ def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sent
             "warning",
             "All prompt lengths as requested; output lengths unknown for 1 request, as only chunks were counted.",
         ),
-        (64, {"prompt_tokens_asked": 0}, "ok", "All prompt lengths as requested (1 of unknown length, as they held "
-         "more than their text); all output lengths as requested."),
+        (64, {"prompt_tokens_asked": 0}, "ok", "All prompt lengths as requested (1 of unknown length, as they included "
+         "more than text); all output lengths as requested."),
     ],
 )  # fmt: skip
 def test_lengths_that_were_not_fixed_are_not_called_so(
@@ -227,13 +227,13 @@ def test_everything_that_limits_belief_is_a_warning(tmp_path: Path) -> None:
     assert [each.sentence for each in found if each.level == "warning"] == [
         "docker-proxy forwards every byte from http://127.0.0.1:8002, and its delay is in every latency. "
         'Measure http://172.18.0.2:80, or set "userland-proxy": false for the Docker engine.',
-        "Interrupted: figures are of the part that was recorded.",
+        "Interrupted: figures cover the part that was recorded.",
         "1 damaged line of the run file left out.",
         "1 of 1 first tokens coalesced with later ones: TTFT is an upper bound.",
         "2 connections closed by the server and reopened.",
-        "1 request sent again: the server closed idle connections as requests left. TTFT counts from the second send, "
-        "latency from the due instant counts both.",
-        f"The closed loop waited {len(samples) * 3} times, {len(samples) * 1.2:.1f} s of its clients' time in all, "
+        "1 request sent again, because the server closed idle connections just then. TTFT counts from the second send; "
+        "latency from the due time includes both.",
+        f"The closed loop paused {len(samples) * 3} times, for {len(samples) * 1.2:.1f} s of client time in total, "
         "because requests failed or were rejected at once (no connection, overload, status 5xx).",
         "worker 0 ended with signal SIGKILL.",
     ]

@@ -70,7 +70,7 @@ def test_time_in_requests_that_failed_is_told_apart(tmp_path: Path) -> None:
     quick = asked_at([turn * 500.0 for turn in range(20) for _ in range(2)], 500)
     summary = summary_of(tmp_path / "run", [*quick, *hung], "closed:8")
     assert said(summary, "littles_law") == (
-        "Latencies leave out much of what filled the server: 4.00 requests/s x 500 ms mean E2E = 2.00 in flight by "
+        "Latencies exclude much of the load on the server: 4.00 requests/s x 500 ms mean E2E = 2.00 in flight by "
         "Little's law, 8.00 measured, 6.00 of them in requests that did not complete."
     )
 

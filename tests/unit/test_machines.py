@@ -79,8 +79,8 @@ def test_each_machine_is_listed(tmp_path: Path) -> None:
     assert (one["name"], one["requests"], one["complete"], one["drift_s"]) == ("bench-1", 2, 2, 0)
     assert (two["offset_s"], two["uncertainty_s"], two["drift_s"]) == (3.0, 0.03, 5e-7)
     text = " ".join(text_of(summary).split())
-    assert "2 machines, clocks known to: bench-1 ±5.00 ms, bench-2 ±30.0 ms." in text
-    assert "1.00 ms to 36.0 ms, as far as clocks tell" in text
+    assert "2 machines, clock uncertainty: bench-1 ±5.00 ms, bench-2 ±30.0 ms." in text
+    assert "1.00 ms to 36.0 ms, given the clock uncertainty" in text
 
 
 def test_a_machine_that_sent_nothing_leaves_the_skew_alone(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:
     assert isinstance(memory, Table)
     assert isinstance(counters, Table)
     assert [cell.text for cell in memory.rows[0].cells][:4] == ["GPU 0", "10.0 GiB", "70.0 GiB", "72.0 GiB"]
-    counted = {row["counted"]: (row["server"], row["client"], row["equal"]) for row in texts(counters)}
+    counted = {row["counter"]: (row["server"], row["client"], row["equal"]) for row in texts(counters)}
     assert counted["Requests finished"] == ("20", "20", "yes")
     assert counted["Output tokens"] == ("81", "80", "no")
     assert isinstance(missing, Paragraph)

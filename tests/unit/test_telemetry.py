@@ -355,7 +355,7 @@ def test_memory_in_words(tmp_path: Path) -> None:
     facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
     summary = summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts))
     assert memory_sentences(typed(summary)) == [
-        "KV cache of 120,000 tokens: peak 31 %, by the server's own gauge.",
+        "KV cache of 120,000 tokens: peak 31 %, as reported by the server.",
         "GPU 0 (A800): 70.0 GiB before the first request, peak 70.0 GiB of 80.0 GiB.",
         *(f"GPU {index}: 70.0 GiB before the first request, peak 70.0 GiB." for index in (1, 2, 3)),
         "2 more GPUs in summary.json.",

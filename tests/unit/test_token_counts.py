@@ -125,7 +125,7 @@ def test_hidden_tokens_are_reported(tmp_path: Path) -> None:
     assert summary.tokens.streamed_by == {"counted": 2, "hidden": 1}
     assert said(summary, "tokens-hidden") == (
         "96 generated tokens were never streamed, in 1 of 3 responses (hidden reasoning, for example). TPOT and ITL "
-        "are of the streamed tokens; lengths and throughput are of all tokens."
+        "cover the streamed tokens; lengths and throughput cover all tokens."
     )
     (found,) = [finding for finding in findings.findings(summary) if finding.id == "tokens-hidden"]
     assert found.level == "note"

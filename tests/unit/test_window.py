@@ -347,12 +347,12 @@ def test_a_window_without_a_complete_request_says_so(tmp_path: Path) -> None:
 
 
 def test_a_load_that_outgrows_the_server_is_a_warning(tmp_path: Path) -> None:
-    """The halves are named: such latencies say how long the run was."""
+    """The halves are named: such latencies say the length of the run."""
     records = asked_at(evenly(1000, 10), np.linspace(10, 8000, 1000).tolist())
     summary = summarise(run_of(tmp_path / "run", records, plan=header(1000).plan | {"arrivals": "constant:100"}))
     assert re.fullmatch(
         r"No steady state: \d+ requests were in flight in the first half, \d+ in the second, so latencies depend on "
-        r"how long the run was\.",
+        r"the length of the run\.",
         said(summary, "window"),
     )
     assert level(summary, "window") == "warning"

@@ -1,9 +1,9 @@
-// A point of the page of sweeps leads to the report of its run.
+// On the page of sweeps, a click on a point opens the report of its run.
 "use strict";
-document.querySelectorAll(".chart").forEach((place) => {
-  const follow = () => {
-    if (!place.on) return void setTimeout(follow, 100); // it is drawn when it is looked at
-    place.on("plotly_click", ({ points: [{ customdata }] }) => { if (customdata) location.href = encodeURI(customdata); });
+document.querySelectorAll(".chart").forEach((container) => {
+  const addClickHandler = () => {
+    if (!container.on) return void setTimeout(addClickHandler, 100); // the chart is drawn only when it comes into view
+    container.on("plotly_click", ({ points: [{ customdata }] }) => { if (customdata) location.href = encodeURI(customdata); });
   };
-  follow();
+  addClickHandler();
 });

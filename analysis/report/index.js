@@ -1,22 +1,22 @@
-// A folder of runs: the table's filter, the runs picked beside each other, and one figure over the runs of a label.
+// The page of a folder of runs: filters its table, compares selected runs, and draws a figure over the runs of a label.
 "use strict";
 (() => {
-  const { chart, draw, colour, plain, made, element } = Report;
+  const { chart, draw, colour, plain, createElement, element } = Report;
   const { runs, figures, latencies, points } = DATA.index;
-  const COLOURS = 6; // of the palette
+  const COLOURS = 6; // number of colours in the palette
   const byId = (id) => document.getElementById(id);
   const legend = { showlegend: true, margin: { l: 68, r: 14, t: 40, b: 48 } };
   const rows = [...document.querySelector("table.overview").tBodies[0].rows];
-  const words = rows.map((row) => row.textContent.toLowerCase());
-  const picked = runs.map((_, index) => index).slice(0, 2); // in the order in which they were picked, the newest two first
-  const look = (place) => ({ color: colour(`run-${(place % COLOURS) + 1}`), dash: place < COLOURS ? "solid" : "dash" });
-  const beside = made("div", undefined, "scroll");
+  const rowTexts = rows.map((row) => row.textContent.toLowerCase());
+  const selected = runs.map((_, index) => index).slice(0, 2); // in the order of selection; at first the two newest runs
+  const style = (index) => ({ color: colour(`run-${(index % COLOURS) + 1}`), dash: index < COLOURS ? "solid" : "dash" });
+  const comparison = createElement("div", undefined, "scroll");
   const command = document.querySelector("#compare pre code");
 
   function percentiles() {
     const latency = latencies.find(({ name }) => name === document.querySelector("input[name=metric]:checked").value);
-    const traces = picked.map((index, place) => ({ type: "scatter", mode: "lines+markers", connectgaps: true, name: plain(runs[index].name), x: points,
-      y: runs[index].percentiles[latency.name].map((value) => value === null ? null : value * latency.factor), line: { ...look(place), width: 2 },
+    const traces = selected.map((index, position) => ({ type: "scatter", mode: "lines+markers", connectgaps: true, name: plain(runs[index].name), x: points,
+      y: runs[index].percentiles[latency.name].map((value) => value === null ? null : value * latency.factor), line: { ...style(position), width: 2 },
       hovertemplate: `%{x}: %{y:.4~g} ${latency.unit}<extra>${plain(runs[index].name)}</extra>` }));
     return { traces, layout: { ...legend, xaxis: { type: "category", title: { text: "percentile" } },
       yaxis: { rangemode: "tozero", title: { text: `${latency.title}, ${latency.unit}` } } } };
@@ -24,60 +24,61 @@
 
   const shown = (value, { factor }) => value === null ? "–" : (value * factor).toLocaleString("en", { maximumSignificantDigits: 4 });
 
-  // Every figure of the runs picked, and by how much it is not that of the first one.
-  function besides() {
-    return [["figure", "unit", ...picked.map((index) => runs[index].name)], ...figures.map((figure) => {
-      const values = picked.map((index) => runs[index].figures[figure.name]);
-      const by = (value) => value !== null && values[0] ? ` (${((value / values[0] - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+")} %)` : "";
-      const mark = (place) => runs[picked[place]].thin.includes(figure.name) ? "*" : "";
-      return [figure.title, figure.unit, ...values.map((value, place) => shown(value, figure) + mark(place) + (place ? by(value) : ""))];
+  // Returns every figure of the selected runs, with the difference from the first run in percent.
+  function comparisonRows() {
+    return [["figure", "unit", ...selected.map((index) => runs[index].name)], ...figures.map((figure) => {
+      const values = selected.map((index) => runs[index].figures[figure.name]);
+      const difference = (value) => value !== null && values[0] ? ` (${((value / values[0] - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+")} %)` : "";
+      const mark = (position) => runs[selected[position]].thin.includes(figure.name) ? "*" : "";
+      return [figure.title, figure.unit, ...values.map((value, position) => shown(value, figure) + mark(position) + (position ? difference(value) : ""))];
     })];
   }
 
-  // Runs of two servers, versions or labels are two groups of repeats; else each is compared with the first one.
+  // Returns the commands that compare the selected runs. Runs of exactly two servers, versions or labels are compared as
+  // two groups of repeats. Otherwise each run is compared with the first one.
   function commands() {
-    const groups = Map.groupBy ? Map.groupBy(picked, (index) => runs[index].group) : new Map();
+    const groups = Map.groupBy ? Map.groupBy(selected, (index) => runs[index].group) : new Map();
     const paths = (indices) => indices.map((index) => runs[index].path).join(" ");
-    if (picked.length < 2) return "Pick two or more runs above.";
-    if (picked.length > 2 && groups.size === 2) return `loadgen compare --html compare.html ${[...groups.values()].map(paths).join(" -- ")}`;
-    return picked.slice(1).map((index, place) => `loadgen compare --html compare${place ? `-${place + 1}` : ""}.html ${paths([picked[0], index])}`).join("\n");
+    if (selected.length < 2) return "Select two or more runs above.";
+    if (selected.length > 2 && groups.size === 2) return `loadgen compare --html compare.html ${[...groups.values()].map(paths).join(" -- ")}`;
+    return selected.slice(1).map((index, position) => `loadgen compare --html compare${position ? `-${position + 1}` : ""}.html ${paths([selected[0], index])}`).join("\n");
   }
 
-  function compare() {
-    const table = made("table", undefined, "facts-table");
-    const [head, ...body] = besides();
-    table.createCaption().textContent = "Figures of the runs picked, against the first of them";
-    const line = (part, values, tag) => {
+  function updateComparison() {
+    const table = createElement("table", undefined, "facts-table");
+    const [head, ...body] = comparisonRows();
+    table.createCaption().textContent = "Figures of the selected runs, compared with the first one";
+    const addRow = (part, values, tag) => {
       const row = part.insertRow();
       values.forEach((value, index) => {
-        const cell = made(index ? tag : "th", value, index > 1 ? "number" : "");
+        const cell = createElement(index ? tag : "th", value, index > 1 ? "number" : "");
         if (cell.tagName === "TH") cell.scope = tag === "th" ? "col" : "row";
         row.append(cell);
       });
     };
-    line(table.createTHead(), head, "th");
-    const rest = table.createTBody();
-    body.forEach((values) => line(rest, values, "td"));
-    beside.replaceChildren(table);
+    addRow(table.createTHead(), head, "th");
+    const tableBody = table.createTBody();
+    body.forEach((values) => addRow(tableBody, values, "td"));
+    comparison.replaceChildren(table);
     command.textContent = commands();
   }
 
-  function again() {
-    const place = element("picked");
-    if (place.classList.contains("empty")) place.replaceChildren();
-    place.classList.remove("empty");
+  function updateSelection() {
+    const container = element("picked");
+    if (container.classList.contains("empty")) container.replaceChildren();
+    container.classList.remove("empty");
     draw("picked");
-    compare();
+    updateComparison();
   }
 
   function trend() {
     const figure = figures.find(({ name }) => name === byId("figure").value);
-    const own = runs.filter((run) => run.label === byId("label").value && run.figures[figure.name] !== null).reverse();
-    const servers = [...new Set(own.map((run) => run.server))];
-    const traces = servers.map((server, place) => {
-      const of = own.filter((run) => run.server === server);
-      return { type: "scatter", mode: "lines+markers", name: plain(server), x: of.map((run) => run.at), y: of.map((run) => run.figures[figure.name] * figure.factor),
-        line: { ...look(place), width: 1.5 }, marker: { size: 9, symbol: of.map((run) => run.valid ? "circle" : "circle-open") }, customdata: of.map((run) => plain(run.name)),
+    const labelled = runs.filter((run) => run.label === byId("label").value && run.figures[figure.name] !== null).reverse();
+    const servers = [...new Set(labelled.map((run) => run.server))];
+    const traces = servers.map((server, index) => {
+      const serverRuns = labelled.filter((run) => run.server === server);
+      return { type: "scatter", mode: "lines+markers", name: plain(server), x: serverRuns.map((run) => run.at), y: serverRuns.map((run) => run.figures[figure.name] * figure.factor),
+        line: { ...style(index), width: 1.5 }, marker: { size: 9, symbol: serverRuns.map((run) => run.valid ? "circle" : "circle-open") }, customdata: serverRuns.map((run) => plain(run.name)),
         hovertemplate: `%{customdata}: %{y:.4~g} ${figure.unit}<extra>${plain(server)}</extra>` };
     });
     return { traces, layout: { ...legend, xaxis: { type: "date", nticks: 5, tickangle: 0, title: { text: "run started, UTC" } },
@@ -90,28 +91,28 @@
   }
 
   rows.forEach((row, index) => {
-    const box = made("input");
-    Object.assign(box, { type: "checkbox", checked: picked.includes(index) });
-    box.setAttribute("aria-label", `Compare ${runs[index].name}`);
-    box.addEventListener("change", () => {
-      if (box.checked) picked.push(index);
-      else picked.splice(picked.indexOf(index), 1);
-      again();
+    const checkbox = createElement("input");
+    Object.assign(checkbox, { type: "checkbox", checked: selected.includes(index) });
+    checkbox.setAttribute("aria-label", `Compare ${runs[index].name}`);
+    checkbox.addEventListener("change", () => {
+      if (checkbox.checked) selected.push(index);
+      else selected.splice(selected.indexOf(index), 1);
+      updateSelection();
     });
-    row.cells[0].prepend(box, " ");
+    row.cells[0].prepend(checkbox, " ");
   });
   byId("filter").addEventListener("input", ({ target }) => {
-    const wanted = target.value.toLowerCase().split(/\s+/);
-    rows.forEach((row, index) => { row.hidden = !wanted.every((word) => words[index].includes(word)); });
-    byId("said").textContent = `${rows.filter((row) => !row.hidden).length} runs shown`;
+    const words = target.value.toLowerCase().split(/\s+/);
+    rows.forEach((row, index) => { row.hidden = !words.every((word) => rowTexts[index].includes(word)); });
+    byId("status").textContent = `${rows.filter((row) => !row.hidden).length} runs shown`;
   });
-  beside.tabIndex = 0;
-  beside.setAttribute("role", "region");
-  beside.setAttribute("aria-label", "Figures of the runs picked");
-  element("picked").closest("figure").after(beside);
-  chart("picked", { draw: percentiles, rows: besides });
+  comparison.tabIndex = 0;
+  comparison.setAttribute("role", "region");
+  comparison.setAttribute("aria-label", "Figures of the selected runs");
+  element("picked").closest("figure").after(comparison);
+  chart("picked", { draw: percentiles, rows: comparisonRows });
   chart("trend", { draw: trend, rows: trendRows });
-  compare();
+  updateComparison();
   document.querySelectorAll("input[name=metric]").forEach((input) => input.addEventListener("change", () => draw("picked")));
   for (const id of ["figure", "label"]) byId(id).addEventListener("change", () => draw("trend"));
 })();

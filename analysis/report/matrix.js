@@ -1,4 +1,4 @@
-// The charts of a matrix: bars per platform and server, and distributions per platform and per server.
+// Draws the charts of a matrix: bars per platform and server, and latency distributions per platform and per server.
 "use strict";
 (() => {
   const { DATA: data, chart, draw, colour, fade, plain } = Report;
@@ -6,30 +6,31 @@
   const figureOf = () => data.figures.find((figure) => figure.name === document.getElementById("figure").value);
   const metricOf = () => data.metrics.find((metric) => metric.name === checked("metric"));
   const legend = { showlegend: true, margin: { l: 72, r: 14, t: 40, b: 48 } };
-  const cellsOf = (of) => of.cells.map((index) => data.cells[index]);
+  const cellsOf = ({ cells }) => cells.map((index) => data.cells[index]);
 
-  // One trace of bars per server, one entry per platform; the dots are the repeats.
+  // Draws one trace of bars per server, with one bar per platform. The dots are the repeats.
   function bars(group) {
     const figure = figureOf();
     const cells = cellsOf(group);
     const platforms = [...new Set(cells.map((cell) => cell.platform))];
     const traces = [];
     for (const server of new Set(cells.map((cell) => cell.server))) {
-      const own = platforms.map((platform) => cells.find((cell) => cell.server === server && cell.platform === platform))
+      const serverCells = platforms.map((platform) => cells.find((cell) => cell.server === server && cell.platform === platform))
         .filter((cell) => cell && cell.figures[figure.name].mean !== null);
-      if (!own.length) continue;
-      const values = own.map((cell) => cell.figures[figure.name]);
-      const ends = (side) => values.map((each) => each.ci95 === null ? 0 : Math.abs(each.ci95[side] - each.mean) * figure.factor);
-      const known = values.some((each) => each.ci95 !== null);
-      const means = values.map((each) => each.mean * figure.factor);
+      if (!serverCells.length) continue;
+      const results = serverCells.map((cell) => cell.figures[figure.name]);
+      const errors = (side) => results.map(({ ci95, mean }) => ci95 === null ? 0 : Math.abs(ci95[side] - mean) * figure.factor);
+      const hasIntervals = results.some(({ ci95 }) => ci95 !== null);
+      const means = results.map(({ mean }) => mean * figure.factor);
       const name = plain(server);
-      traces.push({ type: "bar", name, offsetgroup: name, legendgroup: name, x: own.map((cell) => plain(cell.platform)), y: means,
-        marker: { color: fade(colour(own[0].colour), "b8"), line: { color: colour(own[0].colour), width: 1 } },
-        error_y: { visible: known, type: "data", symmetric: false, array: ends(1), arrayminus: ends(0), color: colour("ink"), thickness: 1.2, width: 4 },
+      const barColour = colour(serverCells[0].colour);
+      traces.push({ type: "bar", name, offsetgroup: name, legendgroup: name, x: serverCells.map((cell) => plain(cell.platform)), y: means,
+        marker: { color: fade(barColour, "b8"), line: { color: barColour, width: 1 } },
+        error_y: { visible: hasIntervals, type: "data", symmetric: false, array: errors(1), arrayminus: errors(0), color: colour("ink"), thickness: 1.2, width: 4 },
         hovertemplate: `%{y:.4~g} ${figure.unit}<extra>${name}, %{x}</extra>` });
       traces.push({ type: "scatter", mode: "markers", name, offsetgroup: name, legendgroup: name, showlegend: false,
-        x: own.flatMap((cell) => cell.figures[figure.name].values.map(() => plain(cell.platform))),
-        y: values.flatMap((each) => each.values.map((value) => value * figure.factor)),
+        x: serverCells.flatMap((cell) => cell.figures[figure.name].values.map(() => plain(cell.platform))),
+        y: results.flatMap(({ values }) => values.map((value) => value * figure.factor)),
         marker: { color: colour("ink"), size: 5, opacity: 0.75 },
         hovertemplate: `%{y:.4~g} ${figure.unit}<extra>one repeat of ${name}, %{x}</extra>` });
     }
@@ -48,16 +49,17 @@
       })];
   }
 
-  // Servers are told apart by colour, platforms by dash; thin lines are single repeats.
-  function distributions(of) {
+  // Draws the distributions of a chart's cells. Servers differ in colour and platforms in line style. Thin lines are
+  // single repeats.
+  function distributions(spec) {
     const metric = metricOf();
     const log = checked("axis") === "log";
-    const traces = cellsOf(of).flatMap((cell) => {
-      const name = plain(of.kind === "host" ? cell.server : cell.platform);
-      const dash = of.kind === "host" ? cell.server_dash : cell.host_dash;
+    const traces = cellsOf(spec).flatMap((cell) => {
+      const name = plain(spec.kind === "host" ? cell.server : cell.platform);
+      const dash = spec.kind === "host" ? cell.server_dash : cell.host_dash;
       const { pooled, runs } = cell.curves[metric.name];
-      const line = (curve, look) => ({ type: "scatter", mode: curve.x.length > 1 ? "lines" : "markers", name, legendgroup: name,
-        x: curve.x.map((value) => value * metric.factor), y: curve.y, ...look });
+      const line = (curve, style) => ({ type: "scatter", mode: curve.x.length > 1 ? "lines" : "markers", name, legendgroup: name,
+        x: curve.x.map((value) => value * metric.factor), y: curve.y, ...style });
       const repeats = runs.map((run) => line(run, { showlegend: false, hoverinfo: "skip", opacity: 0.45,
         line: { color: colour(cell.colour), width: 1, shape: "hv", dash } }));
       return [...repeats, line(pooled, { line: { color: colour(cell.colour), width: 2.2, shape: "hv", dash },
@@ -68,19 +70,19 @@
       yaxis: { range: [0, 1.01], tickvals: [0, 0.25, 0.5, 0.75, 0.9, 1], tickformat: ".0%" } } };
   }
 
-  function distributionRows(of) {
+  function distributionRows(spec) {
     const metric = metricOf();
     return [["server", "platform", metric.name, "share"],
-      ...cellsOf(of).flatMap((cell) => cell.curves[metric.name].pooled.x.map((x, index) =>
+      ...cellsOf(spec).flatMap((cell) => cell.curves[metric.name].pooled.x.map((x, index) =>
         [cell.server, cell.platform, x, cell.curves[metric.name].pooled.y[index]]))];
   }
 
   for (const group of data.groups) {
     chart(group.bars, { draw: () => bars(group), rows: () => barRows(group) });
-    for (const each of group.charts) chart(each.id, { draw: () => distributions(each), rows: () => distributionRows(each) });
+    for (const spec of group.charts) chart(spec.id, { draw: () => distributions(spec), rows: () => distributionRows(spec) });
   }
-  const again = (names) => names.forEach((name) => draw(name));
-  document.getElementById("figure")?.addEventListener("change", () => again(data.groups.map((group) => group.bars)));
+  const redraw = (names) => names.forEach((name) => draw(name));
+  document.getElementById("figure")?.addEventListener("change", () => redraw(data.groups.map((group) => group.bars)));
   document.querySelectorAll("input[name=metric], input[name=axis]").forEach((input) =>
-    input.addEventListener("change", () => again(data.groups.flatMap((group) => group.charts.map((each) => each.id)))));
+    input.addEventListener("change", () => redraw(data.groups.flatMap((group) => group.charts.map((spec) => spec.id)))));
 })();

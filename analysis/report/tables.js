@@ -1,58 +1,59 @@
-// Tables that sort by a click or a key on their heads, and everything that can be copied.
+// Makes tables sortable by their column headings, and adds buttons that copy tables and commands.
 "use strict";
 (() => {
-  const { made } = Report;
-  const said = document.getElementById("said");
+  const { createElement } = Report;
+  const status = document.getElementById("status");
 
-  // What a cell says, without its interval or a mark for the eye only.
+  // Returns the text of a cell without its interval, and without text for screen readers or decoration.
   function text(cell) {
     const copy = cell.cloneNode(true);
-    copy.querySelectorAll("small, .unseen, [aria-hidden]").forEach((each) => each.remove());
+    copy.querySelectorAll("small, .unseen, [aria-hidden]").forEach((hidden) => hidden.remove());
     return copy.textContent.replace(/\s+/g, " ").trim();
   }
 
-  // `data-value` where the text is in a unit of its row or is no number; missing values come last either way.
-  function value(cell) {
-    const given = cell.dataset.value ?? text(cell).replace(/,/g, "");
-    const number = Number.parseFloat(given);
-    return Number.isNaN(number) || /^[a-z]/i.test(given) ? given : number;
+  // Returns the sort key of a cell: `data-value` if the cell has it, otherwise its text, as a number if it is one.
+  function sortKey(cell) {
+    const content = cell.dataset.value ?? text(cell).replace(/,/g, "");
+    const number = Number.parseFloat(content);
+    return Number.isNaN(number) || /^[a-z]/i.test(content) ? content : number;
   }
 
-  function compare(one, other) {
-    if (typeof one === typeof other) return typeof one === "number" ? one - other : one.localeCompare(other, "en", { numeric: true });
-    return typeof one === "number" ? -1 : 1;
+  function compare(a, b) {
+    if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
+    return typeof a === "number" ? -1 : 1;
   }
 
+  // Sorts the rows of a table. Missing values come last in both directions.
   function sort(table, index, descending) {
     const body = table.tBodies[0];
-    const rows = [...body.rows].map((row) => ({ row, key: value(row.cells[index]) }));
+    const rows = [...body.rows].map((row) => ({ row, key: sortKey(row.cells[index]) }));
     const missing = ({ key }) => key === "" || key === "–" || /^n</.test(key);
-    rows.sort((one, other) => missing(one) - missing(other) || (descending ? -1 : 1) * compare(one.key, other.key));
+    rows.sort((a, b) => missing(a) - missing(b) || (descending ? -1 : 1) * compare(a.key, b.key));
     body.append(...rows.map(({ row }) => row));
   }
 
-  function sortable(table) {
+  function makeSortable(table) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, index) => {
-      const button = made("button", undefined, "sort");
+      const button = createElement("button", undefined, "sort");
       button.type = "button";
       button.append(...head.childNodes);
       head.append(button);
       button.addEventListener("click", () => {
         const descending = head.getAttribute("aria-sort") === "ascending";
-        heads.forEach((each) => each.removeAttribute("aria-sort"));
+        heads.forEach((otherHead) => otherHead.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", descending ? "descending" : "ascending");
         sort(table, index, descending);
       });
     });
   }
 
-  async function copy(words, button) {
-    const before = button.textContent;
+  async function copy(content, button) {
+    const label = button.textContent;
     try {
-      await navigator.clipboard.writeText(words);
+      await navigator.clipboard.writeText(content);
     } catch { // no permission, or an old browser
-      const area = made("textarea", words);
+      const area = createElement("textarea", content);
       document.body.append(area);
       area.select();
       document.execCommand("copy");
@@ -60,20 +61,20 @@
       button.focus();
     }
     button.textContent = "Copied";
-    said.textContent = "Copied";
-    setTimeout(() => { button.textContent = before; }, 1500);
+    status.textContent = "Copied";
+    setTimeout(() => { button.textContent = label; }, 1500);
   }
 
-  function copyable(table) {
-    const button = made("button", "Copy table", "copy");
+  function addCopyButton(table) {
+    const button = createElement("button", "Copy table", "copy");
     button.type = "button";
     button.addEventListener("click", () => copy([...table.rows].map((row) => [...row.cells].map(text).join("\t")).join("\n"), button));
     table.closest(".scroll").before(button);
   }
 
   document.querySelectorAll("table.facts-table").forEach((table) => {
-    if (table.tBodies[0].rows.length > 1) sortable(table);
-    copyable(table);
+    if (table.tBodies[0].rows.length > 1) makeSortable(table);
+    addCopyButton(table);
   });
   document.querySelectorAll("[data-copy]").forEach((button) =>
     button.addEventListener("click", () => copy(document.getElementById(button.dataset.copy).textContent, button)));

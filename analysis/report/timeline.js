@@ -1,97 +1,108 @@
-// The timeline of each request: bars as thick as there is room for, and single tokens once few rows are in view.
+// Draws the timeline of requests. Bars are as thick as the space allows, and tokens appear when few rows are in view.
 "use strict";
 (() => {
   const { chart, colour, draw, element, plain, ready } = Report;
   const ROWS_WITH_TOKENS = 40;
-  const whole = (value) => value.toLocaleString("en");
+  const integer = (value) => value.toLocaleString("en");
 
-  // Seconds with as many digits as tell something, in the unit that reads best.
-  function time(seconds) {
+  // Formats a duration with three significant digits in a suitable unit.
+  function duration(seconds) {
     if (seconds === null || seconds === undefined) return "–";
     const [factor, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
     return `${(seconds * factor).toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
   }
 
-  const picked = () => DATA.runs[Number(document.getElementById("timeline-run")?.value ?? 0)];
+  const selectedRun = () => DATA.runs[Number(document.getElementById("timeline-run")?.value ?? 0)];
 
-  // A line from x0 to x1 per row, with its middle, because a pointer finds points and not what lies between them.
-  function bars(rows, from, to, words) {
+  // Returns one line per row. Each line has a point in its middle, because Plotly shows hover text only at points.
+  function bars(rows, from, to, texts) {
     const [x, y, text] = [[], [], []];
     rows.forEach(({ position, index }) => {
       if (from[index] === null || to[index] === null) return;
       x.push(from[index], (from[index] + to[index]) / 2, to[index], null);
       y.push(position, position, position, null);
-      text.push(words[index], words[index], words[index], "");
+      text.push(texts[index], texts[index], texts[index], "");
     });
     return { x, y, text };
   }
 
-  function timeline() {
-    const run = picked();
-    const { timeline: drawn } = run.data;
-    const rows = drawn.position.map((position, index) => ({ position, index }));
-    const tokens = drawn.tokens;
-    const words = rows.map(({ position, index }) => `request ${drawn.request[index]}, ${whole(position)}. sent<br>sent at ${time(drawn.sent_s[index])}` +
-      (drawn.first_s[index] === null ? ", no token came" : `, first token after ${time(drawn.first_s[index] - drawn.sent_s[index])},<br>` +
-      `last after ${time(drawn.last_s[index] - drawn.sent_s[index])}`) + (tokens?.[index]?.length ? `, ${whole(tokens[index].length)} chunks` : "") +
-      (drawn.bad[index] ? `<br>${plain(drawn.bad[index])}` : ""));
-    const waited = drawn.first_s.map((first, index) => first ?? drawn.end_s[index]);
-    const bad = rows.filter(({ index }) => drawn.bad[index] && drawn.end_s[index] !== null);
-    const look = { type: "scatter", mode: "lines", hovertemplate: "%{text}<extra></extra>" };
-    const traces = [
-      { ...look, ...bars(rows, drawn.sent_s, waited, words), name: "waiting for the first token", line: { color: colour("idle"), width: 0.8 } },
-      { ...look, ...bars(rows, drawn.first_s, drawn.last_s, words), name: "receiving tokens", line: { color: colour(run.colour), width: 0.8 } },
-      { ...look, mode: "markers", x: [], y: [], name: "tokens", showlegend: false, hoverinfo: "skip", hovertemplate: undefined, marker: { symbol: "line-ns", size: 9, line: { width: 1.2, color: colour("ink") } } },
-      { ...look, mode: "markers", x: bad.map(({ index }) => drawn.end_s[index]), y: bad.map(({ position }) => position), text: bad.map(({ index }) => words[index]),
-        name: "ended without being complete", showlegend: bad.length > 0, marker: { symbol: "x", size: 7, color: colour("bad") } },
-    ];
-    return { traces, layout: { showlegend: true, xaxis: { title: { text: "time, s" }, ...span(drawn) },
-      yaxis: { title: { text: "order sent" }, range: [drawn.n + 0.5 + drawn.n * 0.01, 0.5 - drawn.n * 0.01] } } };
+  // Returns the hover text of a request.
+  function requestText(timeline, index) {
+    const sent_s = timeline.sent_s[index];
+    let text = `request ${timeline.request[index]} (sent as number ${integer(timeline.position[index])})<br>sent at ${duration(sent_s)}`;
+    if (timeline.first_s[index] === null) text += ", no token received";
+    else {
+      text += `, first token after ${duration(timeline.first_s[index] - sent_s)},<br>last token after ${duration(timeline.last_s[index] - sent_s)}`;
+    }
+    if (timeline.tokens?.[index]?.length) text += `, ${integer(timeline.tokens[index].length)} chunks`;
+    if (timeline.bad[index]) text += `<br>${plain(timeline.bad[index])}`;
+    return text;
   }
 
-  function span({ sent_s, end_s, last_s }) {
-    const from = sent_s.reduce((least, value) => Math.min(least, value), Infinity);
-    const to = sent_s.reduce((most, sent, index) => Math.max(most, end_s[index] ?? last_s[index] ?? sent), -Infinity);
+  function drawTimeline() {
+    const run = selectedRun();
+    const { timeline } = run.data;
+    const rows = timeline.position.map((position, index) => ({ position, index }));
+    const texts = rows.map(({ index }) => requestText(timeline, index));
+    const waitEnds = timeline.first_s.map((first, index) => first ?? timeline.end_s[index]);
+    const incomplete = rows.filter(({ index }) => timeline.bad[index] && timeline.end_s[index] !== null);
+    const base = { type: "scatter", mode: "lines", hovertemplate: "%{text}<extra></extra>" };
+    const traces = [
+      { ...base, ...bars(rows, timeline.sent_s, waitEnds, texts), name: "waiting for the first token", line: { color: colour("idle"), width: 0.8 } },
+      { ...base, ...bars(rows, timeline.first_s, timeline.last_s, texts), name: "receiving tokens", line: { color: colour(run.colour), width: 0.8 } },
+      { ...base, mode: "markers", x: [], y: [], name: "tokens", showlegend: false, hoverinfo: "skip", hovertemplate: undefined, marker: { symbol: "line-ns", size: 9, line: { width: 1.2, color: colour("ink") } } },
+      { ...base, mode: "markers", x: incomplete.map(({ index }) => timeline.end_s[index]), y: incomplete.map(({ position }) => position), text: incomplete.map(({ index }) => texts[index]),
+        name: "not complete", showlegend: incomplete.length > 0, marker: { symbol: "x", size: 7, color: colour("bad") } },
+    ];
+    return { traces, layout: { showlegend: true, xaxis: { title: { text: "time, s" }, ...timeRange(timeline) },
+      yaxis: { title: { text: "order sent" }, range: [timeline.n + 0.5 + timeline.n * 0.01, 0.5 - timeline.n * 0.01] } } };
+  }
+
+  function timeRange({ sent_s, end_s, last_s }) {
+    const from = sent_s.reduce((minimum, value) => Math.min(minimum, value), Infinity);
+    const to = sent_s.reduce((maximum, sent, index) => Math.max(maximum, end_s[index] ?? last_s[index] ?? sent), -Infinity);
     return from < to ? { range: [from - (to - from) * 0.01, to + (to - from) * 0.01] } : {};
   }
 
-  // Bars as thick as there is room for, and single tokens once few rows are in view.
+  // Adapts the thickness of the bars to the rows in view, and draws their tokens if there are few of them.
   function refine() {
-    const place = element("timeline");
-    if (!place._fullLayout?.yaxis) return;
-    const { position, sent_s, tokens, tick_s } = picked().data.timeline;
-    const [bottom, top] = place._fullLayout.yaxis.range;
-    const inView = position.map((at, index) => ({ at, index })).filter(({ at }) => at <= bottom && at >= top);
-    const width = Math.min(14, Math.max(0.8, (place._fullLayout.yaxis._length / Math.max(1, inView.length)) * 0.65));
+    const container = element("timeline");
+    if (!container._fullLayout?.yaxis) return;
+    const { position, sent_s, tokens, tick_s } = selectedRun().data.timeline;
+    const [bottom, top] = container._fullLayout.yaxis.range;
+    const inView = position.map((row, index) => ({ row, index })).filter(({ row }) => row <= bottom && row >= top);
+    const width = Math.min(14, Math.max(0.8, (container._fullLayout.yaxis._length / Math.max(1, inView.length)) * 0.65));
     const [x, y] = [[], []];
     if (inView.length <= ROWS_WITH_TOKENS && tokens) {
-      inView.forEach(({ at, index }) => {
-        let now = sent_s[index];
-        tokens[index].forEach((step) => { now += step * tick_s; x.push(now); y.push(at); });
+      inView.forEach(({ row, index }) => {
+        let time = sent_s[index];
+        tokens[index].forEach((step) => { time += step * tick_s; x.push(time); y.push(row); });
       });
     }
-    const [{ line: bars }, , { x: before }] = place.data;
-    if (bars.width.toFixed(1) === width.toFixed(1) && !before.length && !x.length) return;
-    const third = (value) => [undefined, undefined, value]; // of the three traces, the first two keep theirs
-    Plotly.restyle(place, { "line.width": [width, width], x: third(x), y: third(y), "marker.size": third(Math.max(4, width)) }, [0, 1, 2]);
+    const [{ line: barLine }, , { x: drawnTokens }] = container.data;
+    if (barLine.width.toFixed(1) === width.toFixed(1) && !drawnTokens.length && !x.length) return;
+    const thirdTrace = (value) => [undefined, undefined, value]; // the first two traces keep their values
+    Plotly.restyle(container, { "line.width": [width, width], x: thirdTrace(x), y: thirdTrace(y), "marker.size": thirdTrace(Math.max(4, width)) }, [0, 1, 2]);
   }
 
   const timelineRows = () => [["run", "request", "order_sent", "sent_s", "first_token_s", "last_token_s", "end_s", "complete", "reason"],
-    ...DATA.runs.flatMap(({ name, data: { timeline: drawn } }) => drawn.request.map((request, index) => [name, request, drawn.position[index], drawn.sent_s[index],
-      drawn.first_s[index], drawn.last_s[index], drawn.end_s[index], drawn.bad[index] ? "no" : "yes", drawn.bad[index]]))];
+    ...DATA.runs.flatMap(({ name, data: { timeline } }) => timeline.request.map((request, index) => [name, request, timeline.position[index], timeline.sent_s[index],
+      timeline.first_s[index], timeline.last_s[index], timeline.end_s[index], timeline.bad[index] ? "no" : "yes", timeline.bad[index]]))];
 
-  chart("timeline", { draw: timeline, rows: timelineRows, refine });
+  chart("timeline", { draw: drawTimeline, rows: timelineRows, refine });
   document.getElementById("timeline-run")?.addEventListener("change", () => draw("timeline"));
 
-  // From a reason to the request that had it, in the middle of its neighbours, with its words.
+  // A link in the table of incomplete requests zooms the timeline to its request and shows the reason there.
   document.querySelectorAll("[data-request]").forEach((link) => link.addEventListener("click", () => ready.then(() => {
-    const { timeline: drawn } = picked().data;
-    const index = drawn.request.indexOf(Number(link.dataset.request));
+    const { timeline } = selectedRun().data;
+    const index = timeline.request.indexOf(Number(link.dataset.request));
     if (index < 0) return;
     draw("timeline");
-    const [at, from, to] = [drawn.position[index], drawn.sent_s[index], drawn.end_s[index] ?? drawn.sent_s[index]];
-    const room = Math.max((to - from) * 0.2, 1e-3);
-    const note = { x: to, y: at, text: plain(`request ${link.dataset.request}: ${drawn.bad[index]}`), showarrow: true, ax: 0, ay: -28, xanchor: "right", bgcolor: colour("raised"), bordercolor: colour("bad") };
-    Plotly.relayout(element("timeline"), { "xaxis.range": [from - room, to + room], "yaxis.range": [at + 12, at - 12], annotations: [note] });
+    const row = timeline.position[index];
+    const from = timeline.sent_s[index];
+    const to = timeline.end_s[index] ?? from;
+    const padding = Math.max((to - from) * 0.2, 1e-3);
+    const note = { x: to, y: row, text: plain(`request ${link.dataset.request}: ${timeline.bad[index]}`), showarrow: true, ax: 0, ay: -28, xanchor: "right", bgcolor: colour("raised"), bordercolor: colour("bad") };
+    Plotly.relayout(element("timeline"), { "xaxis.range": [from - padding, to + padding], "yaxis.range": [row + 12, row - 12], annotations: [note] });
   })));
 })();

@@ -49,7 +49,7 @@ def test_runs_are_filtered_picked_compared_and_followed(browser: Browser, tmp_pa
     assert page.locator("#compare table thead th").all_text_contents()[2:] == ["run-3", "run-2", "run-0"]
     for name in ("run-3", "run-2", "run-0"):
         page.get_by_label(f"Compare {name}").uncheck()
-    assert str(page.locator("#compare pre").text_content()) == "Pick two or more runs above."
+    assert str(page.locator("#compare pre").text_content()) == "Select two or more runs above."
     page.get_by_label("Compare run-1").check()
     assert page.evaluate(names, "picked") == ["run-1"]
     page.fill("#filter", "vllm TRY")

@@ -132,7 +132,7 @@ def test_tables_and_the_command_can_be_copied(fresh: Opened) -> None:
     first = page.evaluate("navigator.clipboard.readText()").split("\n")[1].split("\t")
     assert first[:3] == ["TTFT", "s", "1,000"]
     assert all(re.fullmatch(r"[\d.,]+\*?|" + UNKNOWN, cell) for cell in first[3:])
-    expect(page.locator("#said")).to_have_text("Copied")
+    expect(page.locator("#status")).to_have_text("Copied")
 
 
 def lowest_text(sheet: Any) -> str:

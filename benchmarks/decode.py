@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from loadgen.servers.backends import BACKENDS
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.sse import split_events
 
 VLLM = (
     b'data: {"id":"cmpl-9789ecc7bb6be2ab","object":"text_completion","created":1795245662,"model":"m","choices":[{'
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'dialect':<20} {'split':>7} {'with keep-alives':>17} {'decode':>7}")
     for key, event in EVENTS.items():
         body = event * events
-        payloads = split(body)[0]
+        payloads = split_events(body)[0]
         dialect = BACKENDS[key[0]].dialects[key[1]]
         assert sum(dialect.decode(payloads).tokens) >= 1
-        usual = _us_per_event(lambda body=body: split(body), events, passes)
-        exact = _us_per_event(lambda body=b":\n\n" + body: split(body), events, passes)
+        usual = _us_per_event(lambda body=body: split_events(body), events, passes)
+        exact = _us_per_event(lambda body=b":\n\n" + body: split_events(body), events, passes)
         decode = _us_per_event(lambda dialect=dialect, payloads=payloads: dialect.decode(payloads), events, passes)
         print(f"{'/'.join(key):<20} {usual:>7.2f} {exact:>17.2f} {decode:>7.2f}")
 

@@ -143,7 +143,7 @@ class _Until(io.RawIOBase):
 
 def raise_if_local_limit(url: str, host: str, port: int, error: OSError) -> None:
     """Raise a ClientLimitError if a connection failed because of this machine."""
-    limit = local_limits.of_host(host, port, error)
+    limit = local_limits.local_limit_of_host(host, port, error)
     if limit is not None:
         cause, _, remedy = str(limit.strerror).partition(". ")
         raise ClientLimitError(f"{url} cannot be reached from here: {cause}", remedy) from error

@@ -7,7 +7,7 @@ from typing import Any, cast
 from loadgen.analysis.run.record import Record
 from loadgen.engine.client_health import Health
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.record_builder import records_of
+from loadgen.engine.record_builder import build_records
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.connection import READ_BYTES
 from loadgen.servers.wire.http1 import ProtocolError
@@ -64,13 +64,13 @@ def recorded(
     can be; with `cut` it ended so, and with `raw` these bytes came instead. `dialect`: the key's of one version."""
     body = "".join(f"data: {event}\n\n" for event in events).encode()
     head = b"HTTP/1.1 200 OK\r\n\r\n" if cut else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
-    exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, given_up_ns=10**9)
+    exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, ended_at_ns=10**9)
     exchange.parts.append(head + body if raw is None else raw)
     step = READ_BYTES if full_reads else max(1, len(exchange.raw))
     for end in range(step, len(exchange.raw) + step, step):
         exchange.sizes.append(min(end, len(exchange.raw)))
-        exchange.user.append(1000 * len(exchange.sizes))
-        exchange.kernel += bytes(16)
+        exchange.user_ns.append(1000 * len(exchange.sizes))
+        exchange.kernel_timespecs += bytes(16)
     try:
         exchange.framing.scan(exchange.raw)
     except ProtocolError as error:
@@ -79,7 +79,7 @@ def recorded(
         exchange.error_kind, exchange.error_detail = cut
     health = Health()
     request = Request(0, "text", 5, asked)
-    (record,) = records_of([(exchange, request)], dialect or EVERY[key], ClockPairs(), 0, health)
+    (record,) = build_records([(exchange, request)], dialect or EVERY[key], ClockPairs(), 0, health)
     return record, health.sample()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen.servers.wire.packet_headers import Segments, segments
+from loadgen.servers.wire.packet_headers import Segments, parse_segments
 from loadgen.servers.wire.packet_socket import BLOCK_BYTES
 
 SERVER = ("10.1.2.3", 8000)
@@ -49,7 +49,7 @@ def came(
 ) -> Segments:
     """What is read out of a ring of these blocks."""
     words = np.frombuffer(b"".join(map(block, blocks)), np.uint32).reshape(len(blocks), -1)
-    return segments(words, np.arange(len(blocks)), family, servers)
+    return parse_segments(words, np.arange(len(blocks)), family, servers)
 
 
 def _packet(sent: Sent) -> bytes:

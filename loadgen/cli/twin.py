@@ -140,12 +140,12 @@ def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.repeats import figures_of
-    from loadgen.engine.prepare import schedule_of
+    from loadgen.engine.prepare import build_schedule
     from loadgen.studies.simulate import in_memory
 
     if modelled.twin is None:
         raise PlanError("an interval is that of a twin", "Name one with --twin.")
-    requests = schedule_of(plan).count or TARGET_REQUESTS
+    requests = build_schedule(plan).count or TARGET_REQUESTS
     if requests > MAX_REQUESTS:
         return []
     number = draws or min(MAX_DRAWS, max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests)), len(modelled.twin.draws))

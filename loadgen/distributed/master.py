@@ -24,12 +24,12 @@ from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, 
 from loadgen.engine import prepare
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.merge_parts import WorkerExit, gather
+from loadgen.engine.merge_parts import WorkerExit, merge_parts
 from loadgen.engine.prepare import OnProgress
 from loadgen.engine.priority import least_raised
 from loadgen.engine.resolve_server import Say
 from loadgen.engine.signals import Interrupts
-from loadgen.engine.telemetry_sampler import Sampler, sampler_of
+from loadgen.engine.telemetry_sampler import Sampler, open_sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
 from loadgen.servers.errors import DECODE_ERRORS
@@ -114,8 +114,8 @@ def run(
         prepared.header.command = command
         places = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
         master = Master(link, prepared.header, places, spread, folder, say, on_progress)
-        with master.interrupts.watched():
-            return master.run(sampler_of(total, prepared.header.server, prepared.schedule.due_ns))
+        with master.interrupts.counting():
+            return master.run(open_sampler(total, prepared.header.server, prepared.schedule.due_ns))
 
 
 @dataclass(slots=True)
@@ -279,7 +279,7 @@ class Master:
         ]
         ends = (machine.ended.at_ns - machine.offset.after.offset_ns for machine in machines if machine.ended)
         interrupted, ended_ns = self.interrupts.count > 0, max(ends, default=None)
-        return gather(
+        return merge_parts(
             outcomes, self._header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
         )
 

@@ -15,7 +15,7 @@ from loadgen import machine as host
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, fingerprint, token_of
 from loadgen.engine import coordinator, prepare
-from loadgen.engine.client_health import COUNTED, total
+from loadgen.engine.client_health import COUNTER_NAMES, sum_counters
 from loadgen.engine.coordinator import Worker
 from loadgen.engine.merge_parts import WorkerExit
 from loadgen.engine.priority import least_raised
@@ -145,14 +145,14 @@ class MasterSession:
         return start.at_ns
 
     def _tell(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
-        counts = total(worker.counts for worker in workers)
+        counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]
-        self.link.tell(protocol.Progress([getattr(counts, name) for name in COUNTED], due, ahead_ns))
+        self.link.tell(protocol.Progress([getattr(counts, name) for name in COUNTER_NAMES], due, ahead_ns))
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
         """Ten times a second: hear the master, tell how far it is, and send what has been recorded."""
         self.listen(0)
-        self._on_progress(phase, total(worker.counts for worker in workers))
+        self._on_progress(phase, sum_counters(worker.counts for worker in workers))
         if not self.began:
             return
         self._outgoing.pump()
@@ -215,7 +215,7 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
     token_of(os.environ)
     while True:
         interrupts = Interrupts()
-        with interrupts.watched(), protocol.locust_process("worker", master.host, master.port) as link:
+        with interrupts.counting(), protocol.locust_process("worker", master.host, master.port) as link:
             session = MasterSession(link, interrupts, on_progress)
             say(f"waiting for the master at {master}" + ("" if stay else f", for {protocol.MASTER_LIMIT_S} s at most"))
             with new_folder(folder, f"parts-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}") as parts:

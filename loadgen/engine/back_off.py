@@ -46,11 +46,11 @@ class BackOff:
         """The number of clients that wait."""
         return len(self._waiting_since)
 
-    def failed(self, now_ns: int, *, was_try: bool) -> None:
-        """Let the client of a request that failed at once wait. `was_try` says that the client had waited before."""
+    def failed(self, now_ns: int, *, was_retry: bool) -> None:
+        """Let the client of a request that failed at once wait. `was_retry` says that the client had waited before."""
         if self._failing_since_ns is None:
             self._failing_since_ns = now_ns
-        if was_try:
+        if was_retry:
             self._tries_under_way -= 1
             self._pause_ns = min(MAX_PAUSE_NS, 4 * self._pause_ns)  # `take` halved it, and now it is to be doubled
             self.next_try_ns = now_ns + self._pause_ns
@@ -59,10 +59,10 @@ class BackOff:
             self.next_try_ns = now_ns + self._pause_ns
         self._waiting_since.append(now_ns)
 
-    def went_on(self, now_ns: int, *, was_try: bool) -> None:
+    def went_on(self, now_ns: int, *, was_retry: bool) -> None:
         """Note that a request has ended and did not fail at once."""
         self._failing_since_ns = None
-        if was_try:
+        if was_retry:
             self._tries_under_way -= 1
             self._pause_ns = min(self._pause_ns, FIRST_PAUSE_NS)
             self.next_try_ns = now_ns

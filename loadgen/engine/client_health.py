@@ -24,13 +24,13 @@ BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
 """Upper ends of the lateness buckets: 1 us, then four per octave up to about 100 s."""
 
-ADDED = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
+EVENT_COUNTERS = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
 """What adds up: reads, those that held more than one event, those that found the receive window full, those before
 which it was looked at; segments that we sent again, and that came out of order."""
 
-LOOKED_AT = 64
+MAX_SEARCHED = 64
 """Answers each time: many more would take what reading needs, for a mean on a progress line."""
-LOOKED_AT_BYTES, FIRST_BYTES = 8_192, 2_048
+SEARCHED_BYTES, SEARCHED_FIRST_BYTES = 8_192, 2_048
 """Bytes of a response's beginning that are searched for the first token, and those that are searched first."""
 
 
@@ -42,7 +42,7 @@ class Health:
 
     def _reset(self) -> None:
         self._late = Counter[int]()
-        self._added = dict.fromkeys(ADDED, 0)
+        self._added = dict.fromkeys(EVENT_COUNTERS, 0)
         self._stall_ns_max = 0
         self._pauses = self._paused_ns = 0
         self.wants_mark = True
@@ -56,7 +56,7 @@ class Health:
     def add(self, late_ns: Sequence[int], *events: int) -> None:
         """Take one request: how late each of its reads was, and how often the rest of ADDED occurred."""
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
-        for name, count in zip(ADDED, (len(late_ns), *events), strict=True):
+        for name, count in zip(EVENT_COUNTERS, (len(late_ns), *events), strict=True):
             self._added[name] += count
 
     def stall(self, late_ns: int) -> None:
@@ -89,7 +89,7 @@ class Health:
         return values
 
 
-COUNTED = (
+COUNTER_NAMES = (
     *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
     *("tokens", "answered", "ttft_ns"),
 )
@@ -102,7 +102,7 @@ class LiveCounters(Structure):
     token: a packet where the ring stamps, else a read. `answered`: requests with a first token, whose TTFTs add up to
     `ttft_ns`."""
 
-    _fields_ = [(name, c_int64) for name in COUNTED]
+    _fields_ = [(name, c_int64) for name in COUNTER_NAMES]
 
     due: int
     sent: int
@@ -117,11 +117,11 @@ class LiveCounters(Structure):
     ttft_ns: int
 
 
-def total(counts: Iterable[LiveCounters]) -> LiveCounters:
+def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
     """The sum of several workers' counts."""
     summed = LiveCounters()
     for count in counts:
-        for name in COUNTED:
+        for name in COUNTER_NAMES:
             setattr(summed, name, getattr(summed, name) + getattr(count, name))
     return summed
 
@@ -150,9 +150,9 @@ class FirstTokens:
     def look(self, in_flight: Set[Exchange]) -> None:
         """Search the unfinished responses that were sent first for their first token, where it is likely to have come.
         Events without a token, such as the role of a chat, may come much earlier."""
-        for exchange in islice((each for each in in_flight if each not in self._seen), LOOKED_AT):
+        for exchange in islice((each for each in in_flight if each not in self._seen), MAX_SEARCHED):
             reads = len(exchange.sizes)
-            if exchange.aside or exchange.sent_ns is None or self._searched.get(exchange) == reads:
+            if exchange.spilled or exchange.sent_ns is None or self._searched.get(exchange) == reads:
                 continue
             end = self._search(exchange.raw)
             if end is None:
@@ -166,11 +166,11 @@ class FirstTokens:
                 self._add(arrived_ns - exchange.sent_ns)
 
     def _search(self, raw: bytes) -> int | None:
-        if raw.find(b"data:", 0, LOOKED_AT_BYTES) < 0:
+        if raw.find(b"data:", 0, SEARCHED_BYTES) < 0:
             return None
-        end = self._first_token(raw[:FIRST_BYTES])
-        if end is None and len(raw) > FIRST_BYTES:
-            end = self._first_token(raw[:LOOKED_AT_BYTES])
+        end = self._first_token(raw[:SEARCHED_FIRST_BYTES])
+        if end is None and len(raw) > SEARCHED_FIRST_BYTES:
+            end = self._first_token(raw[:SEARCHED_BYTES])
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.backends.dialect import Dialect
-from loadgen.servers.wire.http1 import joined
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.http1 import join_pieces
+from loadgen.servers.wire.sse import split_events
 from loadgen.workloads.sessions import Conversation
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class Sessions:
 
 def answer_text(exchange: Exchange, dialect: Dialect) -> str:
     """The text of an answer that was recorded as complete. The next turn quotes it."""
-    body = joined(exchange.raw, exchange.framing.body_bounds(exchange.raw))
-    return dialect.text(split(body)[0])
+    body = join_pieces(exchange.raw, exchange.framing.body_bounds(exchange.raw))
+    return dialect.text(split_events(body)[0])
 
 
-Feed = OpenLoop | ClosedLoop | Sessions
+RequestQueue = OpenLoop | ClosedLoop | Sessions

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from loadgen.analysis.run.runfile import Footer, Header, SchedulingFacts, open_run
-from loadgen.engine.client_health import LiveCounters, total
+from loadgen.engine.client_health import LiveCounters, sum_counters
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.merge_parts import WorkerExit, gather
+from loadgen.engine.merge_parts import WorkerExit, merge_parts
 from loadgen.engine.priority import least_raised
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler
@@ -79,11 +79,11 @@ def run(
         header.client["scheduling"] = least_raised(worker.scheduling for worker in workers)
         start_ns = time.monotonic_ns() + START_LEAD_NS + LOOKED_AT_NS * max(task.schedule.spare for task in tasks)
         open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
-        readings.begin(header.start_ns, folder, lambda: total(worker.counts for worker in workers))
+        readings.begin(header.start_ns, folder, lambda: sum_counters(worker.counts for worker in workers))
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
-        why = on_progress(phase, total(worker.counts for worker in workers))
+        why = on_progress(phase, sum_counters(worker.counts for worker in workers))
         if why and not interrupts.count:
             interrupts.count += 1
             notes.append(why)
@@ -94,13 +94,15 @@ def run(
         beside = readings.end(patient=not interrupts.count)
 
     interrupts = Interrupts()
-    with interrupts.watched():
+    with interrupts.counting():
         try:
             outcomes = run_workers(tasks, begin, interrupts, show, end, look)
         finally:
             readings.stop()
         main, interrupted = folder / "run.jsonl", interrupts.count > 0
-        return gather(outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes)
+        return merge_parts(
+            outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
+        )
 
 
 def run_workers(

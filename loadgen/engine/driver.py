@@ -29,9 +29,9 @@ from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.client_health import FirstTokens, Health, LiveCounters
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.closed_loop import Feed, Sessions, answer_text
+from loadgen.engine.closed_loop import RequestQueue, Sessions, answer_text
 from loadgen.engine.record_buffer import RecordBuffer
-from loadgen.engine.record_builder import first_token, records_of
+from loadgen.engine.record_builder import build_records, first_token_end
 from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.servers.auth import connection_error
 from loadgen.servers.backends.dialect import Dialect
@@ -45,13 +45,13 @@ from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
 """A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
-TICKS_PER_LOOK, TICKS_PER_SAMPLE = 5, 20
+TICKS_PER_CHECK, TICKS_PER_SAMPLE = 5, 20
 SEND_AGAIN_NS = 5_000_000_000
 """A request is sent again only if its idle connection was closed within this time. A server that read the request
 before it closed the connection has usually worked on it for longer."""
 GROUP_LOOK_NS = 20_000_000
 """Connections of a waiting group are not looked at when the group is due sooner than this: looking takes time."""
-MANY = 1024  # Of more requests in flight, what has come is counted once a second
+MANY_IN_FLIGHT = 1024  # Of more requests in flight, what has come is counted once a second
 CHECKED_GROUP = 64  # Groups up to this size have their connections looked at once more right before they are sent
 BACKLOG, TURN_NS, QUIET_NS = 64, 20_000_000, 2_000_000
 """One exchange is recorded per turn of the loop, once none has ended for QUIET_NS: others that end now come first, as
@@ -67,7 +67,7 @@ class Driver:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: RequestQueue,
         pool: Pool,
         exchange: Callable[[Callable[[Exchange], None]], Exchange],
         recorder: Recorder,
@@ -284,7 +284,7 @@ class Driver:
         idle: a server that closes such a connection has refused the request. No request is sent a third time."""
         if exchange.error_kind != "connect" or not slot.reused or slot.first_sent_ns is not None:
             return False
-        lost_after_ns = (exchange.given_up_ns or 0) - (exchange.sent_ns or 0)
+        lost_after_ns = (exchange.ended_at_ns or 0) - (exchange.sent_ns or 0)
         return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
 
     async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
@@ -307,7 +307,7 @@ class Driver:
 
     def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
-        free, exchange.free = exchange.free, None
+        free, exchange.reusable_connection = exchange.reusable_connection, None
         if free is not None and self._feed.more and not self._interrupted:
             free.reused = True
             self._pool.put(free)
@@ -380,18 +380,18 @@ class Driver:
             self._give_up_next()
             return
         if refused and now_ns - ended.due_ns <= AT_ONCE_NS:
-            self._back_off.failed(now_ns, was_try=ended.is_try)
+            self._back_off.failed(now_ns, was_retry=ended.is_retry)
         else:
-            self._back_off.went_on(now_ns, was_try=ended.is_try)
+            self._back_off.went_on(now_ns, was_retry=ended.is_retry)
             self._next(now_ns)
         self._arm_try()
 
-    def _next(self, now_ns: int, *, is_try: bool = False) -> bool:
+    def _next(self, now_ns: int, *, is_retry: bool = False) -> bool:
         """Make the next request of a closed loop due. Return False when none is left."""
         slot = self._feed.next_after_completion(now_ns)
         if slot is None:
             return False
-        slot.is_try = is_try
+        slot.is_retry = is_retry
         self._counts.due += slot.turns
         self._wait(slot)
         return True
@@ -419,7 +419,7 @@ class Driver:
             return
         for waited_ns in self._back_off.take(now_ns):
             self._recorder.health.pause(waited_ns)
-            if not self._next(now_ns, is_try=True):
+            if not self._next(now_ns, is_retry=True):
                 self._back_off.clear()
                 break
         self._arm_try()
@@ -463,13 +463,13 @@ class Driver:
         """Housekeeping: stalls at every tick, time limits and progress four times a second, health once."""
         now_ns = self._clock.now_ns()
         self._recorder.health.stall(now_ns - due_ns)
-        if ticks % TICKS_PER_LOOK == 0:
+        if ticks % TICKS_PER_CHECK == 0:
             limit_ns = now_ns - int(self._timeout_s * 1e9)
             for exchange in [*self._in_flight]:  # in the order in which they were sent
                 if (exchange.sent_ns or now_ns) > limit_ns:
                     break
                 exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
-            counts = len(self._in_flight) <= MANY or ticks % TICKS_PER_SAMPLE == 0
+            counts = len(self._in_flight) <= MANY_IN_FLIGHT or ticks % TICKS_PER_SAMPLE == 0
             self._recorder.watch(self._in_flight.keys(), counts=counts)
             while self._kept and self._kept[0][0] <= now_ns:
                 self._kept.popleft()[1].payload = b""
@@ -504,9 +504,9 @@ class Recorder:
         counts: LiveCounters,
         stamps: TimestampSource,
         sweep_ns: Callable[[], int] = int,
-        aside: DiskSpill | None = None,
+        disk_spill: DiskSpill | None = None,
     ) -> None:
-        """`sweep_ns` says how far apart reads were at most since it was last asked; `aside` takes what is long."""
+        """`sweep_ns` says how far apart reads were at most since it was last asked; `disk_spill` takes what is long."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -516,13 +516,13 @@ class Recorder:
         self._worker = worker
         self._stamps = stamps
         self._sweep_ns = sweep_ns
-        self._aside = aside
+        self._disk_spill = disk_spill
         self._clocks = ClockPairs()
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
         """Taken and still to be recorded."""
         self._tokens = self._took_ns = 0
         self._planned: asyncio.TimerHandle | None = None
-        self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token, dialect=dialect))
+        self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token_end, dialect=dialect))
 
     def begin(self, start_ns: int) -> None:
         """The clock is about to start: read both clocks, and forget what the client's health was until now."""
@@ -549,18 +549,18 @@ class Recorder:
         """Take the stamps that have come, and bring the `counts` of unfinished requests up to date."""
         self._stamps.collect()
         if counts:
-            arriving = self._stamps.pieces(in_flight)
-            ended = self._stamps.pieces([exchange for _, exchange, *_ in self.ended if exchange is not None])
+            arriving = self._stamps.piece_counts(in_flight)
+            ended = self._stamps.piece_counts([exchange for _, exchange, *_ in self.ended if exchange is not None])
             self.counts.streaming = len(arriving) - arriving.count(0)
             self.counts.tokens = self._tokens + sum(arriving) + sum(ended) + self._stamps.unsorted
             self._first.look(in_flight)
-        if self._aside is not None:
-            self._aside.spill(in_flight)
+        if self._disk_spill is not None:
+            self._disk_spill.spill(in_flight)
 
     def _record_first(self, count: int) -> None:
         taken = [*islice(self.ended, count)]
         received = [(exchange, slot.request) for slot, exchange, *_ in taken if exchange is not None]
-        decoded = iter(records_of(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
+        decoded = iter(build_records(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
         for slot, exchange, kind, detail in taken:
             record = unsent_record(slot.request, kind, detail) if exchange is None else next(decoded)
             record.worker = self._worker

@@ -44,7 +44,7 @@ class _Ended(msgspec.Struct, tag_field="type", tag="request"):
 _ENDED = msgspec.json.Decoder(_Ended)
 
 
-def gather(
+def merge_parts(
     outcomes: Sequence[WorkerExit],
     header: Header,
     main: Path,

@@ -1,7 +1,7 @@
 """From a Plan to its run: which server, its facts, the due instants, the prompts, each worker's task, the Run's header.
 
-    Plan ─ schedule_of ─> Schedule    when, how many, how many at once
-         ─ prompts_of ──> Prompts     what is asked, exact by the server's own count
+    Plan ─ build_schedule ─> Schedule    when, how many, how many at once
+         ─ build_prompts ──> Prompts     what is asked, exact by the server's own count
          ─ prepare ─────> Prepared    the Schedule, a WorkerTask per process, and the header
          ─ run ─────────> Footer      with loadgen.engine.coordinator
 
@@ -25,7 +25,7 @@ from msgspec.structs import asdict
 
 from loadgen import folders
 from loadgen import machine as host
-from loadgen.engine.resolve_server import Say, access_of, dialect_for, max_length, server_for, simulated_name
+from loadgen.engine.resolve_server import Say, access_for, dialect_for, max_length, server_for, simulated_name
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_DEFAULT = 10_000
 """Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
-SPARE_LEAST = 8
+MIN_SPARE = 8
 UNKNOWN_TOKENS = 1 << 15
 """What a simulated server has room for where there are sessions, or prompts of a file."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
@@ -83,11 +83,11 @@ def run(
     ended. The first line that `say` gets names the server. `launch` is what is known of how the server was started.
     Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before anything is sent."""
     from loadgen.engine import coordinator
-    from loadgen.engine.telemetry_sampler import sampler_of
+    from loadgen.engine.telemetry_sampler import open_sampler
 
     with folders.FolderClaim(folder), prepare(plan, folder, say) as prepared:
         header = prepared.header
-        sampler = partial(sampler_of, plan, header.server, prepared.schedule.due_ns)
+        sampler = partial(open_sampler, plan, header.server, prepared.schedule.due_ns)
         if plan.gpu or plan.dcgm_url or plan.server_pid:  # a missing library is an error before the run
             sampler = partial(lambda made: made, sampler())
         folders.check_room(folder, prepared.bytes)
@@ -105,13 +105,13 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.auth import resolve_target
     from loadgen.servers.discovery import apply_mark, endpoint_dialect, open_tokenizer
-    from loadgen.servers.wire.addresses import addresses_said, reachable
+    from loadgen.servers.wire.addresses import describe_addresses, select_addresses
 
     check_inputs(plan)
-    access = access_of(plan)
+    access = access_for(plan)
     requested = endpoint_dialect(plan.server, plan.endpoint)
-    schedule = schedule_of(plan)
-    check_file(plan, schedule)
+    schedule = build_schedule(plan)
+    check_prompt_file(plan, schedule)
     host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
     room = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
     with server_for(
@@ -120,7 +120,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
         with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
-            prompts = prompts_of(plan, schedule, dialect, tokenizer)
+            prompts = build_prompts(plan, schedule, dialect, tokenizer)
             facts = apply_mark(probed, tokenizer.mark)
         if facts is not probed:
             say(f"{simulated_name(facts)}: its counts of prompts say that it is simulated")
@@ -128,9 +128,9 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         tokens = "about " * (not prompts.exact and not plan.uses_file) + describe_lengths(plan)[0]
         what = f"sessions, {tokens} tokens a turn" if plan.uses_sessions else f"prompts of {tokens} tokens"
         say(f"{count}{what} ({prompts.counting_method})" + f" for {facts.model}" * bool(facts.model))
-        target = reachable(resolve_target(facts.url, access.tls))
+        target = select_addresses(resolve_target(facts.url, access.tls))
         if len(target.addresses) > 1 or target.unused:
-            say(addresses_said(target))
+            say(describe_addresses(target))
         tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
             WorkerTask(
                 worker=worker,
@@ -149,7 +149,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             for worker in range(plan.workers)
         ]
         bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
-        header = header_of(plan, facts, dialect, prompts, schedule.at_once)
+        header = build_header(plan, facts, dialect, prompts, schedule.at_once)
         header.server |= target.facts
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
 
@@ -170,7 +170,7 @@ def check_inputs(plan: Plan) -> None:
                 raise WorkloadError(f"cannot read {path}: {error.strerror}") from None
 
 
-def schedule_of(plan: Plan) -> Schedule:
+def build_schedule(plan: Plan) -> Schedule:
     """The due instants or clients of a plan. Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that
     cannot be read."""
     from loadgen.engine.request_queue import Schedule
@@ -187,7 +187,7 @@ def schedule_of(plan: Plan) -> Schedule:
             first += 1
         maximum = max(maximum, last - first + 1)
     in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, maximum))
-    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(SPARE_LEAST, maximum)))
+    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(MIN_SPARE, maximum)))
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
@@ -197,7 +197,7 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
         say(named.described(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
 
-def check_file(plan: Plan, schedule: Schedule) -> None:
+def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
     """Read the prompts of a plan's file once, before any server is asked. Raises WorkloadError for damage and for text
     that cannot be sent, and PlanError when the file holds fewer prompts than the plan needs."""
     requested = workload.parse(plan.workload)
@@ -213,7 +213,7 @@ def check_file(plan: Plan, schedule: Schedule) -> None:
         )
 
 
-def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
+def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
     """Return the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
     PromptError, WorkloadError or ServerError."""
     requested, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
@@ -243,7 +243,7 @@ def prompts_of(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerT
     return prepare_prompts(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
 
 
-def header_of(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
+def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
     """Return the header: what is known of a run before it starts. `at_once` requests are certainly in flight together.
 
     A version that misleads and a load over the server's limit are only here where --force and --over-limit let them

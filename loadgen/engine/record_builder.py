@@ -18,9 +18,9 @@ from loadgen.servers.auth import hide_secrets
 from loadgen.servers.backends.dialect import Answer, Dialect, round_up_to_pieces
 from loadgen.servers.backends.error_messages import error_text, is_rejection, one_line
 from loadgen.servers.errors import decompress
-from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined
-from loadgen.servers.wire.sse import is_event_stream, of_chunks, split
-from loadgen.servers.wire.stamp_check import checked
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
+from loadgen.servers.wire.sse import is_event_stream, payloads_of_chunks, split_events
+from loadgen.servers.wire.stamp_check import checked_instants
 from loadgen.servers.wire.timestamps import Instants, SocketTimestamps, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
@@ -48,7 +48,7 @@ class _Came(NamedTuple):
     ends: Sequence[int]  # Where in all that came each of the payloads ended
 
 
-def records_of(
+def build_records(
     several: Sequence[tuple[Exchange, Request]],
     dialect: Dialect,
     clocks: ClockPairs,
@@ -62,21 +62,22 @@ def records_of(
     received = [each for each in every if each.exchange.sizes]
     if health.wants_mark:
         _look_for_mark(received, health)
-    stamped = checked(stamps, [(each.exchange, array("q", (1, *each.ends))) for each in received], clocks.to_monotonic)
+    exchanges = [(each.exchange, array("q", (1, *each.ends))) for each in received]
+    stamped = checked_instants(stamps, exchanges, clocks.to_monotonic)
     answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in received]
     for each, answer, (arrivals, instants) in zip(received, answers, stamped, strict=True):
         exchange, record = each.exchange, each.record
-        late = [*map(sub, exchange.user, arrivals)]
+        late = [*map(sub, exchange.user_ns, arrivals)]
         if min(late) < 0:  # two clocks never agree to the last nanosecond
             late = [max(0, late_ns) for late_ns in late]
         record.late_ns_max = max(late)
         first_token_read = _finish(each, answer, instants, dialect, start_ns)
-        full = exchange.shut or _full_reads(exchange.sizes, first_token_read)
-        health.add(late, record.coalesced_reads, full, exchange.windows, *exchange.losses)
+        full = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
+        health.add(late, record.coalesced_reads, full, exchange.window_checks, *exchange.losses)
     return [each.record for each in every]
 
 
-def first_token(raw: bytes, dialect: Dialect) -> int | None:
+def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
     """Return the offset just past the first event that holds a token, in the beginning of a response; None where there
     is none. Never raises on what a server sent.
 
@@ -101,10 +102,10 @@ def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
         return None
     if framing.status != 200 or not dialect.streams:
         return None
-    payloads, ends, _ = split(joined(raw, bounds))
+    payloads, ends, _ = split_events(join_pieces(raw, bounds))
     tokens = dialect.decode(payloads).tokens
     index = next((index for index, count in enumerate(tokens) if count), None)
-    return None if index is None else places_of(ends, bounds)[index]
+    return None if index is None else raw_offsets(ends, bounds)[index]
 
 
 def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Came:
@@ -113,7 +114,7 @@ def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int)
         "truncated" if exchange.error_kind == "truncated" else "failed",
         sent_ns=_since(start_ns, exchange.sent_ns),
         sent_end_ns=_since(start_ns, exchange.sent_end_ns),
-        end_ns=_since(start_ns, exchange.given_up_ns),
+        end_ns=_since(start_ns, exchange.ended_at_ns),
         error_kind=exchange.error_kind,
         error_detail=exchange.error_detail,
         http_status=exchange.framing.status,
@@ -165,7 +166,7 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
         record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(came.coding)
     elif exchange.framing.status is not None:
         record.state, record.error_kind = "failed", "http_status"
-        said = decompress(joined(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
+        said = decompress(join_pieces(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
         record.error_detail = error_text(exchange.framing.status, hide_secrets(said))
         if is_rejection(exchange.framing.status, said):
             record.state, record.error_kind = "rejected", "rejected"
@@ -181,7 +182,7 @@ def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dial
 
 def _note_other_body(came: _Came, answer: Answer, dialect: Dialect) -> None:
     """If a response with status 200 holds something else than an event stream, quote it in the answer."""
-    body = joined(came.exchange.raw, came.bounds)
+    body = join_pieces(came.exchange.raw, came.bounds)
     if answer.error_kind or not body.strip() or (dialect.streams and is_event_stream(body)):
         return
     answer.error_kind = "protocol"
@@ -212,15 +213,15 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
     """Return the payload of each event, and where in the buffer it ends."""
     raw = exchange.raw
     known = dialect.streams and exchange.framing.events and exchange.framing.ended
-    if known and (payloads := of_chunks(raw, bounds)) is not None:
+    if known and (payloads := payloads_of_chunks(raw, bounds)) is not None:
         return payloads, bounds[1::2]
-    body = joined(raw, bounds)
+    body = join_pieces(raw, bounds)
     if dialect.streams:
-        payloads, ends, _ = split(body, closed=exchange.framing.ended)
+        payloads, ends, _ = split_events(body, closed=exchange.framing.ended)
     else:
         payloads = [body] if exchange.framing.ended and body else []
         ends = [*map(len, payloads)]
-    return payloads, places_of(ends, bounds)
+    return payloads, raw_offsets(ends, bounds)
 
 
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
@@ -242,7 +243,7 @@ def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int
         record.end_ns = instants[answer.end_event] - start_ns
 
 
-def places_of(ends: Sequence[int], bounds: array[int]) -> list[int]:
+def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
     """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer have these bounds."""
     stops = bounds[1::2]
     passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]

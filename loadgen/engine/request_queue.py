@@ -70,7 +70,7 @@ class ScheduledRequest:
     reopened: int = 0
     first_sent_ns: int | None = None
     """When it was first sent (CLOCK_MONOTONIC), if it had to be sent again."""
-    is_try: bool = False
+    is_retry: bool = False
     """Whether its client of a closed loop had waited, because the request before had failed at once."""
     awaited: bool = False
     """Whether its client of a closed loop goes on only when this request has been recorded."""

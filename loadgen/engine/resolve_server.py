@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 """Gets one line per step."""
 
 
-def access_of(plan: Plan) -> Access:
+def access_for(plan: Plan) -> Access:
     """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
     Raises SecretError, and PlanError where the plan names a variable that is not set."""
     headers = dict(_filled(plan.header))
@@ -89,7 +89,7 @@ def with_detected_server(plan: Plan) -> Plan:
         return plan
     from loadgen.servers.discovery import probe
 
-    result = probe(plan.url, model=plan.model, access=access_of(plan))
+    result = probe(plan.url, model=plan.model, access=access_for(plan))
     return plan.replaced(server=result.name)
 
 
@@ -135,7 +135,7 @@ def clock_speed(plan: Plan) -> float:
     """
     from loadgen.servers.discovery import resolve
 
-    facts = resolve(plan.server, _url_of(plan), os.environ, real=plan.real, model=plan.model, access=access_of(plan))
+    facts = resolve(plan.server, _url_of(plan), os.environ, real=plan.real, model=plan.model, access=access_for(plan))
     return plan.speed if facts is None else facts.speed or 1.0
 
 

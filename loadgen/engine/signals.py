@@ -10,7 +10,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def handled(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
+def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
     """Within this block these signals call `handler`. SIGHUP is left alone if it is ignored (nohup). Afterwards the
     old handlers are restored, except for signals that the handler has decided to ignore from now on."""
     heard = [
@@ -31,9 +31,9 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
 
-    def watched(self) -> AbstractContextManager[None]:
+    def counting(self) -> AbstractContextManager[None]:
         """Within this block the signals only count."""
-        return handled(INTERRUPTS, self._counted)
+        return handle_signals(INTERRUPTS, self._counted)
 
     def _counted(self, number: int, _frame: object) -> None:
         """Count a signal. A terminal that goes away is one interrupt, although both the kernel and the shell send

@@ -53,7 +53,7 @@ EDGE_LIMIT_S = 2.0
 """A reading that the run waits for, before it and after it."""
 REST_S = (0.1, 0.2, 0.4, 0.8)
 """How long the server is given to come to rest after the last answer: it is read again after each of these."""
-BURST_LEAST = 16
+MIN_BURST = 16
 """So many requests due at one instant are a burst: nothing is read until they have been sent."""
 GUARD_NS = 100_000_000
 """No reading begins this shortly before a burst."""
@@ -83,14 +83,14 @@ class Bursts(msgspec.Struct, frozen=True):
         return 0.0, LIMIT_S
 
 
-def bursts_of(due_ns: Iterable[int] | None) -> Bursts:
+def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
     """Where an open loop has bursts. A closed loop (None) begins with one as well, of which nothing is known here."""
     result: dict[int, int] = {}
     number = 0
     for instant, together in groupby(due_ns or ()):
         size = sum(1 for _ in together)
         number += size
-        if size >= BURST_LEAST:
+        if size >= MIN_BURST:
             result[instant] = number
     return Bursts(result)
 
@@ -227,7 +227,7 @@ class Sampler:
             self._part.flush()
 
 
-def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
+def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
     """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load. What is missing
     by default is noted. Raises PlanError when something is missing that the plan asks for."""
     if not plan.metrics_every_s:
@@ -251,14 +251,14 @@ def sampler_of(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | No
         raise PlanError(
             "\n".join(lines), "Nothing was sent. Without these options the run goes on without the figures."
         )
-    return Sampler(sources, plan.metrics_every_s, bursts_of(due_ns), missing)
+    return Sampler(sources, plan.metrics_every_s, find_bursts(due_ns), missing)
 
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
     """What opens each source, or why nothing does."""
-    from loadgen.engine.resolve_server import access_of
+    from loadgen.engine.resolve_server import access_for
 
-    access, here = access_of(plan), is_this_machine(server["url"])
+    access, here = access_for(plan), is_this_machine(server["url"])
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
         gpu = partial(Dcgm, plan.dcgm_url, access.tls)
@@ -371,7 +371,7 @@ def main() -> None:
         told, answer = json.loads(line), {}
         try:
             if sampler is None:
-                sampler = sampler_of(Plan(**told["plan"]), told["server"], None)  # nobody knows the load beforehand
+                sampler = open_sampler(Plan(**told["plan"]), told["server"], None)  # nobody knows the load beforehand
                 sampler.idle()
                 sampler.start()
                 answer = {"facts": sampler.facts}

@@ -33,16 +33,16 @@ from msgspec.structs import replace
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
-from loadgen.engine.closed_loop import ClosedLoop, Feed, Sessions
+from loadgen.engine.closed_loop import ClosedLoop, RequestQueue, Sessions
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.auth import Target
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.lifeline import close_inherited, end_with_parent
-from loadgen.servers.wire.http1 import post
-from loadgen.servers.wire.packet_socket import may_see_packets
-from loadgen.servers.wire.timestamp_sources import load, open_source
+from loadgen.servers.wire.http1 import encode_post
+from loadgen.servers.wire.packet_socket import set_packet_capability
+from loadgen.servers.wire.timestamp_sources import open_source, preload_source
 from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
@@ -113,7 +113,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         payload, not_encoded = b"", ""
         try:
             body = self.dialect.encode(request, self.model)
-            payload = post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
+            payload = encode_post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
         except Exception as error:
             not_encoded = encoding_problem(error)
         said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
@@ -123,7 +123,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """The present turn of a session."""
         return self.slot(conversation.request(), due_ns, conversation)
 
-    def feed(self) -> Feed:
+    def feed(self) -> RequestQueue:
         """This worker's slots, encoded as they are drawn."""
         schedule, sessions = self.schedule, self.prompts.has_sessions
         due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
@@ -138,7 +138,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
 def preload(tasks: Sequence[WorkerTask]) -> None:
     """Import what several workers need once for all; of one alone, what its coordinator needs too in the end."""
-    load(tasks[0].stamps)
+    preload_source(tasks[0].stamps)
     if len(tasks) > 1:
         import uvloop  # noqa: F401
 
@@ -155,7 +155,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
         signal.signal(number, signal.SIG_IGN)
     with ThreadPoolExecutor(1) as beside:  # the kernel takes 20 ms to open a packet ring, and imports as long
         opening = beside.submit(_open_stamps, task, share)
-        may_see_packets(now=False)  # of this thread alone, and of those that it starts
+        set_packet_capability(effective=False)  # of this thread alone, and of those that it starts
         end_with_parent(parent.pid if (parent := parent_process()) else None, pipe.fileno())
         import asyncio
 
@@ -174,7 +174,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
 
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
     """In a thread of its own, whose rights end with it."""
-    may_see_packets(now=True)
+    set_packet_capability(effective=True)
     return open_source(task.stamps, task.target.addresses, share)
 
 
@@ -185,7 +185,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     from loadgen.engine.driver import Driver, Recorder
     from loadgen.engine.record_buffer import RecordBuffer
     from loadgen.servers.wire.addresses import Connector
-    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, ROOM_BYTES, SELDOM, ReadPacer
+    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, RECEIVE_BUFFER_BYTES, SELDOM, ReadPacer
     from loadgen.servers.wire.disk_spill import DiskSpill
     from loadgen.servers.wire.poller import Poller
     from loadgen.servers.wire.pool import Pool
@@ -203,11 +203,11 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
         if stamps.by_read
         else ReadPacer(*apart, rate_dropped=stamps.rate_dropped, by_read=lambda: stamps.active_source.by_read)
     )
-    room = ROOM_BYTES if sweeps is not None and apart is SELDOM else 0
+    room = RECEIVE_BUFFER_BYTES if sweeps is not None and apart is SELDOM else 0
     aside = None if sweeps is None else DiskSpill(task.part.parent)
     clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
-    def driver_of(feed: Feed, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
+    def driver_of(feed: RequestQueue, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
         connecting = Connector(task.target, limit_s, stamps, room, first=task.worker)
         pool = Pool(connecting, spare=spare, meanwhile=feed.draw)

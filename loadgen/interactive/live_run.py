@@ -41,12 +41,12 @@ from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_fact
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen.engine import prepare
-from loadgen.engine.client_health import ADDED, LOOKED_AT_BYTES, Health
+from loadgen.engine.client_health import EVENT_COUNTERS, SEARCHED_BYTES, Health
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import whole_lines
 from loadgen.engine.priority import raised_priority
-from loadgen.engine.record_builder import records_of
-from loadgen.engine.resolve_server import access_of, dialect_for, server_for
+from loadgen.engine.record_builder import build_records
+from loadgen.engine.resolve_server import access_for, dialect_for, server_for
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
@@ -58,7 +58,7 @@ from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.discovery import endpoint_dialect, open_tokenizer
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
-from loadgen.servers.wire.addresses import Rotation, addresses_said, reachable
+from loadgen.servers.wire.addresses import Rotation, describe_addresses, select_addresses
 from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads import workload
@@ -116,7 +116,7 @@ class LiveTarget(msgspec.Struct):
         """The server's dialect on an endpoint, as `dialect_for` finds it once. Raises what that raises."""
         name = endpoint_dialect(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
         if name not in self._dialects:
-            access = access_of(self.plan)
+            access = access_for(self.plan)
             self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name)
         return self._dialects[name]
 
@@ -136,13 +136,13 @@ class LiveTarget(msgspec.Struct):
     def prompts(self, dialect: Dialect) -> Prompts:
         """Built at first use, which asks the server to count. Raises PlanError, WorkloadError."""
         if dialect.endpoint not in self._prompts:
-            plan, access = self.plan, access_of(self.plan)
+            plan, access = self.plan, access_for(self.plan)
             if not (dialect.token_ids or self._of_file):
                 plan = plan.replaced(n=TEXTS)
-            schedule = prepare.schedule_of(plan)
-            prepare.check_file(plan, schedule)
+            schedule = prepare.build_schedule(plan)
+            prepare.check_prompt_file(plan, schedule)
             with open_tokenizer(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
-                self._prompts[dialect.endpoint] = prepare.prompts_of(plan, schedule, dialect, server)
+                self._prompts[dialect.endpoint] = prepare.build_prompts(plan, schedule, dialect, server)
         return self._prompts[dialect.endpoint]
 
     def how(self, dialect: Dialect) -> str:
@@ -167,12 +167,12 @@ class LiveTarget(msgspec.Struct):
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
     """Find the server as `loadgen burst` does; the built-in simulated one lives as long as `stack`. Raises
     loadgen.servers.errors.ServerError."""
-    access = access_of(plan)
+    access = access_for(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
-    target = reachable(resolve_target(facts.url, access.tls))
+    target = select_addresses(resolve_target(facts.url, access.tls))
     if len(target.addresses) > 1 or target.unused:
-        say(addresses_said(target))
+        say(describe_addresses(target))
     return LiveTarget(plan, facts, target, Rotation(target.addresses), access.headers, say)
 
 
@@ -315,7 +315,7 @@ class LiveRun:
         check_room(folder, ROOM_BYTES)
         dialect = target.dialect(None)
         prompts = replace(target.prompts(dialect), counting_method=target.how(dialect))
-        header = prepare.header_of(target.plan, target.facts, dialect, prompts)
+        header = prepare.build_header(target.plan, target.facts, dialect, prompts)
         header.server |= target.address.facts
         header.telemetry = sampler.facts(target.plan, header.server)
         self.folder = folder
@@ -324,7 +324,7 @@ class LiveRun:
         self.ended = False
         self._sampler = sampler
         self._stamps = stamps
-        self._total: dict[str, Any] = dict.fromkeys((*ADDED, *MOST, "cpu_sum_ns", "cpu_ns", "wall_ns"), 0) | {
+        self._total: dict[str, Any] = dict.fromkeys((*EVENT_COUNTERS, *MOST, "cpu_sum_ns", "cpu_ns", "wall_ns"), 0) | {
             "late_counts": {}
         }
         """The client's health so far; processor time is that of the busiest second."""
@@ -354,7 +354,7 @@ class LiveRun:
         while not self._stamps.ready(exchange):
             gevent.sleep(RETRY_S)
         requested = [(exchange, request)]
-        (record,) = records_of(requested, dialect, self._clocks, self.start_ns, self._health, self._stamps)
+        (record,) = build_records(requested, dialect, self._clocks, self.start_ns, self._health, self._stamps)
         record.connected_ns = connected_ns - self.start_ns
         return self._add(record, due_ns)
 
@@ -389,8 +389,8 @@ class LiveRun:
         self._part.add(Telemetry(source="client", at_ns=at_ns, values={**values, "users": users}))
         self._part.flush()
         # Once an answer's first event has come: some servers send the head at once and the first token much later.
-        begun = [each for each in self.in_flight if each.raw.find(b"data:", 0, LOOKED_AT_BYTES) >= 0]
-        arrived = self.figures.tokens + sum(self._stamps.pieces(begun)) + self._stamps.unsorted
+        begun = [each for each in self.in_flight if each.raw.find(b"data:", 0, SEARCHED_BYTES) >= 0]
+        arrived = self.figures.tokens + sum(self._stamps.piece_counts(begun)) + self._stamps.unsorted
         rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
         self._arrived = max(arrived, self._arrived)
         waiting = len(self.in_flight) - len(begun)
@@ -454,7 +454,7 @@ class LiveRun:
     def _fold(self, values: Mapping[str, Any]) -> None:
         """The client's health so far, as one sample: of hours, too, it takes no more room."""
         total = self._total
-        total |= {name: total[name] + values[name] for name in ADDED}
+        total |= {name: total[name] + values[name] for name in EVENT_COUNTERS}
         total |= {name: max(total[name], values[name]) for name in MOST}
         total["cpu_sum_ns"] += values["cpu_ns"]
         if "core_wait_ns" in values:

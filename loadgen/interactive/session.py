@@ -46,7 +46,7 @@ from loadgen.plan_fields import fields_of, run_options
 from loadgen.servers.discovery import apply_mark
 from loadgen.servers.errors import LimitError, ServerError
 from loadgen.servers.simulated import SimulatedError
-from loadgen.servers.wire.packet_socket import may_see_packets
+from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 from loadgen.workloads import lengths, workload
@@ -189,9 +189,9 @@ class LocustSession:
             self.target, self.failed = None, error
             raise SystemExit(EXIT_USAGE) from None
         environment.host = self.target.facts.url
-        may_see_packets(now=True)
+        set_packet_capability(effective=True)
         self.stamps = open_source(plan.stamps, self.target.address.addresses)
-        may_see_packets(now=False)
+        set_packet_capability(effective=False)
         self._stack.callback(self.stamps.close)
         if environment.web_ui:
             _extend(environment.web_ui, self)

@@ -42,10 +42,10 @@ from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.servers.auth import Address, Target
 from loadgen.servers.backends.dialect import Dialect
-from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, blamed
+from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, error_to_report
 from loadgen.servers.wire.connection import READ_BYTES, Connection
-from loadgen.servers.wire.http1 import post
-from loadgen.servers.wire.local_limits import explained_later
+from loadgen.servers.wire.http1 import encode_post
+from loadgen.servers.wire.local_limits import explain_late_error
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamps import TimestampSource
 from loadgen.servers.wire.transport import Exchange
@@ -126,7 +126,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         # A user who is stopped while connecting has sent nothing: only from here on is there a request.
         request = target.numbered(request)
         headers = {**target.headers, "X-Request-Id": str(request.id)}
-        payload = post(target.address.path + dialect.path, target.address.host_field, headers, body)
+        payload = encode_post(target.address.path + dialect.path, target.address.host_field, headers, body)
         exchange = self._connection.send(connection, payload)
         run.in_flight.add(exchange)
         with contextlib.ExitStack() as stack:
@@ -163,7 +163,9 @@ class UserConnection:
     """One user's connection, and to the Exchanges on it, one after another, their Poller and its event loop at
     once, in gevent's hub."""
 
-    late, most, total = False, 0, 0
+    late = False
+    largest_read = 0
+    bytes_read = 0
 
     def __init__(self, target: LiveTarget, stamps: TimestampSource) -> None:
         self.loop = self
@@ -206,7 +208,7 @@ class UserConnection:
             exchange.fail("cancelled", "cut off, because its user was stopped")
             raise
         finally:
-            self._idle, exchange.free = exchange.free, None
+            self._idle, exchange.reusable_connection = exchange.reusable_connection, None
 
     def close(self) -> None:
         """Close what is idle."""
@@ -240,9 +242,9 @@ def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: Timest
         try:
             return _connect(target, address, limit_s, stamps)
         except OSError as error:
-            errors.append(explained_later(error, address))
+            errors.append(explain_late_error(error, address))
             rotation.failed(address)
-    raise blamed(errors)
+    raise error_to_report(errors)
 
 
 def _connect(target: Target, address: Address, timeout_s: float, stamps: TimestampSource) -> Connection:
@@ -257,11 +259,11 @@ def _connect(target: Target, address: Address, timeout_s: float, stamps: Timesta
         connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)
         if target.tls is not None:
             connection.begin_tls(target)
-        while connection.shaking:
-            if sealed := connection.shake():
+        while connection.handshaking:
+            if sealed := connection.next_handshake_bytes():
                 sock.sendall(sealed)
-            if connection.shaking:
-                connection.heard(sock.recv(READ_BYTES))
+            if connection.handshaking:
+                connection.receive_handshake(sock.recv(READ_BYTES))
         sock.setblocking(False)
     except BaseException:
         sock.close()

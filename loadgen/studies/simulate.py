@@ -21,7 +21,7 @@ import msgspec
 
 from loadgen.analysis.run.record import Record, record_for, unsent_record
 from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append_lines
-from loadgen.engine.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, schedule_of
+from loadgen.engine.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, build_schedule
 from loadgen.engine.request_queue import Schedule
 from loadgen.engine.resolve_server import Say, max_length
 from loadgen.errors import OutputError, PlanError
@@ -123,7 +123,7 @@ def _run(
     take: Callable[[Record], object],
     say: Say,
 ) -> Run:
-    served, schedule, prompts = serving(plan, modelled), schedule_of(plan), _prompts(plan)
+    served, schedule, prompts = serving(plan, modelled), build_schedule(plan), _prompts(plan)
     announce_trace(plan, schedule, say)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
     check_room(folder, (schedule.count or schedule.clients) * bytes_each)
@@ -157,7 +157,7 @@ def in_memory(plan: Plan, modelled: ServerModel, draw: int | None = None, served
         retained: list[Any] = result.records if isinstance(item, Record) else result.telemetry
         retained.append(item)
 
-    result.footer = VirtualRun(plan, served, _prompts(plan), schedule_of(plan), keep).run()
+    result.footer = VirtualRun(plan, served, _prompts(plan), build_schedule(plan), keep).run()
     return result
 
 

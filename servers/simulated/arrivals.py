@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 from time import time_ns
 
-from loadgen.servers.wire.packet_ring import Ring, TcpStream, TcpStreamTable
-from loadgen.servers.wire.packet_socket import may_see_packets
-from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.packet_ring import PacketRing, TcpStream, TcpStreamTable
+from loadgen.servers.wire.packet_socket import set_packet_capability
+from loadgen.servers.wire.ports import PortRange
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
@@ -26,18 +26,18 @@ def open_arrivals(listening: socket.socket) -> TimestampSource:
     family = listening.family
     port = listening.getsockname()[1]
     try:
-        may_see_packets(now=True)
-        return RequestStamps(Ring(family, [(LOOPBACK[family], 0)], Ports(port, port)))
+        set_packet_capability(effective=True)
+        return RequestStamps(PacketRing(family, [(LOOPBACK[family], 0)], PortRange(port, port)))
     except (AttributeError, OSError):  # not Linux, or not permitted
         return PLAIN
     finally:
-        may_see_packets(now=False)
+        set_packet_capability(effective=False)
 
 
 class RequestStamps(PacketRingTimestamps):
     """Kernel timestamps of the packets from clients, by connection."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: PacketRing) -> None:
         self._clients = Clients()
         self._host = ring.addresses[0][0]
         super().__init__([ring], [self._clients], PLAIN)
@@ -63,5 +63,5 @@ class Clients(TcpStreamTable):
 
     def _greet(self, key: int, first: int, stamp_ns: int) -> None:
         super()._greet(key, first, stamp_ns)
-        if key in self.greeted:
+        if key in self.syn_acks:
             self._not_accepted[key] = super().watch(key, stamp_ns)

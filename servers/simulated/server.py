@@ -185,15 +185,15 @@ class ClientConnection(web.RequestHandler):
         super().__init__(*args, **kwargs)
         self._http = http
         self._received_bytes = 0
-        self.begins = 0
-        self.watched = None
+        self.stream_start = 0
+        self.tcp_stream = None
         self.sizes = array("q", [0])
-        self.user = array("q")
-        self.kernel = bytearray()
+        self.user_ns = array("q")
+        self.kernel_timespecs = bytearray()
         self.read_ends = list[int]()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.watched = self._http.stamps.watch(transport.get_extra_info("socket"))
+        self.tcp_stream = self._http.stamps.watch(transport.get_extra_info("socket"))
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -203,11 +203,11 @@ class ClientConnection(web.RequestHandler):
 
     def on_request_read(self, received_ns: int) -> None:
         """Note that a request has been read. This process had its head at `received_ns`."""
-        self.begins = self.sizes[0]
+        self.stream_start = self.sizes[0]
         self.sizes = array("q", [self._received_bytes])
-        self.user = array("q", [received_ns])
-        if self.watched is not None:
-            self.watched.discard_before(self.begins)
+        self.user_ns = array("q", [received_ns])
+        if self.tcp_stream is not None:
+            self.tcp_stream.discard_before(self.stream_start)
 
     def offsets(self, places: Sequence[int]) -> list[int]:
         """Return the positions unchanged, because they count from the connection's first byte."""

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from loadgen.servers.auth import Address, Target, address_text, connection_error
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.wire.connection import Connection, connect
-from loadgen.servers.wire.local_limits import explained
+from loadgen.servers.wire.local_limits import explain_local_limit
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 FIRST_ANSWER_S, OTHER_ANSWERS_S = 3.0, 0.3
@@ -34,7 +34,7 @@ REST_S = 5.0
 """How long an address that has failed is tried last."""
 
 
-def reachable(target: Target) -> Target:
+def select_addresses(target: Target) -> Target:
     """Return the target with the addresses that the run uses. Every address is used if there is only one, or if none
     accepts a connection: the run then records what is wrong."""
     if len(target.addresses) == 1:
@@ -53,7 +53,7 @@ def reachable(target: Target) -> Target:
     return replace(target, addresses=used, unused=unused)
 
 
-def addresses_said(target: Target) -> str:
+def describe_addresses(target: Target) -> str:
     """Return a line that names the addresses of a target, for the log of a run."""
     used = ", ".join(address_text(address) for address in target.addresses)
     unused = [f"{address} is not used ({reason})" for address, reason in target.unused.items()]
@@ -95,7 +95,7 @@ def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Ad
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        failures[address] = connection_error(explained(error, address))
+        failures[address] = connection_error(explain_local_limit(error, address))
         return
     sock.setblocking(False)
     code = sock.connect_ex(index)
@@ -103,7 +103,7 @@ def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Ad
         selector.register(sock, selectors.EVENT_WRITE, address)
         return
     sock.close()
-    failures[address] = connection_error(explained(OSError(code, os.strerror(code)), address)) if code else ""
+    failures[address] = connection_error(explain_local_limit(OSError(code, os.strerror(code)), address)) if code else ""
 
 
 class Rotation:
@@ -129,7 +129,7 @@ class Rotation:
         self._rests_until_s[address] = monotonic() + REST_S
 
 
-def blamed(errors: Sequence[OSError]) -> OSError:
+def error_to_report(errors: Sequence[OSError]) -> OSError:
     """Return the error that counts where every address has failed: the first that is not this machine's own fault."""
     return next((error for error in errors if not isinstance(error, LocalLimitError)), errors[0])
 
@@ -163,7 +163,7 @@ class Connector:
                 self._rotation.failed(address)
                 continue
             return begun if isinstance(begun, Connection) else self._await(begun, address, rest, errors)
-        raise blamed(errors)
+        raise error_to_report(errors)
 
     async def _await(
         self, begun: Awaitable[Connection], address: Address, rest: Sequence[Address], errors: list[OSError]

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 from loadgen.servers.auth import Address, Target
-from loadgen.servers.wire.local_limits import explained
+from loadgen.servers.wire.local_limits import explain_local_limit
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 READ_BYTES = 65_536
@@ -31,12 +31,12 @@ class Connection:
 
     sock: socket.socket
     opened_ns: int
-    watched: Any = None  # What the source of stamps gave of it
+    tcp_stream: Any = None  # What the source of stamps gave of it
     reused: bool = False  # Whether it has carried a request before
     received: int = 0  # Bytes read from the socket; without TLS, those of finished responses
     losses: tuple[int, int] = (0, 0)  # What loadgen.servers.wire.timestamps.losses said of it when it was last asked
     tls: ssl.SSLObject | None = None
-    shaking: bool = False  # Whether a TLS handshake is under way
+    handshaking: bool = False  # Whether a TLS handshake is under way
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
@@ -44,17 +44,17 @@ class Connection:
         """With TLS a handshake is to come: while `shaking`, send what `shake` gives, and `heard` takes what comes."""
         if target.tls is not None:
             self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
-            self.shaking = True
+            self.handshaking = True
 
-    def shake(self) -> bytes:
+    def next_handshake_bytes(self) -> bytes:
         """The next bytes of the handshake to send. Raises ssl.SSLError."""
         assert self.tls is not None
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
-            self.shaking = False
+            self.handshaking = False
         return self.outgoing.read()
 
-    def heard(self, received: bytes) -> None:
+    def receive_handshake(self, received: bytes) -> None:
         """The next bytes of the handshake that came."""
         if not received:
             raise ConnectionResetError("the server closed the connection during the TLS handshake")
@@ -130,7 +130,7 @@ def connect(
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise explained(error, address) from None
+        raise explain_local_limit(error, address) from None
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,11 +157,11 @@ async def _finish(
                 await loop.sock_connect(sock, place)
             connection = Connection(sock, monotonic_ns(), stamps.watch(sock))
             connection.begin_tls(target)
-            while connection.shaking:
-                if sealed := connection.shake():
+            while connection.handshaking:
+                if sealed := connection.next_handshake_bytes():
                     await loop.sock_sendall(sock, sealed)
-                if connection.shaking:
-                    connection.heard(await loop.sock_recv(sock, READ_BYTES))
+                if connection.handshaking:
+                    connection.receive_handshake(await loop.sock_recv(sock, READ_BYTES))
     except BaseException:
         sock.close()
         raise
@@ -177,5 +177,5 @@ def _connected(sock: socket.socket, address: Address) -> bool:
             return True
         if code not in (errno.EINPROGRESS, errno.EALREADY):
             error = OSError(code, os.strerror(code))
-            raise error if attempt else explained(error, address)
+            raise error if attempt else explain_local_limit(error, address)
     return False

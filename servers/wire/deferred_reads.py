@@ -11,11 +11,11 @@ from pathlib import Path
 SELDOM, MODERATE, OFTEN = (4.0, 0.03), (0.1, 0.3), (0.001, 0.8)
 """Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
 the next request due or lets it be sent, `MODERATE` where it only frees a connection for it, `SELDOM` in a burst."""
-ROOM_BYTES = 1 << 18
+RECEIVE_BUFFER_BYTES = 1 << 18
 """The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
 permits."""
-SWEEP_S_LEAST = 0.005
-EBB_S = 0.25
+MIN_DELAY_S = 0.005
+RATE_CHECK_S = 0.25
 """How often to ask in a long pause whether less comes than before."""
 WIDER = 16
 """Times as far apart as before, at most, while what a socket holds allows it."""
@@ -31,7 +31,7 @@ LOOK_NS = 50_000_000
 SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
-def wanted_ns() -> int:
+def core_demand_ns() -> int:
     """How long this thread had a core, or waited for one that others had."""
     try:
         return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
@@ -53,7 +53,7 @@ class ReadPacer:
         self._most_s, self._busy, self._idle = most_s, busy, min(IDLE_SHARE, busy / 3)
         self._swept_bytes, self._full = 1, 0.0
         self._apart_s = self._widest_s = 0.0
-        self._looked_ns, self._wanted_ns = time.monotonic_ns(), wanted_ns()
+        self._looked_ns, self._wanted_ns = time.monotonic_ns(), core_demand_ns()
 
     def watch(self, sock: socket.socket) -> None:
         """The first of the sockets, whose receive buffers are alike."""
@@ -66,14 +66,14 @@ class ReadPacer:
         self._full = max(self._full, most / self._swept_bytes, total / SWEPT_BYTES)
         wall_ns = now_ns - self._looked_ns
         if wall_ns >= LOOK_NS:
-            before, self._wanted_ns = self._wanted_ns, wanted_ns()
+            before, self._wanted_ns = self._wanted_ns, core_demand_ns()
             share = (self._wanted_ns - before) / wall_ns
             self._looked_ns = now_ns
             if self._full > 1 or share < self._idle:
-                self._apart_s = self._apart_s / 2 if self._apart_s > SWEEP_S_LEAST else 0.0
+                self._apart_s = self._apart_s / 2 if self._apart_s > MIN_DELAY_S else 0.0
             elif share > self._busy:
                 wider_s = self._apart_s * min(WIDER, 1 / (self._full or 1))
-                self._apart_s = min(max(wider_s, SWEEP_S_LEAST), self._most_s)
+                self._apart_s = min(max(wider_s, MIN_DELAY_S), self._most_s)
             self._full = 0.0
             self._widest_s = max(self._widest_s, self._apart_s)
         return self._apart_s

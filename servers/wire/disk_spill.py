@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from loadgen.servers.wire.transport import Exchange
 
 BLOCK_BYTES = 32_768
-HELD_BYTES = 64 << 20
+MEMORY_LIMIT_BYTES = 64 << 20
 """What answers under way may take of a worker's memory."""
 AT_ONCE_BYTES = 6 << 20
 """What of them is laid aside at a time: nothing else is done meanwhile."""
 _SIZE = attrgetter("size")
 
 
-def held(exchange: Exchange) -> int:
+def bytes_in_memory(exchange: Exchange) -> int:
     """Bytes of it that take memory."""
-    return exchange.size - BLOCK_BYTES * len(exchange.aside)
+    return exchange.size - BLOCK_BYTES * len(exchange.spilled)
 
 
 class DiskSpill:
@@ -39,12 +39,14 @@ class DiskSpill:
 
     def spill(self, in_flight: Collection[Exchange]) -> None:
         """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
-        if self._full or sum(map(_SIZE, in_flight)) <= HELD_BYTES or max(map(_SIZE, in_flight)) < 2 * BLOCK_BYTES:
+        if self._full or sum(map(_SIZE, in_flight)) <= MEMORY_LIMIT_BYTES:
             return
-        more = min(sum(map(held, in_flight)) - HELD_BYTES, AT_ONCE_BYTES)
+        if max(map(_SIZE, in_flight)) < 2 * BLOCK_BYTES:
+            return
+        more = min(sum(map(bytes_in_memory, in_flight)) - MEMORY_LIMIT_BYTES, AT_ONCE_BYTES)
         for exchange in [*in_flight] if more > 0 else ():
-            if held(exchange) >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
-                more -= held(exchange)
+            if bytes_in_memory(exchange) >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
+                more -= bytes_in_memory(exchange)
                 try:
                     self._lay(exchange)
                 except OSError:
@@ -58,7 +60,7 @@ class DiskSpill:
         try:
             while at + BLOCK_BYTES <= seen:
                 number = self.put(tail[at : at + BLOCK_BYTES])
-                exchange.aside.append(partial(self.take, number))
+                exchange.spilled.append(partial(self.take, number))
                 at += BLOCK_BYTES
         finally:
             exchange.parts = [tail[at:]]

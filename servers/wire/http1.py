@@ -22,7 +22,7 @@ class ProtocolError(Exception):
     """The bytes are not HTTP/1.1; the message says what was wrong."""
 
 
-def post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
+def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """The bytes of one POST with a JSON body. `host` is the Host field, port included where it is not the default.
     `headers` win over ours."""
     own = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -195,7 +195,7 @@ def _field(head: bytes, name: bytes) -> bytes | None:
     return head[start : end if end >= 0 else None]
 
 
-def joined(raw: bytes | bytearray, bounds: array[int]) -> bytes:
+def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
     """The pieces of `raw` with these starts and ends."""
     whole = bytes(raw)
     return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])

@@ -95,11 +95,11 @@ _EXPLAIN: dict[int, Callable[[Address], str]] = {
 }
 _NEVER_REMOTE = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAFNOSUPPORT)
 """Errors that no packet from the network can cause."""
-NO_ROOM = (errno.ENOBUFS, errno.ENOMEM)
+NO_BUFFER_ERRORS = (errno.ENOBUFS, errno.ENOMEM)
 """Errors of a `send` that are this machine's own."""
 
 
-def explained(error: OSError, address: Address) -> OSError:
+def explain_local_limit(error: OSError, address: Address) -> OSError:
     """Return a LocalLimitError for an error that the kernel returned at once, or the same error if it is not local."""
     explain = _EXPLAIN.get(error.errno or 0)
     if explain is None or isinstance(error, LocalLimitError):
@@ -109,13 +109,14 @@ def explained(error: OSError, address: Address) -> OSError:
     return LocalLimitError(error.errno, f"{os.strerror(error.errno or 0)}: {explain(address)}")
 
 
-def explained_later(error: OSError, address: Address) -> OSError:
-    """Return what `explained` returns, for code that cannot tell whether the kernel returned the error at once. Errors
-    that the network may have caused are local if another attempt to connect fails with the same error at once."""
+def explain_late_error(error: OSError, address: Address) -> OSError:
+    """Return what `explain_local_limit` returns, for code that cannot tell whether the kernel returned the error at
+    once. Errors that the network may have caused are local if another attempt to connect fails with the same error at
+    once."""
     if error.errno not in _EXPLAIN:
         return error
     if error.errno in _NEVER_REMOTE or _refused_at_once(address) == error.errno:
-        return explained(error, address)
+        return explain_local_limit(error, address)
     return error
 
 
@@ -141,7 +142,7 @@ def _has_source(address: Address) -> bool:
     return False
 
 
-def of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
+def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
     """Return why this machine cannot open a connection to a host, given the error of an attempt. None if one of the
     host's addresses can be tried: then the server or the network is the reason."""
     try:
@@ -158,7 +159,7 @@ def of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
     for family, _, _, _, index in results:
         address = int(family), tuple(index)
         code = _refused_at_once(address) or (error.errno if error.errno in _NEVER_REMOTE else 0)
-        local = explained(OSError(code, os.strerror(code or 0)), address)
+        local = explain_local_limit(OSError(code, os.strerror(code or 0)), address)
         if not isinstance(local, LocalLimitError):
             return None
         limits.append(local)

@@ -30,7 +30,9 @@ class Segments(NamedTuple):
     """CLOCK_REALTIME."""
 
 
-def segments(words: Words, blocks: NDArray[np.int64], family: int, addresses: Sequence[tuple[Any, ...]]) -> Segments:
+def parse_segments(
+    words: Words, blocks: NDArray[np.int64], family: int, addresses: Sequence[tuple[Any, ...]]
+) -> Segments:
     """What blocks of a ring hold. `words` is the ring, a row per block; `blocks` which of them, in their order."""
     flat = words.reshape(-1)
     at = _packets(words, flat, blocks)

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.servers.wire.packet_headers import Segments, segments
-from loadgen.servers.wire.packet_socket import BLOCK_BYTES, drops, open_packets
-from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.packet_headers import Segments, parse_segments
+from loadgen.servers.wire.packet_socket import BLOCK_BYTES, dropped_segments, open_packet_socket
+from loadgen.servers.wire.ports import PortRange
 
 UNKNOWN = -1
 
@@ -27,29 +27,29 @@ UNKNOWN = -1
 class TcpStream:
     """When what came on one connection was deliverable."""
 
-    __slots__ = ("closed_ns", "ends", "forgotten", "held", "opened_ns", "skipped", "stamps", "swapped")
+    __slots__ = ("closed_ns", "discarded_end", "ends", "has_gap", "opened_ns", "out_of_order", "reordered", "stamps")
 
     def __init__(self, opened_ns: int) -> None:
         self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before
         self.ends = array("q")  # Up to here everything was there ...
         self.stamps = array("q")  # ... at this instant, or UNKNOWN where a segment is missing in the ring
-        self.held: list[tuple[int, int, int]] = []  # (start, end, stamp) of what came before bytes in front of it
-        self.forgotten = 0  # Marks up to this offset are gone
+        self.out_of_order: list[tuple[int, int, int]] = []  # (start, end, stamp) of segments behind a missing one
+        self.discarded_end = 0  # Marks up to this offset are gone
         self.closed_ns = 0  # When its FIN came
-        self.swapped = False  # Whether something was lost or came out of order
-        self.skipped = False  # Whether a segment is missing in the ring
+        self.reordered = False  # Whether something was lost or came out of order
+        self.has_gap = False  # Whether a segment is missing in the ring
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
         """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN. The last one is
         the largest."""
-        if self.held and self.contiguous_end < offsets[-1]:
+        if self.out_of_order and self.contiguous_end < offsets[-1]:
             self._skip(offsets[-1])
         if not self.ends:
             return [UNKNOWN] * len(offsets)
         wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
         at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
-        if self.skipped or self.forgotten or offsets[-1] > self.contiguous_end:
-            unknown = (at == len(stamps)) | (wanted <= self.forgotten)
+        if self.has_gap or self.discarded_end or offsets[-1] > self.contiguous_end:
+            unknown = (at == len(stamps)) | (wanted <= self.discarded_end)
             at[unknown] = 0
             unknown |= stamps[at] == UNKNOWN
             arrived = np.where(unknown, UNKNOWN, np.maximum.accumulate(stamps)[at])
@@ -60,44 +60,46 @@ class TcpStream:
 
     def whole(self, offsets: Sequence[int]) -> bool:
         """Whether a stamp of each of these offsets is known, and nothing is left to be put in order."""
-        return not (self.held or self.skipped) and self.forgotten < offsets[0] and offsets[-1] <= self.contiguous_end
+        if self.out_of_order or self.has_gap:
+            return False
+        return self.discarded_end < offsets[0] and offsets[-1] <= self.contiguous_end
 
     @property
     def contiguous_end(self) -> int:
         """Up to this offset everything has come."""
-        return self.ends[-1] if self.ends else self.forgotten
+        return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:
         """Nobody will ask for anything up to this offset any more."""
         gone = bisect_right(self.ends, offset)
         if gone:
-            self.forgotten = self.ends[gone - 1]
+            self.discarded_end = self.ends[gone - 1]
             del self.ends[:gone], self.stamps[:gone]
 
     def add(self, start: int, end: int, stamp: int) -> None:
         """A segment, one of a flow in which not everything came in its order."""
         through = self.contiguous_end
         if start > through:
-            self.swapped = True
-            heappush(self.held, (start, end, stamp))
+            self.reordered = True
+            heappush(self.out_of_order, (start, end, stamp))
         elif end > through:
-            while self.held and self.held[0][0] <= end:
-                end = max(end, heappop(self.held)[1])
+            while self.out_of_order and self.out_of_order[0][0] <= end:
+                end = max(end, heappop(self.out_of_order)[1])
             self.ends.append(end)
             self.stamps.append(stamp)
 
     def _skip(self, wanted: int) -> None:
         """The socket has delivered everything up to `wanted`: what is missing before it is missing in the ring only."""
-        self.skipped = True
-        while self.held and self.contiguous_end < wanted:
-            start, end, stamp = heappop(self.held)
+        self.has_gap = True
+        while self.out_of_order and self.contiguous_end < wanted:
+            start, end, stamp = heappop(self.out_of_order)
             for index, at in (start, UNKNOWN), (end, stamp):
                 if index > self.contiguous_end:
                     self.ends.append(index)
                     self.stamps.append(at)
 
 
-def arrivals(wanted: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
+def arrivals_batch(wanted: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
     """`TcpStream.arrivals` of several, at most 100, in one list: numpy takes longer to be asked than for all of
     them."""
     if len(wanted) < 2 or not all(flow.whole(offsets) for flow, offsets in wanted):
@@ -126,7 +128,7 @@ class TcpStreamTable:
         """Of each key the stamp of its SYN-ACK: what came before is of a connection before this one."""
         self._holding: set[int] = set()
         """Keys of flows of which something is missing before what came."""
-        self.greeted: dict[int, tuple[int, int]] = {}
+        self.syn_acks: dict[int, tuple[int, int]] = {}
         """First sequence number and stamp of connections that are not watched yet."""
 
     def __contains__(self, key: int) -> bool:
@@ -136,7 +138,7 @@ class TcpStreamTable:
         """From now on. What came on a connection that was watched by this key is to be added first."""
         flow = self._flows[key] = TcpStream(opened_ns)
         self._holding.discard(key)
-        self._first[key], self._began_ns[key] = self.greeted.pop(key, (UNKNOWN, 0))
+        self._first[key], self._began_ns[key] = self.syn_acks.pop(key, (UNKNOWN, 0))
         self._through[key] = 0
         return flow
 
@@ -188,7 +190,7 @@ class TcpStreamTable:
                 for each in zip(start[head:tail].tolist(), end[head:tail].tolist(), stamp[head:tail].tolist()):  # noqa: B905
                     flow.add(*each)
                 self._through[name] = flow.contiguous_end
-                (self._holding.add if flow.held else self._holding.discard)(name)
+                (self._holding.add if flow.out_of_order else self._holding.discard)(name)
             else:
                 flow.ends.frombytes(ends[8 * head : 8 * tail])
                 flow.stamps.frombytes(stamps[8 * head : 8 * tail])
@@ -198,17 +200,17 @@ class TcpStreamTable:
         if flow is not None and not flow.contiguous_end and stamp_ns <= flow.opened_ns:
             self._first[key], self._began_ns[key] = first, stamp_ns
         elif self._first[key] != first or flow is None:
-            self.greeted[key] = first, stamp_ns
+            self.syn_acks[key] = first, stamp_ns
 
 
-class Ring:
+class PacketRing:
     """A packet socket with a memory-mapped ring, for the addresses of one family, and for these ports of ours."""
 
-    def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None) -> None:
+    def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> None:
         """Raises OSError where the kernel does not let us."""
         self.family, self.addresses = family, addresses
         self._next = 0
-        self._socket, self._memory = open_packets(family, addresses, ports)
+        self._socket, self._memory = open_packet_socket(family, addresses, ports)
         self.words = np.frombuffer(self._memory, np.uint32).reshape(-1, BLOCK_BYTES // 4)
 
     def read(self) -> Segments | None:
@@ -221,14 +223,14 @@ class Ring:
         if not count:
             return None
         blocks = (self._next + np.arange(count)) % maximum
-        result = segments(self.words, blocks, self.family, self.addresses)
+        result = parse_segments(self.words, blocks, self.family, self.addresses)
         self.words[blocks, 2] = 0
         self._next = (self._next + count) % maximum
         return result
 
     def drops(self) -> int:
         """Segments that found no room since the last time."""
-        return drops(self._socket)
+        return dropped_segments(self._socket)
 
     def close(self) -> None:
         """Keep nothing more."""

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadgen.servers.wire.capabilities import give_up_capability, take_capability
-from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.ports import PortRange
 
 BLOCK_BYTES, BLOCKS, BLOCKS_OF_REQUESTS = 8_192, 4_096, 256
 """What is not read for long is kept as long as it fits 32 MiB, about 230,000 segments, and for 4 s of any load; of
 requests 2 MiB, 14,000 segments, a quarter of a second."""
 RETIRE_MS = 1
 """A block is handed over when it is full, or this long after its first segment."""
-ADDRESSES_MOST: dict[int, int] = {socket.AF_INET: 59, socket.AF_INET6: 20}
+MAX_ADDRESSES: dict[int, int] = {socket.AF_INET: 59, socket.AF_INET6: 20}
 """What jumps of a filter reach over: 255 instructions."""
 _ETHERTYPE: dict[int, int] = {socket.AF_INET: 0x0800, socket.AF_INET6: 0x86DD}
 _ALL, _PROTOCOL = 0x0003, 0xFFFFF000
@@ -50,16 +50,16 @@ CAP_NET_RAW = 13
 IPV6_BYTES = 40
 
 
-def open_packets(
-    family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None
+def open_packet_socket(
+    family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None
 ) -> tuple[socket.socket, mmap.mmap]:
     """The socket that sees segments from these addresses of a family to `ports` of ours, and the memory in which they
     are. Raises OSError where the kernel does not let us."""
-    if sys.byteorder != "little" or len(addresses) > ADDRESSES_MOST[family]:
-        raise OSError(f"packet rings are read on little-endian machines, of addresses up to {ADDRESSES_MOST}")
+    if sys.byteorder != "little" or len(addresses) > MAX_ADDRESSES[family]:
+        raise OSError(f"packet rings are read on little-endian machines, of addresses up to {MAX_ADDRESSES}")
     packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
     try:
-        _attach(packets, program(family, addresses, ports))
+        _attach(packets, filter_program(family, addresses, ports))
         packets.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
         packets.setsockopt(_SOL_PACKET, _TIMESTAMP, _SOFTWARE_STAMPS)
         packets.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
@@ -74,21 +74,21 @@ def open_packets(
     return packets, memory
 
 
-def may_see_packets(*, now: bool) -> None:
+def set_packet_capability(*, effective: bool) -> None:
     """Take what right this thread has to open packet sockets (file capabilities only permit it), or give it up for
     good. Sockets that are open go on."""
-    if now:
+    if effective:
         take_capability(CAP_NET_RAW)
     else:
         give_up_capability(CAP_NET_RAW)
 
 
-def drops(packets: socket.socket) -> int:
+def dropped_segments(packets: socket.socket) -> int:
     """Segments that found no room since the last time."""
     return int(struct.unpack("3I", packets.getsockopt(_SOL_PACKET, _STATISTICS, 12))[1])
 
 
-def program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Ports | None = None) -> bytes:
+def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
     """The filter: of TCP segments from these addresses to `ports`, how many bytes are kept; of others none. X is where
     TCP begins, and a jump to `accept` or `reject` is known by its place in the end."""
     accept, reject = -1, -2

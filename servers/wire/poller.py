@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from loadgen.servers.wire.deferred_reads import EBB_S, ReadPacer
+from loadgen.servers.wire.deferred_reads import RATE_CHECK_S, ReadPacer
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,7 +38,9 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: ReadPacer | None = None) -> None:
         """With `sweeps` reads may be late: they say by how much."""
         self.loop = loop
-        self.most = self.total = self._before = 0  # Bytes of a sweep's largest read, of all, of the last one's largest
+        self.largest_read = 0
+        self.bytes_read = 0
+        self._before = 0
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         self._sweeps = sweeps
@@ -72,7 +74,7 @@ class Poller:
     def _run(self) -> None:
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
-        looks = not self._unserved or max(self.most, self._before) > LITTLE_BYTES
+        looks = not self._unserved or max(self.largest_read, self._before) > LITTLE_BYTES
         self.late = looks and began_ns - self._ended_ns > LATE_NS
         self._unserved = self._unserved or len(callbacks)
         ready = self._epoll.poll(0, EVENTS_PER_TURN)
@@ -85,15 +87,15 @@ class Poller:
             self._unserved = 0
             self._ended_ns = time.monotonic_ns()
             if self._sweeps is not None and (
-                apart_s := self._sweeps.next_delay_s(self._ended_ns, self.most, self.total)
+                apart_s := self._sweeps.next_delay_s(self._ended_ns, self.largest_read, self.bytes_read)
             ):
                 self.loop.remove_reader(self._epoll.fileno())
                 self._left_s = apart_s
                 self._wait()
-            self._before, self.most, self.total = self.most, 0, 0
+            self._before, self.largest_read, self.bytes_read = self.largest_read, 0, 0
 
     def _wait(self) -> None:
-        part_s = min(self._left_s, EBB_S)
+        part_s = min(self._left_s, RATE_CHECK_S)
         self._left_s -= part_s
         self._resume = self.loop.call_later(part_s, self._go_on)
 

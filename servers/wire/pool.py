@@ -10,7 +10,7 @@ from time import monotonic
 
 from loadgen.servers.wire.connection import Connection
 
-CONNECTS_AT_ONCE = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
+MAX_CONCURRENT_CONNECTS = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
 ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped
 
 
@@ -28,7 +28,7 @@ class Pool:
         again as long as it is true."""
         self._connect, self._spare, self._meanwhile = connect, spare, meanwhile
         self._idle: deque[Connection] = deque()
-        self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        self._gate = asyncio.Semaphore(MAX_CONCURRENT_CONNECTS)
         self._opening: set[asyncio.Task[None]] = set()
         self._missing = 0
         """How many are still to be opened by these tasks."""
@@ -79,7 +79,7 @@ class Pool:
 
     async def _open_idle(self, count: int) -> None:
         while count:
-            at_once = min(count, CONNECTS_AT_ONCE)
+            at_once = min(count, MAX_CONCURRENT_CONNECTS)
             begun = [self._begin() for _ in range(at_once)]  # no task for each: it would take as long as to connect
             await asyncio.gather(*[self._end(each) for each in begun if each is not None])
             self._missing -= at_once

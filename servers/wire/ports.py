@@ -16,7 +16,7 @@ _IP_LOCAL_PORT_RANGE = 51
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class Ports(NamedTuple):
+class PortRange(NamedTuple):
     """From the first to the last."""
 
     first: int
@@ -27,13 +27,13 @@ class Ports(NamedTuple):
         sock.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("I", self.last << 16 | self.first))
 
 
-def ports_of(worker: int, workers: int) -> Ports | None:
+def ports_for_worker(worker: int, workers: int) -> PortRange | None:
     """Those of one worker: equal parts of what the machine has for outgoing connections. None, all of them, for one
     that is alone, or where sockets cannot be held to them."""
     with suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text("ascii").split())
         each = (last + 1 - first) // workers
-        ports = Ports(first + worker * each, first + (worker + 1) * each - 1)
+        ports = PortRange(first + worker * each, first + (worker + 1) * each - 1)
         with socket.socket() as tried:
             ports.claim(tried)
         return ports if workers > 1 else None

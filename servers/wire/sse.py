@@ -46,7 +46,7 @@ _FIELDS = (b"data", b"event", b"id", b"retry", b"")
 _COLON, _LINE_ENDS = ord(":"), b"\r\n"
 
 
-def split(body: bytes, *, closed: bool = False) -> Split:
+def split_events(body: bytes, *, closed: bool = False) -> Split:
     """Split a body into events. `closed` means that the response ended as HTTP says, so nothing more can follow.
 
     Any bytes are accepted. The usual body (LF, one `data` line per event, nothing else) is split without a loop in
@@ -61,7 +61,7 @@ def split(body: bytes, *, closed: bool = False) -> Split:
     return payloads + more, ends + more_ends, rest
 
 
-def of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
+def payloads_of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
     """The payloads where each chunk of `raw`, by the starts and ends of their data, is one event of one `data` line:
     each ends where its chunk does. Each begins with `data: `, and each but the last is known to end with an empty line.
     None where one is not."""

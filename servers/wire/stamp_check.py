@@ -21,7 +21,7 @@ REJECTED_MIN, REJECTED_SHARE = 3, 0.05
 """A worker stops using its ring after this number of rejected responses, if they are more than this share of all."""
 
 
-def differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
+def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
     """Return by how many ns the ring's timestamp of each read differs from the socket's. Reads that the ring knows
     nothing of (negative) are left out. A FIN, which came at `closed_ns`, passes its own timestamp to the last read."""
     apart = [*map(abs, map(sub, arrivals, stamps))]
@@ -31,7 +31,7 @@ def differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int =
     return apart
 
 
-def agree(apart: Sequence[int]) -> bool:
+def stamps_agree(apart: Sequence[int]) -> bool:
     """Return True unless too many of these differences (ns) are beyond the limit."""
     if max(apart, default=0) <= LIMIT_NS:
         return True
@@ -44,12 +44,12 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
     Timestamps of two clocks may contradict each other by LIMIT_NS where nothing is wrong."""
     if received.sent_ns is not None and instants[0] < received.sent_ns:
         return False
-    if min(map(sub, received.user, arrivals)) < -LIMIT_NS:
+    if min(map(sub, received.user_ns, arrivals)) < -LIMIT_NS:
         return False
     return instants == sorted(instants)
 
 
-def checked(
+def checked_instants(
     source: TimestampSource, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
     """Return what `source.of_several` returns, except for responses whose timestamps do not fit their own requests:

@@ -17,7 +17,7 @@ def losses(sock: socket.socket) -> tuple[int, int]:
     return _at(info, TOTAL_RETRANS_AT) or 0, _at(info, RCV_OOOPACK_AT) or 0
 
 
-def window(sock: socket.socket) -> int | None:
+def receive_window(sock: socket.socket) -> int | None:
     """Bytes that the peer may still send before we read, as it was last told; None where the kernel does not say."""
     return _at(_info(sock, RCV_WND_AT + 4), RCV_WND_AT)
 

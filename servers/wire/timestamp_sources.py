@@ -18,7 +18,13 @@ from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
 from loadgen.servers.wire.deferred_reads import RateDropDetector
-from loadgen.servers.wire.stamp_check import REJECTED_MIN, REJECTED_SHARE, agree, differences, wait_for_syn_ack
+from loadgen.servers.wire.stamp_check import (
+    REJECTED_MIN,
+    REJECTED_SHARE,
+    stamp_differences,
+    stamps_agree,
+    wait_for_syn_ack,
+)
 from loadgen.servers.wire.timestamps import (
     PLAIN,
     Address,
@@ -34,14 +40,14 @@ from loadgen.servers.wire.timestamps import (
 
 if TYPE_CHECKING:
     from loadgen.servers.wire.packet_headers import Segments
-    from loadgen.servers.wire.packet_ring import Ring, TcpStream, TcpStreamTable
-    from loadgen.servers.wire.ports import Ports
+    from loadgen.servers.wire.packet_ring import PacketRing, TcpStream, TcpStreamTable
+    from loadgen.servers.wire.ports import PortRange
 
 AUTO = "auto"  # In plans: the best that this machine has
 COLLECTED_EVERY_NS, SORTED_EVERY_NS = 1_000_000, 1_000_000_000
 OPENING_NS = 20_000_000  # While connections are opened: each millisecond takes a block of the ring, however little came
 SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
-_WATCHED, _BEGINS, _ENDS = map(attrgetter, ("watched", "begins", "watched.ends"))
+_WATCHED, _BEGINS, _ENDS = map(attrgetter, ("tcp_stream", "stream_start", "tcp_stream.ends"))
 
 
 class PacketRingTimestamps(TimestampSource):
@@ -58,10 +64,10 @@ class PacketRingTimestamps(TimestampSource):
 
     def __init__(
         self,
-        rings: Sequence[Ring],
+        rings: Sequence[PacketRing],
         sorted_by: Sequence[TcpStreamTable],
         instead: TimestampSource,
-        ports: Ports | None = None,
+        ports: PortRange | None = None,
     ) -> None:
         """A ring for each family of the server's addresses, which holds what comes to these ports of ours (None: to
         all), and the source to use where they have nothing or are wrong."""
@@ -77,13 +83,13 @@ class PacketRingTimestamps(TimestampSource):
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:
         from loadgen.servers.wire import packet_ring as ring
-        from loadgen.servers.wire.ports import ports_of
+        from loadgen.servers.wire.ports import ports_for_worker
 
-        rings: list[Ring] = []
-        ports = ports_of(*share)
+        rings: list[PacketRing] = []
+        ports = ports_for_worker(*share)
         try:
             for family in dict(servers):
-                rings += [ring.Ring(family, [address[:2] for each, address in servers if each == family], ports)]
+                rings += [ring.PacketRing(family, [address[:2] for each, address in servers if each == family], ports)]
         except (AttributeError, OSError):  # not Linux, or not permitted
             for each in rings:
                 each.close()
@@ -106,7 +112,7 @@ class PacketRingTimestamps(TimestampSource):
                 elif monotonic_ns() - self._collected_ns > OPENING_NS:
                     self.collect()
                 if self._sees is None:
-                    self._sees = wait_for_syn_ack(key, flows.greeted, partial(self.collect, at_once=True), SETTLED_NS)
+                    self._sees = wait_for_syn_ack(key, flows.syn_acks, partial(self.collect, at_once=True), SETTLED_NS)
                 return flows.watch(key, time_ns()) if self._sees and not self._given_up else None
         return None
 
@@ -125,19 +131,19 @@ class PacketRingTimestamps(TimestampSource):
             self._given_up = True
 
     def ready(self, received: Received) -> bool:
-        flow: TcpStream | None = received.watched
+        flow: TcpStream | None = received.tcp_stream
         if flow is None or not received.sizes or self._given_up:
             return True
         wanted = received.read_ends[-1] if received.read_ends else received.offsets(received.sizes[-1:])[0]
         if flow.contiguous_end < wanted:
             self.collect(at_once=True)
-        return flow.contiguous_end >= wanted or monotonic_ns() - received.user[-1] > SETTLED_NS
+        return flow.contiguous_end >= wanted or monotonic_ns() - received.user_ns[-1] > SETTLED_NS
 
-    def pieces(self, several: Collection[Received]) -> list[int]:
+    def piece_counts(self, several: Collection[Received]) -> list[int]:
         if all(map(_WATCHED, several)) and not any(map(_BEGINS, several)):  # as in a burst; five times as fast
             return [*map(len, map(_ENDS, several))]
-        seen = [(each, each.watched.ends if each.watched else each.sizes) for each in several]
-        return [len(ends) - (bisect_right(ends, each.begins) if each.watched else 0) for each, ends in seen]
+        seen = [(each, each.tcp_stream.ends if each.tcp_stream else each.sizes) for each in several]
+        return [len(ends) - (bisect_right(ends, each.stream_start) if each.tcp_stream else 0) for each, ends in seen]
 
     def collect(self, *, at_once: bool = False) -> None:
         """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""
@@ -161,7 +167,7 @@ class PacketRingTimestamps(TimestampSource):
         return self._ebb.rate_dropped()
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
-        flow: TcpStream | None = received.watched
+        flow: TcpStream | None = received.tcp_stream
         if flow is None or self._given_up:
             return self._instead.instants(received, ends, to_monotonic)
         result = flow.arrivals(received.offsets(ends))
@@ -178,16 +184,16 @@ class PacketRingTimestamps(TimestampSource):
     def instants_batch(
         self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        if self._given_up or any(received.watched is None for received, _ in several):
+        if self._given_up or any(received.tcp_stream is None for received, _ in several):
             return [self._of_one(*each, to_monotonic) for each in several]
-        from loadgen.servers.wire.packet_ring import arrivals
+        from loadgen.servers.wire.packet_ring import arrivals_batch
 
-        wanted = [(received.watched, _wanted(received, ends)) for received, ends in several]
-        result, given, at = arrivals(wanted), list[tuple[list[int], Instants]](), 0
+        wanted = [(received.tcp_stream, _wanted(received, ends)) for received, ends in several]
+        result, given, at = arrivals_batch(wanted), list[tuple[list[int], Instants]](), 0
         instants = to_monotonic(result)
         for (received, ends), (flow, places) in zip(several, wanted, strict=True):
             begin, at = at, at + len(places)
-            flow.discard_before(received.begins)  # not before: others of these may have come on the same connection
+            flow.discard_before(received.stream_start)  # not before: others may have come on the same connection
             read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
             if not self._agrees(received, result[at - len(received.sizes) : at]):
                 self.reject()
@@ -200,24 +206,24 @@ class PacketRingTimestamps(TimestampSource):
 
     def _of_one(self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
         """Timestamp one response: with the fallback, unless the ring sees its connection."""
-        if received.watched is not None and not self._given_up:
+        if received.tcp_stream is not None and not self._given_up:
             return self.instants_batch([(received, ends)], to_monotonic)[0]
-        if received.watched is not None:
-            received.watched.discard_before(received.begins)
+        if received.tcp_stream is not None:
+            received.tcp_stream.discard_before(received.stream_start)
         return self._instead.instants_batch([(received, ends)], to_monotonic)[0]
 
     def _agrees(self, received: Response, by_ring: Sequence[int]) -> bool:
         """Compare the ring's timestamp of each read with the socket's, and count the differences."""
         self._checked += 1
-        stamps = None if received.watched.swapped else kernel_stamps(received)
+        stamps = None if received.tcp_stream.reordered else kernel_stamps(received)
         if stamps is None:  # the socket says nothing of segments that came again or out of order
             return True
         if received.cut_reads:
             retained = [index for index in range(len(stamps)) if index not in received.cut_reads]
             by_ring, stamps = [by_ring[index] for index in retained], [stamps[index] for index in retained]
-        apart = differences(by_ring, stamps, received.watched.closed_ns)
+        apart = stamp_differences(by_ring, stamps, received.tcp_stream.closed_ns)
         self._off.update(map(int.bit_length, apart))
-        return agree(apart)
+        return stamps_agree(apart)
 
     def counts(self) -> dict[str, Any]:
         self.collect()
@@ -249,7 +255,7 @@ SOURCES: dict[str, type[TimestampSource]] = {
 """By name, the best first."""
 
 
-def load(name: str) -> None:
+def preload_source(name: str) -> None:
     """Import what opening this source takes: once, for all processes that are forked later."""
     if name in (AUTO, PacketRingTimestamps.name):
         from loadgen.servers.wire import packet_ring as ring  # noqa: F401

@@ -41,10 +41,10 @@ class Received(Protocol):
     its instant, and the timespec of the kernel."""
 
     sizes: array[int]
-    user: array[int]
-    kernel: bytearray
-    watched: Any  # What `watch` gave of its connection
-    begins: int  # Where it begins in all that came on the connection, TLS included ...
+    user_ns: array[int]
+    kernel_timespecs: bytearray
+    tcp_stream: Any  # What `watch` gave of its connection
+    stream_start: int  # Where it begins in all that came on the connection, TLS included ...
     read_ends: list[int]  # ... and where each read ended there; empty without TLS, where `offsets` says it
 
     def offsets(self, places: Sequence[int]) -> Sequence[int]:
@@ -101,7 +101,7 @@ class TimestampSource:
         """Whether all is known that will be. Otherwise ask again in RETRY_S."""
         return True
 
-    def pieces(self, several: Collection[Received]) -> list[int]:
+    def piece_counts(self, several: Collection[Received]) -> list[int]:
         """How many pieces of each of these answers have come, as far as is known by now."""
         return [*map(len, map(_SIZES, several))]
 
@@ -115,7 +115,7 @@ class TimestampSource:
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """When the byte before each of these places in the received bytes had arrived, and the source that says so:
         a lesser one where something came without a stamp of this one."""
-        return _of_reads(received, ends, received.user.tolist()), self
+        return _of_reads(received, ends, received.user_ns.tolist()), self
 
     def instants_batch(
         self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
@@ -196,7 +196,7 @@ PLAIN = TimestampSource()  # What is left where a better source has nothing to s
 def kernel_stamps(received: Received) -> list[int] | None:
     """CLOCK_REALTIME ns of each read by the kernel; None where one has none."""
     timespecs = array("q")
-    timespecs.frombytes(received.kernel)
+    timespecs.frombytes(received.kernel_timespecs)
     seconds, nanoseconds = timespecs[::2], timespecs[1::2]
     if not all(seconds):
         return None

@@ -19,13 +19,13 @@ from typing import Any, Literal
 from loadgen.servers.auth import connection_error
 from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming
-from loadgen.servers.wire.local_limits import NO_ROOM
+from loadgen.servers.wire.local_limits import NO_BUFFER_ERRORS
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.tcp_info import losses, window
+from loadgen.servers.wire.tcp_info import losses, receive_window
 from loadgen.servers.wire.timestamps import CONTROL_BYTES, TIMESPEC_BYTES
 
 RESPONSE_LIMIT_BYTES = 64 << 20
-PARTS_MOST, SMALL_BYTES = 16, 65_536  # Looked at before the end, for which others may wait; to join more is dear
+MAX_PARTS, SMALL_BYTES = 16, 65_536  # Looked at before the end, for which others may wait; to join more is dear
 SHUT_BYTES = 4_096  # A server that may send no more than this is held back
 WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled"]
 """Ways to end without an answer; each is an error kind of loadgen.analysis.run.record."""
@@ -51,23 +51,23 @@ class Exchange:
     connection: Connection | None = None
     framing: ResponseFraming = field(default_factory=ResponseFraming)
     parts: list[bytes] = field(default_factory=list)
-    aside: list[Callable[[], bytes]] = field(default_factory=list)
+    spilled: list[Callable[[], bytes]] = field(default_factory=list)
     size: int = 0
     sizes: array[int] = field(default_factory=partial(array, "q"))
-    user: array[int] = field(default_factory=partial(array, "q"))
-    kernel: bytearray = field(default_factory=bytearray)
-    seals: list[tuple[int, int]] = field(default_factory=list)
-    watched: Any = None
-    begins: int = 0
+    user_ns: array[int] = field(default_factory=partial(array, "q"))
+    kernel_timespecs: bytearray = field(default_factory=bytearray)
+    tls_records: list[tuple[int, int]] = field(default_factory=list)
+    tcp_stream: Any = None
+    stream_start: int = 0
     read_ends: list[int] = field(default_factory=list)
     cut_reads: list[int] = field(default_factory=list)
     tls_end: tuple[WireError | Literal[""], str] | None = None  # How TLS ended; no error kind for a proper end
     sent_ns: int | None = None
     sent_end_ns: int | None = None
-    given_up_ns: int | None = None
-    free: Connection | None = None  # The connection after the end, where another request may use it
-    windows: int = 0  # Reads that may have been late, before which the receive window was looked at ...
-    shut: int = 0  # ... and found shut, or nearly
+    ended_at_ns: int | None = None
+    reusable_connection: Connection | None = None  # The connection after the end, where another request may use it
+    window_checks: int = 0  # Reads that may have been late, before which the receive window was looked at ...
+    full_windows: int = 0  # ... and found shut, or nearly
     losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
@@ -75,8 +75,8 @@ class Exchange:
     @property
     def raw(self) -> bytes:
         """All that came."""
-        if self.aside:
-            self.parts, self.aside = [*(take() for take in self.aside), *self.parts], []
+        if self.spilled:
+            self.parts, self.spilled = [*(take() for take in self.spilled), *self.parts], []
         return self.tail()
 
     def tail(self) -> bytes:
@@ -89,7 +89,7 @@ class Exchange:
         """Take a connection and the bytes to send on it; nothing is sent yet."""
         self.connection = connection
         self.sealed = sealed
-        self.watched, self.begins = connection.watched, connection.received
+        self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
 
     def send(self, *others: Exchange) -> None:
         """Send the request, and right behind it those of others: the end of one `send` is the start of the next. What
@@ -112,7 +112,7 @@ class Exchange:
             if self.connection.tls is not None and self.connection.outgoing.pending:
                 self.connection.flush()
         elif isinstance(count, OSError) and not isinstance(count, BlockingIOError):
-            kind: WireError = "client_limit" if count.errno in NO_ROOM else "connect"
+            kind: WireError = "client_limit" if count.errno in NO_BUFFER_ERRORS else "connect"
             self.fail(kind, f"send failed: {count.strerror or count}")
         else:
             self.sealed = memoryview(self.sealed)[count if isinstance(count, int) else 0 :]
@@ -122,15 +122,15 @@ class Exchange:
         """Start reading. Called after the whole burst is out, so that no read delays a send."""
         connection = self.connection
         if connection is not None and not self.error_kind:
-            self.begins = connection.received  # session tickets may have come since `prepare`
+            self.stream_start = connection.received  # session tickets may have come since `prepare`
             self._poller.add(connection.sock, self._on_readable if connection.tls is None else self._on_sealed)
 
     def offsets(self, places: Sequence[int]) -> Sequence[int]:
         """Where these places of `raw` are in all that came on the connection
         (loadgen.servers.wire.timestamps.Received)."""
-        if not self.seals:
-            return [self.begins + index for index in places] if self.begins else places
-        return [self.seals[bisect_left(self.seals, (index,))][1] for index in places]
+        if not self.tls_records:
+            return [self.stream_start + index for index in places] if self.stream_start else places
+        return [self.tls_records[bisect_left(self.tls_records, (index,))][1] for index in places]
 
     def fail(self, kind: WireError, detail: str) -> None:
         """End this exchange now, unless it has ended, keeping what came."""
@@ -169,9 +169,9 @@ class Exchange:
         connection = self.connection
         assert connection is not None
         late = self._poller.late
-        if late and (left := window(connection.sock)) is not None:
-            self.windows += 1
-            self.shut += left < SHUT_BYTES
+        if late and (left := receive_window(connection.sock)) is not None:
+            self.window_checks += 1
+            self.full_windows += left < SHUT_BYTES
         try:
             count, control, _, _ = connection.sock.recvmsg_into(_INTO, CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -183,7 +183,8 @@ class Exchange:
         if not count:
             self._closed("the server closed the connection")
             return
-        self._poller.most, self._poller.total = max(self._poller.most, count), self._poller.total + count
+        self._poller.largest_read = max(self._poller.largest_read, count)
+        self._poller.bytes_read = self._poller.bytes_read + count
         data, framing = bytes(_INTO[0][:count]), self.framing
         if connection.tls is not None:
             data = self._unseal(connection, data)
@@ -192,10 +193,10 @@ class Exchange:
         self.parts.append(data)
         self.size = size = self.size + len(data)
         self.sizes.append(size)
-        self.user.append(now)
-        self.kernel += control[0][2][:TIMESPEC_BYTES] if control else _NO_STAMP
+        self.user_ns.append(now)
+        self.kernel_timespecs += control[0][2][:TIMESPEC_BYTES] if control else _NO_STAMP
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
-        ending = data.endswith(b"\r\n\r\n") or len(data) < 5 or (len(self.parts) > PARTS_MOST and size < SMALL_BYTES)
+        ending = data.endswith(b"\r\n\r\n") or len(data) < 5 or (len(self.parts) > MAX_PARTS and size < SMALL_BYTES)
         if size > RESPONSE_LIMIT_BYTES:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
         elif ending if framing.chunked else size >= framing.need:
@@ -222,7 +223,7 @@ class Exchange:
             while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
                 parts.append(part)
                 size += len(part)
-                self.seals.append((size, connection.received - connection.incoming.pending))
+                self.tls_records.append((size, connection.received - connection.incoming.pending))
             self.tls_end = "", "the server closed the TLS session"
         except ssl.SSLWantReadError:
             pass
@@ -245,7 +246,7 @@ class Exchange:
         connection, self.connection = self.connection, None
         if connection is None:
             return
-        self.given_up_ns = monotonic_ns()
+        self.ended_at_ns = monotonic_ns()
         if connection.tls is None:
             connection.received += self.size
             if self.size >= INTO_BYTES:
@@ -258,7 +259,7 @@ class Exchange:
                 self._poller.loop.remove_writer(connection.sock)
             self._poller.remove(connection.sock)
         if not self.error_kind and self.sent_end_ns is not None and self.framing.can_reuse(self.size):
-            self.free = connection
+            self.reusable_connection = connection
         else:
             connection.close()
         self._on_end(self)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import Answer, ChunkCounts, Dialect
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.sse import split_events
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 USUALLY_COUNTED_BY: dict[tuple[str, str], ChunkCounts] = {
@@ -43,7 +43,7 @@ class Stream:
         return response(self.file)[1]
 
     def payloads(self) -> list[bytes]:
-        return split(self.body())[0]
+        return split_events(self.body())[0]
 
     def events_to_prove(self) -> int:
         """How many events must have come before this answer counts as ended; past all of them if it never does."""

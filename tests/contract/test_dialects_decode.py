@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.sse import split_events
 from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
 from tests.dialects import DIALECTS
 
@@ -58,9 +58,9 @@ def test_a_stream_cut_between_events_has_no_end(stream: Stream) -> None:
 def test_a_stream_cut_inside_an_event_has_no_end(stream: Stream) -> None:
     """Bytes of an event that was cut short count for nothing, wherever the cut is."""
     body = stream.body()
-    _, ends, _ = split(body)
+    _, ends, _ = split_events(body)
     for cut in range(len(body)):
-        payloads, _, rest = split(body[:cut])
+        payloads, _, rest = split_events(body[:cut])
         assert len(payloads) == sum(end <= cut for end in ends)
         assert (stream.dialect.decode(payloads).end_event is not None) == (len(payloads) >= stream.events_to_prove())
         assert body[:cut].endswith(rest)
@@ -169,7 +169,7 @@ def test_every_kind_of_text_is_a_token(server: str, field: str) -> None:
 )
 def test_the_way_events_are_written_changes_nothing(stream: Stream, said: bytes, instead: bytes) -> None:
     """Line ends, the space after the colon, keep-alives and other fields are the writer's choice."""
-    payloads, _, rest = split(stream.body().replace(said, instead))
+    payloads, _, rest = split_events(stream.body().replace(said, instead))
     assert stream.dialect.decode(payloads) == stream.answer
     assert rest == b""
 

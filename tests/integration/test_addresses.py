@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.analysis.run.runfile import read
 from loadgen.servers.auth import Target, address_text, resolve_target
-from loadgen.servers.wire.addresses import Connector, Rotation, reachable
+from loadgen.servers.wire.addresses import Connector, Rotation, select_addresses
 from loadgen.servers.wire.connection import Connection
 from tests.command import burst, summary_of
 from tests.namespaces import loadgen_inside, with_hosts
@@ -108,7 +108,7 @@ def test_of_two_families_the_first_that_works_is_used(resolve: Resolver) -> None
     """A host that serves both families is one host: its second family is not used, and the target says why."""
     resolve(["::1", "127.0.0.1", "127.0.0.2"])
     with replicas("::1", "127.0.0.1") as servers:
-        target = reachable(resolve_target(f"http://{NAME}:{servers[0].port}", None))
+        target = select_addresses(resolve_target(f"http://{NAME}:{servers[0].port}", None))
     assert target.facts == {
         "addresses": ["::1"],
         "addresses_unused": {"127.0.0.1": "IPv6 is used", "127.0.0.2": "Connection refused"},
@@ -120,7 +120,7 @@ def test_if_no_address_answers_all_are_kept(resolve: Resolver) -> None:
     resolve(["127.0.0.1", "127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    target = reachable(resolve_target(f"http://{NAME}:{port}", None))
+    target = select_addresses(resolve_target(f"http://{NAME}:{port}", None))
     assert [address_text(address) for address in target.addresses] == ["127.0.0.1", "127.0.0.2"]
     assert target.unused == {}
 
@@ -165,5 +165,5 @@ def test_a_url_with_an_address_has_one() -> None:
     """Nothing is tried before such a run."""
     target = resolve_target("http://127.0.0.1:1", None)
     assert isinstance(target, Target)
-    assert reachable(target) is target
+    assert select_addresses(target) is target
     assert target.facts == {"addresses": ["127.0.0.1"]}

@@ -16,11 +16,11 @@ from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.clock import SystemClock
 from loadgen.engine.driver import Driver, Recorder
-from loadgen.engine.record_builder import places_of
+from loadgen.engine.record_builder import raw_offsets
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.auth import resolve_target
 from loadgen.servers.wire.connection import connect
-from loadgen.servers.wire.http1 import post
+from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.pool import Pool
 from loadgen.servers.wire.timestamps import SocketTimestamps
@@ -63,7 +63,7 @@ def slot_of(url: str, index: int) -> ScheduledRequest:
     """A slot due at once, of three output tokens."""
     request = Request(index, "text", 5, 3)
     return ScheduledRequest(
-        request, post(TGI.path, resolve_target(url, None).host_field, {}, TGI.encode(request, "m")), 0
+        request, encode_post(TGI.path, resolve_target(url, None).host_field, {}, TGI.encode(request, "m")), 0
     )
 
 
@@ -209,6 +209,6 @@ async def test_many_requests_are_all_accounted_for(tmp_path: Path) -> None:
 def test_events_map_to_the_read_that_brought_their_last_byte() -> None:
     """Chunk boundaries, event boundaries and reads need not coincide."""
     # raw:    head 0..10 | chunk data 12..22 | chunk data 26..36;  events end at body offsets 4, 12, 20
-    assert places_of([4, 10, 12, 20], array("q", (12, 22, 26, 36))) == [16, 22, 28, 36]
-    assert places_of([20], array("q", (12, 22, 26, 36))) == [36]
-    assert places_of([], array("q")) == []
+    assert raw_offsets([4, 10, 12, 20], array("q", (12, 22, 26, 36))) == [16, 22, 28, 36]
+    assert raw_offsets([20], array("q", (12, 22, 26, 36))) == [36]
+    assert raw_offsets([], array("q")) == []

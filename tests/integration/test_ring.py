@@ -25,9 +25,9 @@ from loadgen.servers.wire import packet_ring as ring
 from loadgen.servers.wire import packet_socket as packets
 from loadgen.servers.wire import timestamp_sources as sources
 from loadgen.servers.wire import transport
-from loadgen.servers.wire.http1 import post
+from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.ports import ports_of
+from loadgen.servers.wire.ports import ports_for_worker
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps, open_source
 from loadgen.servers.wire.timestamps import RETRY_S, kernel_stamps
 from loadgen.servers.wire.transport import Exchange
@@ -35,28 +35,28 @@ from tests.command import start, summary_of
 from tests.loopback import Script, chunked, connected, playing
 
 SAID = b"spoken words that nobody may keep"
-REQUEST = post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
+REQUEST = encode_post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')
 SCRIPT = chunked(SAID, b"one", b"two", b"three", b"four")
 PLAYED_S = 0.2
 """Long after the server has sent it all."""
 WITHOUT = """
-from loadgen.servers.wire.packet_socket import may_see_packets
+from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps, open_source
 held = PacketRingTimestamps.open([(2, ('127.0.0.1', 1))])
-may_see_packets(now=False)
+set_packet_capability(effective=False)
 print(open_source('auto', [(2, ('127.0.0.1', 1))]).name, held.counts()['ring_drops'])
 """
 PERMITTED = """
 import ctypes, struct
 from loadgen.servers.wire.capabilities import CAPABILITY_VERSION_3
-from loadgen.servers.wire.packet_socket import CAP_NET_RAW, may_see_packets
+from loadgen.servers.wire.packet_socket import CAP_NET_RAW, set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source
 libc, header, held = ctypes.CDLL(None), struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
 libc.capget(header, held)
 effective, *others = struct.unpack("6I", held.raw)
 libc.capset(header, struct.pack("6I", effective & ~(1 << CAP_NET_RAW), *others))
 before = open_source("auto", [(2, ("127.0.0.1", 1))]).name
-may_see_packets(now=True)
+set_packet_capability(effective=True)
 print(before, open_source("auto", [(2, ("127.0.0.1", 1))]).name)
 """
 
@@ -84,8 +84,8 @@ async def read_late(
         result = await asyncio.wait_for(ended, 10)
         while not stamps.ready(made):
             await asyncio.sleep(RETRY_S)
-        if result.free is not None:
-            result.free.close()
+        if result.reusable_connection is not None:
+            result.reusable_connection.close()
     return result, stamps
 
 
@@ -113,7 +113,7 @@ async def test_what_is_read_at_once_has_the_stamps_of_its_packets(host: str, sec
     assert len(made.sizes) < len(ends)
     found = instants(made, stamps, ends)
     assert made.sent_ns is not None
-    assert [made.sent_ns, *sorted(set(found)), made.user[-1]] == sorted([made.sent_ns, *found, made.user[-1]])
+    assert [made.sent_ns, *sorted(set(found)), made.user_ns[-1]] == sorted([made.sent_ns, *found, made.user_ns[-1]])
     assert len(set(found)) == len(ends)
     of_all = stamps.instants(made, made.sizes, list)[0], stamps.instants(made, ends, list)
     assert stamps.instants_batch([(made, ends), (made, ends)], list) == [of_all, of_all]
@@ -150,7 +150,7 @@ async def test_large_late_reads_do_not_contradict_the_ring(
 async def test_packets_pass_the_ring_before_they_wake_who_reads(host: str) -> None:
     """Or its stamps would be late by what TCP takes, and the wake-up. The socket's is taken on the way to TCP."""
     made, stamps = await read_late(host, late_s=0)
-    by_ring, by_socket = made.watched.arrivals(made.sizes), kernel_stamps(made)
+    by_ring, by_socket = made.tcp_stream.arrivals(made.sizes), kernel_stamps(made)
     assert by_socket is not None
     before_fin = [*zip(by_ring, by_socket, strict=True)][:-1]
     assert before_fin
@@ -162,9 +162,9 @@ async def test_each_worker_has_a_ring_of_its_own_packets(monkeypatch: pytest.Mon
     """Connections of two workers have ports of two parts, on IPv4 and IPv6, and no ring has a packet of the other's."""
     monkeypatch.setattr(sources, "OPENING_NS", 1 << 62)  # all is left in the ring ...
     monkeypatch.setattr(sources, "SETTLED_NS", 0)  # ... also of the first connection
-    parts = [ports_of(worker, 2) for worker in range(2)]
+    parts = [ports_for_worker(worker, 2) for worker in range(2)]
     assert None not in parts
-    assert ports_of(0, 1) is None
+    assert ports_for_worker(0, 1) is None
     for host in ("127.0.0.1", "::1"):
         async with playing(SCRIPT, host=host) as server:
             target = resolve_target(server.url, None)
@@ -248,8 +248,8 @@ def test_a_stretch_that_the_ring_dropped_has_the_sockets_stamps(
 def test_where_addresses_are_translated_the_socket_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packets that bear another address than the connection has pass the ring unseen. Then nothing is read late, though
     this machine would be busy enough for it, and the run says whose stamps it has."""
-    kept = packets.program
-    monkeypatch.setattr(packets, "program", lambda family, _, ports: kept(family, [("192.0.2.1", 9)], ports))
+    kept = packets.filter_program
+    monkeypatch.setattr(packets, "filter_program", lambda family, _, ports: kept(family, [("192.0.2.1", 9)], ports))
     monkeypatch.setattr(sweeps, "SELDOM", (0.2, -1.0))
     with spawn(SimulatedConfig(server="tgi", ttft_s=0.02, itl_s=0.01)) as url:
         printed = ran(tmp_path, url, "--n", "20", "--output-tokens", "20")
@@ -265,7 +265,7 @@ def test_without_permission_a_run_says_once_what_was_lost(tmp_path: Path, monkey
     def refused(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(ring, "Ring", refused)
+    monkeypatch.setattr(ring, "PacketRing", refused)
     instead = open_source("auto", [(2, ("127.0.0.1", 1))])
     assert instead.name == "socket"
     instead.close()

@@ -19,9 +19,9 @@ from loadgen.servers.simulated import arrivals
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
-from loadgen.servers.wire.packet_ring import Ring
-from loadgen.servers.wire.packet_socket import may_see_packets
-from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.packet_ring import PacketRing
+from loadgen.servers.wire.packet_socket import set_packet_capability
+from loadgen.servers.wire.ports import PortRange
 from loadgen.servers.wire.timestamps import Received, TimestampSource
 from tests.simulated import running
 
@@ -146,7 +146,7 @@ def test_without_the_right_a_request_came_when_it_was_read() -> None:
     """Where no packet socket may be opened the server notes itself when it has read a request's head, and says so."""
 
     def work() -> tuple[int, list[LogLine]]:
-        may_see_packets(now=False)  # of this thread, and of those that it starts
+        set_packet_capability(effective=False)  # of this thread, and of those that it starts
         with running(SimulatedConfig(server="tgi", **SCRIPT)) as server, opened(server.url) as client:
             began_ns, _ = asked(client, "a")
         return began_ns, server.log
@@ -205,7 +205,7 @@ def test_the_ring_of_a_server_holds_requests_alone() -> None:
     headers, and nothing of what was said."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
-        ring = Ring(socket.AF_INET, [("127.0.0.1", 0)], Ports(address[1], address[1]))
+        ring = PacketRing(socket.AF_INET, [("127.0.0.1", 0)], PortRange(address[1], address[1]))
         with socket.create_connection(address) as client:
             server, (_, port) = listening.accept()
             client.sendall(BODY)

@@ -20,7 +20,7 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.sse import split_events
 from loadgen.workloads.request import Request
 from tests.command import accounted, burst, summary_of
 from tests.dialects import DIALECTS
@@ -88,7 +88,7 @@ def test_our_own_dialects_find_every_answer_complete(name: str, clock: str) -> N
                 continue
             body = dialect.encode(request, "m")
             response = client.post(dialect.path, content=body, headers={"Content-Type": "application/json"})
-            payloads, _, rest = split(response.content)
+            payloads, _, rest = split_events(response.content)
             answer = dialect.decode(payloads)
             assert (sum(answer.tokens), answer.output_tokens, answer.error_kind, rest) == (9, 9, "", b"")
             assert answer.end_event is not None
@@ -109,7 +109,7 @@ def test_a_connection_serves_many_requests(tgi: Running) -> None:
     address = urlsplit(tgi.url)
     with httpx.Client(base_url=tgi.url, limits=httpx.Limits(max_connections=1)) as client:
         for _ in range(3):
-            assert len(split(client.post("/generate_stream", json=GENERATE).content)[0]) == 6
+            assert len(split_events(client.post("/generate_stream", json=GENERATE).content)[0]) == 6
             assert client.post("/generate", json=GENERATE).status_code == 200
             assert client.post("/generate", json={"inputs": ""}).status_code == 422
             assert client.get("/nowhere").status_code == 404

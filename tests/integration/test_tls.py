@@ -21,7 +21,7 @@ import pytest
 
 from loadgen.servers.auth import resolve_target
 from loadgen.servers.wire.connection import Connection
-from loadgen.servers.wire.http1 import joined, post
+from loadgen.servers.wire.http1 import encode_post, join_pieces
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import RETRY_S
@@ -29,7 +29,7 @@ from loadgen.servers.wire.transport import Exchange
 from tests.loopback import chunked, connected
 from tests.tls import GAP_S, OpensslServer, Step, contexts, openssl_server, scripted
 
-REQUEST = post("/", "loopback", {}, b'{"x":1}')
+REQUEST = encode_post("/", "loopback", {}, b'{"x":1}')
 PIECES = chunked(b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n")
 ONE_EACH = [Step([piece]) for piece in PIECES]
 IDLE_S = 0.05
@@ -104,7 +104,7 @@ async def ask_repeatedly(client: Client, connection: Connection, sent_ns: list[l
         exchange = await client.ask(connection)
         assert not exchange.error_kind, exchange.error_detail
         check(client.arrivals(exchange), sent_ns[number])
-        connection = cast("Connection", exchange.free)
+        connection = cast("Connection", exchange.reusable_connection)
         assert connection is not None
 
 
@@ -167,8 +167,8 @@ async def test_records_are_merged_into_and_split_over_segments(version: ssl.TLSV
                 sent_ns = server.sent_ns[number]
                 check(arrivals, sent_ns)
                 assert arrivals[0] == arrivals[1] < arrivals[2] < arrivals[3] < arrivals[4] == arrivals[5]
-                assert exchange.free is not None
-                connection = exchange.free
+                assert exchange.reusable_connection is not None
+                connection = exchange.reusable_connection
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -229,8 +229,8 @@ async def converse(
     exchange = await asking
     assert not exchange.error_kind, exchange.error_detail
     check(client.arrivals(exchange), sent_ns)
-    assert exchange.free is not None
-    return exchange.free
+    assert exchange.reusable_connection is not None
+    return exchange.reusable_connection
 
 
 async def test_key_updates_shift_no_timestamp_and_are_answered(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ async def test_the_end_of_the_session_ends_a_body_without_a_length(version: ssl.
     with scripted(server_tls, [Step([head]), Step([body], close_notify=True)], REQUEST) as server:
         async with client_of(server.url, client_tls) as client:
             exchange = await client.ask(await client.connect())
-    assert (exchange.error_kind, exchange.free) == ("", None)
-    assert joined(exchange.raw, exchange.framing.body_bounds(exchange.raw)) == body
+    assert (exchange.error_kind, exchange.reusable_connection) == ("", None)
+    assert join_pieces(exchange.raw, exchange.framing.body_bounds(exchange.raw)) == body
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -302,7 +302,7 @@ async def test_a_session_that_ends_with_the_response_serves_no_other_request(las
             exchange = await client.ask(await client.connect())
             assert not exchange.error_kind, exchange.error_detail
             check(client.arrivals(exchange), server.sent_ns[0])
-            assert exchange.free is None or exchange.free.closed_by_peer()
+            assert exchange.reusable_connection is None or exchange.reusable_connection.closed_by_peer()
 
 
 async def test_data_that_comes_with_the_handshake_is_noticed() -> None:

@@ -17,13 +17,13 @@ import uvloop
 from loadgen.servers.auth import resolve_target
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.deferred_reads import ReadPacer
-from loadgen.servers.wire.http1 import ResponseFraming, joined, post
+from loadgen.servers.wire.http1 import ResponseFraming, encode_post, join_pieces
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamps import TIMESPEC_BYTES, SocketTimestamps
 from loadgen.servers.wire.transport import SMALL_BYTES, Exchange
 from tests.loopback import CLOSE, RESET, Script, chunked, connected, playing
 
-REQUEST = post("/", "loopback", {}, b'{"x":1}')
+REQUEST = encode_post("/", "loopback", {}, b'{"x":1}')
 
 
 async def exchange(
@@ -43,14 +43,14 @@ async def exchange(
         made.send()
         made.listen()
         result = await asyncio.wait_for(ended, 10)
-        if result.free is not None:
-            result.free.close()
+        if result.reusable_connection is not None:
+            result.reusable_connection.close()
         assert server.requests == [REQUEST]
     return result
 
 
 def body(made: Exchange) -> bytes:
-    return joined(made.raw, made.framing.body_bounds(made.raw))
+    return join_pieces(made.raw, made.framing.body_bounds(made.raw))
 
 
 def test_certificates_are_checked_unless_told_otherwise() -> None:
@@ -66,9 +66,9 @@ async def test_each_read_has_a_kernel_stamp_between_send_and_read(host: str) -> 
     """Stamps lie between the request's send and the read that returned them, in order, on IPv4 and IPv6."""
     before = time.time_ns()
     made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), host=host)
-    timespecs = array("q", struct.unpack(f"{len(made.kernel) // 8}q", made.kernel))
+    timespecs = array("q", struct.unpack(f"{len(made.kernel_timespecs) // 8}q", made.kernel_timespecs))
     stamps = [s * 10**9 + n for s, n in zip(timespecs[::2], timespecs[1::2], strict=True)]
-    assert len(stamps) == len(made.sizes) == len(made.user) == len(made.kernel) // TIMESPEC_BYTES
+    assert len(stamps) == len(made.sizes) == len(made.user_ns) == len(made.kernel_timespecs) // TIMESPEC_BYTES
     assert before < stamps[0]
     assert stamps == sorted(stamps)
     assert stamps[-1] < time.time_ns()
@@ -115,7 +115,7 @@ async def test_sent_instants_frame_the_send() -> None:
     made = await exchange(chunked(b"x"))
     assert made.sent_ns is not None
     assert made.sent_end_ns is not None
-    assert before < made.sent_ns < made.sent_end_ns < made.user[0]
+    assert before < made.sent_ns < made.sent_end_ns < made.user_ns[0]
 
 
 async def test_requests_sent_together_are_told_apart() -> None:
@@ -153,8 +153,9 @@ async def test_tls_is_checked_and_keeps_kernel_stamps() -> None:
     made = await exchange(chunked(b"data: 1\n\n", b"data: 2\n\n"), authority=trustme.CA())
     assert body(made) == b"data: 1\n\ndata: 2\n\n"
     assert not made.error_kind
-    assert len(made.kernel) == TIMESPEC_BYTES * len(made.sizes)
-    assert bytes(TIMESPEC_BYTES) not in [made.kernel[i : i + 16] for i in range(0, len(made.kernel), 16)]
+    assert len(made.kernel_timespecs) == TIMESPEC_BYTES * len(made.sizes)
+    timespecs = made.kernel_timespecs
+    assert bytes(TIMESPEC_BYTES) not in [timespecs[i : i + 16] for i in range(0, len(timespecs), 16)]
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused() -> None:
@@ -190,7 +191,7 @@ async def test_endings_that_are_not_an_end_are_named_and_keep_what_came(script: 
     """A cut, a reset, a short body and bytes that are not HTTP each get their kind; nothing received is lost."""
     made = await exchange(script)
     assert made.error_kind == kind
-    assert joined(made.raw, made.framing.bounds) == kept or body(made) == kept
+    assert join_pieces(made.raw, made.framing.bounds) == kept or body(made) == kept
 
 
 async def test_a_terminator_split_over_two_reads_is_seen() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.servers.backends.dialect import Answer
 from loadgen.servers.backends.error_messages import error_text
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.sse import split_events
 from tests.contract.recorded import STREAMS, Stream
 from tests.dialects import DIALECTS
 
@@ -37,7 +37,7 @@ def test_a_real_stream_with_any_byte_changed_decodes(stream: Stream, data: st.Da
     """One wrong byte anywhere in a real answer is taken for what it is or for damage, and never raises."""
     body = bytearray(stream.body())
     body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    payloads = split(bytes(body))[0]
+    payloads = split_events(bytes(body))[0]
     _check(stream.dialect.decode(payloads), payloads)
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
 
 PIECES = st.lists(
     st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n0\r\n\r\n", b"0\r\n\r\n", b"\r\n\r\n", 300 * b"a"])
@@ -33,7 +33,7 @@ def test_any_cut_gives_the_same_body_and_the_same_end(pieces: list[bytes], steps
         position = min(len(raw), position + steps[turn % len(steps)])
         turn += 1
         assert framing.scan(raw[:position]) == (position == len(raw))
-    assert joined(raw, framing.body_bounds(raw)) == b"".join(pieces)
+    assert join_pieces(raw, framing.body_bounds(raw)) == b"".join(pieces)
 
 
 @given(PIECES, st.lists(st.tuples(st.integers(0), st.binary(max_size=2)), max_size=3), st.integers(0))

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadgen.servers.wire.http1 import ResponseFraming
-from loadgen.servers.wire.sse import _split_exact, _split_usual, of_chunks, split
+from loadgen.servers.wire.sse import _split_exact, _split_usual, payloads_of_chunks, split_events
 from tests.loopback import chunked
 
 FIELDS = (b"data:", b"data: ", b"data", b"data:  ", b":", b": ping", b"id: 7", b"event:x")
@@ -58,7 +58,7 @@ def _reference(body: bytes) -> list[tuple[bytes, int]]:
 @example(b"data: a\n\ndata: b\n")
 def test_any_body_splits_as_the_standard_says(body: bytes) -> None:
     """Payloads and offsets equal those of the byte-by-byte reference, whichever path the body takes."""
-    payloads, ends, _ = split(body)
+    payloads, ends, _ = split_events(body)
     assert list(zip(payloads, ends, strict=True)) == _reference(body)
 
 
@@ -84,12 +84,12 @@ def test_the_usual_body_takes_the_short_path(parts: tuple[bytes, list[bytes], by
 def test_a_body_cut_anywhere_loses_only_what_was_cut(body: bytes, data: st.DataObject) -> None:
     """The events that ended before the cut are the same, and `rest` is what was left of the one it fell into."""
     cut = data.draw(st.integers(0, len(body)))
-    payloads, _, rest = split(body[:cut])
-    whole = [event for event in zip(*split(body)[:2], strict=True) if event[1] <= cut]
+    payloads, _, rest = split_events(body[:cut])
+    whole = [event for event in zip(*split_events(body)[:2], strict=True) if event[1] <= cut]
     assert payloads[: len(whole)] == [payload for payload, _ in whole]
     assert len(payloads) - len(whole) <= 1  # a cut between CR and LF ends the event one byte earlier
     assert body[:cut].endswith(rest)
-    assert split(rest)[0] == []
+    assert split_events(rest)[0] == []
 
 
 @given(USUAL)
@@ -99,7 +99,7 @@ def test_comments_and_keep_alives_change_no_payload(parts: tuple[bytes, list[byt
     noise = b": " + comment.translate(None, b"\r\n") + b"\n\n"
     body = b"".join(prefix + payload + b"\n\n" for payload in payloads)
     noisy = noise + b"".join(prefix + payload + b"\n\n" + noise for payload in payloads)
-    (quiet, ends, _), (loud, later, _) = split(body), split(noisy)
+    (quiet, ends, _), (loud, later, _) = split_events(body), split_events(noisy)
     assert loud == quiet
     assert later == [end + (number + 1) * len(noise) for number, end in enumerate(ends)]
 
@@ -114,11 +114,11 @@ CHUNKS = st.lists(st.one_of(st.binary(max_size=12).map(b"data: %s\n\n".__mod__),
 @example([b"data: a\n\n", b"data: a long one\n\n", b"data: b\n\n"])
 @example([b"data: a\n\n\r\n5\r\ndata: b\n\n", b"data: c\n\n"])
 def test_events_of_one_chunk_each_are_those_of_the_body(chunks: list[bytes]) -> None:
-    """Found at once in the framed bytes or left to `split`, never told otherwise than by it."""
+    """Found at once in the framed bytes or left to `split_events`, never told otherwise than by it."""
     raw, framing = b"".join(chunked(*chunks)), ResponseFraming()
     assert framing.scan(raw)
-    payloads = of_chunks(raw, framing.bounds) if framing.events else None
-    expected, ends, rest = split(b"".join(chunks))
+    payloads = payloads_of_chunks(raw, framing.bounds) if framing.events else None
+    expected, ends, rest = split_events(b"".join(chunks))
     if payloads is not None:
         assert payloads == expected
         assert ends == [*accumulate(map(len, chunks))]

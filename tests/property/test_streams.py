@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from loadgen.analysis.run.record import Record
 from loadgen.servers.backends import repeated_events as alike
 from loadgen.servers.wire import sse
-from loadgen.servers.wire.sse import split
+from loadgen.servers.wire.sse import split_events
 from tests.answers import DONE, Key, chunk, recorded, usage, whole
 from tests.dialects import DIALECTS
 from tests.loopback import chunked
@@ -203,8 +203,8 @@ def test_short_paths_read_what_the_exact_paths_read(
     else:
         body = data.draw(bodies(key, tokens, error=error)).body
     for closed in (True, False):
-        assert split(body, closed=closed) == sse._split_exact(body, closed=closed)
-    payloads = split(body, closed=True)[0]
+        assert split_events(body, closed=closed) == sse._split_exact(body, closed=closed)
+    payloads = split_events(body, closed=True)[0]
     answer = DIALECTS[key].decode(payloads)
     with patch.object(alike, "MAX_SHORT_RUNS", 0):
         assert DIALECTS[key].decode(payloads) == answer

@@ -56,7 +56,7 @@ def test_chunks_hold_as_many_tokens_as_vllm_sent(vllm: Engine, endpoint: str) ->
         request = Request(number, f"Number {number}.", 0, 128, body={"return_token_ids": True})
         body = dialect.encode(request, "tiny")
         reply = httpx.post(vllm.url + dialect.path, content=body, headers={"Content-Type": "application/json"})
-        return [json.loads(data) for data in sse.split(reply.content)[0][:-1]]
+        return [json.loads(data) for data in sse.split_events(reply.content)[0][:-1]]
 
     with ThreadPoolExecutor(64) as pool:
         asked = [pool.submit(ask, number) for number in range(64)]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from loadgen.analysis.run.runfile import Header, read
 from loadgen.analysis.steady_window import load_run as loaded
 from loadgen.cli import app
-from loadgen.engine.prepare import schedule_of
+from loadgen.engine.prepare import build_schedule
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.simulated.config import SimulatedConfig
@@ -56,7 +56,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_takes_it_and_holds_it_to_its_rules() -> None:
     """Its due instants are the schedule's; it never ends by itself; what is wrong is answered with its syntax."""
-    schedule = schedule_of(Plan(server="tgi", arrivals="pairs:20", n=4))
+    schedule = build_schedule(Plan(server="tgi", arrivals="pairs:20", n=4))
     assert list(schedule.due_ns or ()) == [0, 0, NS_PER_S // 10, NS_PER_S // 10]
     with pytest.raises(PlanError, match="would never end"):
         Plan(server="tgi", arrivals="pairs:20")

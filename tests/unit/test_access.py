@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from loadgen.distributed.protocol import token_of
-from loadgen.engine.resolve_server import access_of
+from loadgen.engine.resolve_server import access_for
 from loadgen.errors import LoadgenError, PlanError
 from loadgen.plan import Plan
 from loadgen.servers.auth import (
@@ -47,10 +47,10 @@ def test_white_space_around_a_key_is_not_sent(written: str, monkeypatch: pytest.
     for name in ("LOADGEN_API_KEY", "OTHER", "LOADGEN_TOKEN"):
         monkeypatch.setenv(name, written.format(KEY))
     sent = {"Authorization": f"Bearer {KEY}"}
-    assert access_of(Plan(server="tgi", n=1)).headers == sent
-    assert access_of(Plan(server="tgi", n=1, api_key_env="OTHER")).headers == sent
-    assert access_of(Plan(server="tgi", n=1, header=("Authorization: Bearer $OTHER",))).headers == sent
-    assert access_of(Plan(server="tgi", n=1, header=("X-Two: $OTHER,$OTHER",))).headers["X-Two"] == f"{KEY},{KEY}"
+    assert access_for(Plan(server="tgi", n=1)).headers == sent
+    assert access_for(Plan(server="tgi", n=1, api_key_env="OTHER")).headers == sent
+    assert access_for(Plan(server="tgi", n=1, header=("Authorization: Bearer $OTHER",))).headers == sent
+    assert access_for(Plan(server="tgi", n=1, header=("X-Two: $OTHER,$OTHER",))).headers["X-Two"] == f"{KEY},{KEY}"
     assert LaunchSpec("vllm", LOCAL, "m", "running").access.headers == sent
     assert read_secret("OTHER") == KEY
     assert token_of({"LOADGEN_TOKEN": written.format(KEY)}) == KEY
@@ -62,10 +62,10 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(written: str, m
     for name in ("LOADGEN_API_KEY", "LOADGEN_TOKEN"):
         monkeypatch.setenv(name, written.format(KEY))
     ways = (
-        lambda: access_of(Plan(server="tgi", n=1)),
+        lambda: access_for(Plan(server="tgi", n=1)),
         lambda: LaunchSpec("vllm", LOCAL, "m", "running").access,
         lambda: token_of({"LOADGEN_TOKEN": written.format(KEY)}),
-        lambda: access_of(Plan(server="tgi", n=1, header=("X-Key: $LOADGEN_API_KEY",))),
+        lambda: access_for(Plan(server="tgi", n=1, header=("X-Key: $LOADGEN_API_KEY",))),
         lambda: Plan(server="tgi", n=1, header=(f"X-Key: {written.format(KEY)}\u043a",)),
     )
     for way in ways:
@@ -88,7 +88,7 @@ def test_a_key_too_short_to_be_hidden_is_refused(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("LOADGEN_API_KEY", key)
         monkeypatch.setenv("OTHER", in_header)
         with sent:
-            access_of(Plan(server="tgi", n=1, header=("X-Key: $OTHER",) if in_header else ()))
+            access_for(Plan(server="tgi", n=1, header=("X-Key: $OTHER",) if in_header else ()))
             assert hide_secrets(f"no {key}!") == f"no {HIDDEN}!"
 
 

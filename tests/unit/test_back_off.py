@@ -14,13 +14,13 @@ MS = 1_000_000
 def tries_in_an_outage(back_off: BackOff, clients: int, outage_ns: int) -> list[int]:
     """Let every client fail at instant 0 and every try fail until the outage is over; return the instants of tries."""
     for _ in range(clients):
-        back_off.failed(0, was_try=False)
+        back_off.failed(0, was_retry=False)
     tries = list[int]()
     while back_off.next_try_ns < outage_ns:
         now_ns = back_off.next_try_ns
         assert len(back_off.take(now_ns)) == 1
         tries.append(now_ns)
-        back_off.failed(now_ns + MS, was_try=True)
+        back_off.failed(now_ns + MS, was_retry=True)
     return tries
 
 
@@ -41,7 +41,7 @@ def test_an_outage_costs_as_many_tries_for_many_clients_as_for_one(clients: int)
 def test_no_client_tries_before_the_pause_is_over() -> None:
     """Too early a look returns nothing, and changes nothing."""
     back_off = BackOff()
-    back_off.failed(0, was_try=False)
+    back_off.failed(0, was_retry=False)
     assert back_off.take(FIRST_PAUSE_NS - 1) == []
     assert back_off.take(FIRST_PAUSE_NS) == [FIRST_PAUSE_NS]
     assert back_off.waiting == 0
@@ -66,7 +66,7 @@ def test_an_answer_to_a_try_lets_the_next_client_go_at_once() -> None:
     now_ns = last_ns + 2 * MAX_PAUSE_NS
     assert len(back_off.take(now_ns)) == 1
     assert back_off.take(now_ns + MS) == []
-    back_off.went_on(now_ns + MS, was_try=True)
+    back_off.went_on(now_ns + MS, was_retry=True)
     assert len(back_off.take(now_ns + MS)) == 1
 
 
@@ -76,8 +76,8 @@ def test_a_new_outage_begins_with_the_first_pause() -> None:
     tries_in_an_outage(back_off, 1, 20_000 * MS)
     now_ns = back_off.next_try_ns
     back_off.take(now_ns)
-    back_off.went_on(now_ns, was_try=True)
-    back_off.failed(now_ns + MS, was_try=False)
+    back_off.went_on(now_ns, was_retry=True)
+    back_off.failed(now_ns + MS, was_retry=False)
     assert back_off.next_try_ns == now_ns + MS + FIRST_PAUSE_NS
 
 
@@ -85,8 +85,8 @@ def test_the_server_counts_as_gone_after_a_minute_of_failures_only() -> None:
     """One request that does not fail at once starts the minute again."""
     back_off = BackOff()
     assert not back_off.gives_up(GIVE_UP_NS)
-    back_off.failed(0, was_try=False)
+    back_off.failed(0, was_retry=False)
     assert not back_off.gives_up(GIVE_UP_NS - 1)
     assert back_off.gives_up(GIVE_UP_NS)
-    back_off.went_on(GIVE_UP_NS, was_try=False)
+    back_off.went_on(GIVE_UP_NS, was_retry=False)
     assert not back_off.gives_up(2 * GIVE_UP_NS)

@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop
-from loadgen.engine.driver import BACKLOG, MANY, TICKS_PER_LOOK, TICKS_PER_SAMPLE, Driver, Recorder
+from loadgen.engine.driver import BACKLOG, MANY_IN_FLIGHT, TICKS_PER_CHECK, TICKS_PER_SAMPLE, Driver, Recorder
 from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
@@ -98,15 +98,15 @@ class FakeConnection:
 class FakeExchange:
     """Ends by the clock; what it carries is an error, so that nothing need be decoded."""
 
-    windows = shut = size = 0
+    window_checks = full_windows = size = 0
 
     def __init__(self, net: FakeNet, on_end: Callable[[Any], None]) -> None:
         self.net, self._on_end = net, on_end
         self.connection: Any = None
-        self.free: Any = None
+        self.reusable_connection: Any = None
         self.error_kind = self.error_detail = ""
         self.sent_ns: int | None = None
-        self.sent_end_ns = self.given_up_ns = None
+        self.sent_end_ns = self.ended_at_ns = None
         self.sizes: list[int] = []
         self.framing = type("Head", (), {"status": None})()
 
@@ -132,7 +132,7 @@ class FakeExchange:
     def _end(self) -> None:
         if self.connection is not None:
             self.net.open_now -= 1
-            self.connection, self.free = None, self.connection
+            self.connection, self.reusable_connection = None, self.connection
             self._on_end(self)
 
 
@@ -266,7 +266,7 @@ async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
     idle.assert_called_once()
 
 
-@pytest.mark.parametrize(("under_way", "counted"), [(MANY, 8), (MANY + 1, 2)])
+@pytest.mark.parametrize(("under_way", "counted"), [(MANY_IN_FLIGHT, 8), (MANY_IN_FLIGHT + 1, 2)])
 async def test_many_answers_under_way_are_counted_once_a_second(under_way: int, counted: int) -> None:
     """Fewer of them four times; the stamps that have come are taken each time."""
     recorder, net = Mock(), FakeNet(FakeClock(), 1)
@@ -277,7 +277,7 @@ async def test_many_answers_under_way_are_counted_once_a_second(under_way: int, 
         driver._tick(ticks, 0)
         driver._ticking.cancel()
     looks = [call.kwargs["counts"] for call in recorder.watch.call_args_list]
-    assert (len(looks), looks.count(True)) == (2 * TICKS_PER_SAMPLE // TICKS_PER_LOOK, counted)
+    assert (len(looks), looks.count(True)) == (2 * TICKS_PER_SAMPLE // TICKS_PER_CHECK, counted)
 
 
 class LateStamps(TimestampSource):

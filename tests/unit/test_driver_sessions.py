@@ -32,8 +32,8 @@ class Answering(FakeExchange):
         event = {"token": {"id": 1, "text": "x"}, "generated_text": f"<{self._id}>", "details": {"generated_tokens": 1}}
         payload = b"" if self._id in self.cut else b"data:" + msgspec.json.encode(event) + b"\n\n"
         self.raw = payload
-        self.sizes, self.kernel = [max(1, len(payload))], array("q", [0, 0]).tobytes()
-        self.user = array("q", [self.net.clock.now])
+        self.sizes, self.kernel_timespecs = [max(1, len(payload))], array("q", [0, 0]).tobytes()
+        self.user_ns = array("q", [self.net.clock.now])
         self.losses = (0, 0)
         bounds = array("q", (0, len(payload)))
         framed = SimpleNamespace(status=200, coding="", ended=True, events=False, body_bounds=lambda _raw: bounds)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from loadgen.servers.backends.lenient import DONE, end_marker
-from loadgen.servers.wire.sse import is_event_stream, split
+from loadgen.servers.wire.sse import is_event_stream, split_events
 from tests.answers import DONE as END
 from tests.answers import Key, recorded, whole
 from tests.dialects import DIALECTS
@@ -34,7 +34,7 @@ CHAT, COMPLETIONS = ("openai", "chat"), ("openai", "completions")
 )
 def test_an_event_is_what_the_standard_says(body: bytes, payloads: list[bytes]) -> None:
     """Fields, line ends, comments and heartbeats; what is open at the end is no event."""
-    assert split(body)[0] == payloads
+    assert split_events(body)[0] == payloads
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_an_event_is_what_the_standard_says(body: bytes, payloads: list[bytes]) 
 def test_the_last_event_needs_no_blank_line(tail: bytes, payloads: list[bytes], rest: bytes) -> None:
     """When the response has ended as HTTP says, and the data is whole. Without that end it may have been cut short."""
     body = b'data: {"a":1}\n\n' + tail
-    assert split(body, closed=True) == ([b'{"a":1}', *payloads], split(body, closed=True)[1], rest)
-    assert split(body)[0] == [b'{"a":1}']
-    assert split(body)[2] == tail
+    assert split_events(body, closed=True) == ([b'{"a":1}', *payloads], split_events(body, closed=True)[1], rest)
+    assert split_events(body)[0] == [b'{"a":1}']
+    assert split_events(body)[2] == tail
 
 
 def test_lines_that_are_events_end_where_they_end() -> None:
     """Their instants are those of their own lines, however much later the blank line comes."""
     body = b'data: {"a":1}\ndata: {"b":2}\n\n'
-    assert split(body)[:2] == ([b'{"a":1}', b'{"b":2}'], [14, 28])
+    assert split_events(body)[:2] == ([b'{"a":1}', b'{"b":2}'], [14, 28])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_lines_that_are_events_end_where_they_end() -> None:
 )
 def test_an_error_outside_data_is_an_event(block: bytes) -> None:
     """It has the text that the server sent, and stands where it came."""
-    payloads, ends, rest = split(b'data: {"a":1}\n\n' + block + b"\n\ndata: [DONE]\n\n")
+    payloads, ends, rest = split_events(b'data: {"a":1}\n\n' + block + b"\n\ndata: [DONE]\n\n")
     assert (len(payloads), rest) == (3, b"")
     assert json.loads(payloads[1])["error"]
     assert b"boom" in payloads[1]
@@ -90,7 +90,7 @@ def test_an_error_outside_data_is_an_event(block: bytes) -> None:
 
 def test_an_error_event_without_data_is_an_error() -> None:
     """A server that has no words failed all the same."""
-    payloads = split(b"event: error\n\n")[0]
+    payloads = split_events(b"event: error\n\n")[0]
     assert DIALECTS[CHAT].decode(payloads).error_detail == "an error event without a message"
 
 

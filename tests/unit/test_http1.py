@@ -6,14 +6,14 @@ import zlib
 import pytest
 
 from loadgen.servers.errors import decompress
-from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, joined, post
+from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, encode_post, join_pieces
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 def body_of(raw: bytes, framing: ResponseFraming) -> bytes:
-    return joined(raw, framing.body_bounds(raw))
+    return join_pieces(raw, framing.body_bounds(raw))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_compressed_body_is_known_by_its_head(field: str, coding: str) -> None
     framing = ResponseFraming()
     framing.scan(f"HTTP/1.1 200 OK\r\n{field}Content-Length: 0\r\n\r\n".encode())
     assert framing.coding == coding
-    assert b"\r\nAccept-Encoding: identity\r\n" in post("/", "h", {}, b"")
+    assert b"\r\nAccept-Encoding: identity\r\n" in encode_post("/", "h", {}, b"")
 
 
 def test_a_compressed_body_is_read_as_far_as_it_goes() -> None:
@@ -124,7 +124,7 @@ def test_a_connection_with_bytes_behind_the_answer_is_not_used_again(raw: bytes,
 
 def test_post_is_one_complete_request() -> None:
     """The bytes of a request are fixed by its parts; nothing is added at send time."""
-    assert post("/generate", "[::1]:8000", {"X-Request-Id": "7"}, b"{}") == (
+    assert encode_post("/generate", "[::1]:8000", {"X-Request-Id": "7"}, b"{}") == (
         b"POST /generate HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\n"
         b"Accept: text/event-stream\r\nAccept-Encoding: identity\r\nX-Request-Id: 7\r\nContent-Length: 2\r\n\r\n{}"
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.engine.resolve_server import access_of
+from loadgen.engine.resolve_server import access_for
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import command_line, describe_lengths, read_plan
@@ -193,13 +193,13 @@ def test_headers_take_what_the_environment_holds(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOADGEN_API_KEY", "sk-five")
     plan = Plan(server="tgi", n=1, header=("X-Auth: Bearer ${MY_TOKEN}", "X-Price: 3 $$"))
     headers = {"X-Auth": "Bearer sk-four", "X-Price": "3 $"}
-    assert access_of(plan).headers == headers | {"Authorization": "Bearer sk-five"}
+    assert access_for(plan).headers == headers | {"Authorization": "Bearer sk-five"}
     plan = Plan(server="tgi", n=1, header=("authorization: Basic bWU6Y29ycmVjdA==",))
-    assert access_of(plan).headers == {"authorization": "Basic bWU6Y29ycmVjdA=="}
+    assert access_for(plan).headers == {"authorization": "Basic bWU6Y29ycmVjdA=="}
     monkeypatch.delenv("MY_TOKEN")
     for line, said in (("X-Auth: $MY_TOKEN", r"X-Auth: \$MY_TOKEN is not set"), ("X-Price: 3 $", "without a name")):
         with pytest.raises(PlanError, match=said):
-            access_of(Plan(server="tgi", n=1, header=(line,)))
+            access_for(Plan(server="tgi", n=1, header=(line,)))
 
 
 def test_extra_body_is_json_a_file_or_a_table(tmp_path: Path) -> None:

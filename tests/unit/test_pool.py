@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from loadgen.servers.wire import pool
-from loadgen.servers.wire.pool import CONNECTS_AT_ONCE, Pool
+from loadgen.servers.wire.pool import MAX_CONCURRENT_CONNECTS, Pool
 
 
 @pytest.mark.parametrize(("step_s", "drawn"), [(0.0, [3, 1]), (0.001, [2, 1]), (1.0, [0, 0])])
@@ -28,6 +28,6 @@ def test_pauses_between_connections_are_used_until_they_end_or_nothing_is_left(
         done.append("draw")
         return done.count("draw") < 3
 
-    asyncio.run(Pool(connect, spare=2 * CONNECTS_AT_ONCE + 1, meanwhile=meanwhile).fill())
-    opened = ["open"] * CONNECTS_AT_ONCE
+    asyncio.run(Pool(connect, spare=2 * MAX_CONCURRENT_CONNECTS + 1, meanwhile=meanwhile).fill())
+    opened = ["open"] * MAX_CONCURRENT_CONNECTS
     assert done == [*opened, *["draw"] * drawn[0], *opened, *["draw"] * drawn[1], "open"]

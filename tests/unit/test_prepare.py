@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine.prepare import schedule_of
+from loadgen.engine.prepare import build_schedule
 from loadgen.engine.resolve_server import max_length
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
@@ -31,21 +31,21 @@ def test_what_each_kind_of_arrivals_comes_to(
     settings: dict[str, object], count: int | None, clients: int, in_flight: int, spare: int, at_once: int
 ) -> None:
     """How many requests, by whom, how many at a time, and how many connections are opened beforehand."""
-    load = schedule_of(Plan(server="tgi", **settings))
+    load = build_schedule(Plan(server="tgi", **settings))
     got = (load.count, load.clients, load.in_flight, load.spare, load.at_once)
     assert got == (count, clients, in_flight, spare, at_once)
 
 
 def test_due_instants_are_those_of_the_arrivals() -> None:
     """Nothing is due at or after the duration."""
-    load = schedule_of(Plan(server="tgi", arrivals="constant:4", duration_s=1))
+    load = build_schedule(Plan(server="tgi", arrivals="constant:4", duration_s=1))
     assert list(load.due_ns or ()) == [0, 250_000_000, 500_000_000, 750_000_000]
 
 
 def test_parts_add_up_to_the_whole() -> None:
     """Whatever the number of workers, nothing is lost and nothing dealt twice."""
     for clients in range(1, 12):
-        whole = schedule_of(Plan(server="tgi", arrivals=f"closed:{clients}", n=100))
+        whole = build_schedule(Plan(server="tgi", arrivals=f"closed:{clients}", n=100))
         for workers in range(1, 5):
             parts = [whole.share_for(worker, workers) for worker in range(workers)]
             assert sum(part.clients for part in parts) == sum(part.spare for part in parts) == clients

@@ -11,7 +11,7 @@ import pytest
 from loadgen.analysis.run.record import Record
 from loadgen.cli.output import Output, _ProgressLine, show_progress
 from loadgen.engine.client_health import FirstTokens, LiveCounters
-from loadgen.engine.record_builder import first_token
+from loadgen.engine.record_builder import first_token_end
 from loadgen.plan import Plan
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamps import PLAIN
@@ -116,13 +116,13 @@ TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 def arrived(exchange: Exchange, data: bytes, at_ns: int) -> None:
     exchange.parts.append(data)
     exchange.sizes.append(len(exchange.raw))
-    exchange.user.append(at_ns)
+    exchange.user_ns.append(at_ns)
 
 
 def test_ttft_so_far_counts_each_first_token_once() -> None:
     """A response under way counts from its first event with a token on; one that nobody looked at counts at its end."""
     counts = LiveCounters()
-    tokens = FirstTokens(counts, PLAIN, list, partial(first_token, dialect=DIALECTS["openai", "chat"]))
+    tokens = FirstTokens(counts, PLAIN, list, partial(first_token_end, dialect=DIALECTS["openai", "chat"]))
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     for data, at_ns in ((HEAD, 1_500), (b"%x\r\n%b\r\n" % (len(ROLE), ROLE), 2_000)):
         arrived(exchange, data, at_ns)
@@ -144,7 +144,7 @@ def test_ttft_so_far_is_never_negative() -> None:
     """A timestamp before the request was sent is wrong. The request counts at its end, when its Record has another
     source's timestamps."""
     counts = LiveCounters()
-    tokens = FirstTokens(counts, PLAIN, list, partial(first_token, dialect=DIALECTS["openai", "chat"]))
+    tokens = FirstTokens(counts, PLAIN, list, partial(first_token_end, dialect=DIALECTS["openai", "chat"]))
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     arrived(exchange, HEAD + b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 999)
     tokens.look({exchange})
@@ -158,16 +158,16 @@ def test_a_first_token_behind_long_events_is_found() -> None:
     filtered = b'data: {"choices":[],"prompt_filter_results":"%b"}\n\n' % (b"x" * 3_000)
     raw = b"HTTP/1.1 200 OK\r\n\r\n" + filtered + TOKEN
     dialect = DIALECTS["openai", "chat"]
-    assert first_token(raw, dialect) == len(raw)
-    assert first_token(raw[:-4], dialect) is None
+    assert first_token_end(raw, dialect) == len(raw)
+    assert first_token_end(raw[:-4], dialect) is None
     counts = LiveCounters()
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     arrived(exchange, raw, 3_000)
-    FirstTokens(counts, PLAIN, list, partial(first_token, dialect=dialect)).look({exchange})
+    FirstTokens(counts, PLAIN, list, partial(first_token_end, dialect=dialect)).look({exchange})
     assert (counts.answered, counts.ttft_ns) == (1, 2_000)
 
 
 @pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 429 No\r\n\r\n" + TOKEN, b"data: x", HEAD + b"zz\r\n" + ROLE])
 def test_bytes_that_are_no_stream_have_no_first_token(raw: bytes) -> None:
     """Whatever a server sends, looking for a token raises nothing."""
-    assert first_token(raw, DIALECTS["openai", "chat"]) is None
+    assert first_token_end(raw, DIALECTS["openai", "chat"]) is None

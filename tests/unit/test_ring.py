@@ -12,8 +12,8 @@ import pytest
 
 from loadgen.servers.simulated.arrivals import Clients
 from loadgen.servers.wire.packet_ring import UNKNOWN, TcpStream, TcpStreamTable
-from loadgen.servers.wire.packet_socket import ADDRESSES_MOST, program
-from loadgen.servers.wire.ports import Ports
+from loadgen.servers.wire.packet_socket import MAX_ADDRESSES, filter_program
+from loadgen.servers.wire.ports import PortRange
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import PLAIN
 from tests.packets import PORT, SERVER, SERVER_6, SYN, Sent, came
@@ -66,8 +66,8 @@ def test_the_filter_keeps_no_more_than_the_ports_numbers_and_flags(family: int) 
     """Of its own family alone, as all protocols come to it. Its last instruction returns the IP header's length and 14
     bytes; its other end returns none."""
     server, protocol = (SERVER, 0x0800) if family == socket.AF_INET else (SERVER_6, 0x86DD)
-    most = [server] * ADDRESSES_MOST[family]
-    code = np.frombuffer(program(family, most, Ports(40_000, 41_000)), np.dtype("u2,u1,u1,u4"))
+    most = [server] * MAX_ADDRESSES[family]
+    code = np.frombuffer(filter_program(family, most, PortRange(40_000, 41_000)), np.dtype("u2,u1,u1,u4"))
     assert [(do, value) for do, _, _, value in code[:2].tolist()] == [(0x28, 0xFFFFF000), (0x15, protocol)]
     assert code[-4:].tolist() == [(0x06, 0, 0, 0), (0x87, 0, 0, 0), (0x04, 0, 0, 14), (0x16, 0, 0, 0)]
     for at, (_, true, false, _) in enumerate(code.tolist()):
@@ -100,7 +100,7 @@ def test_an_arrival_is_that_of_the_segment_that_brought_the_byte() -> None:
     """By offsets from the SYN-ACK's sequence number, over several reads of the ring."""
     flow = flow_of([greeting(), Sent(1000, 10, 100)], [Sent(1010, 5, 200), Sent(1015, 5, 300)])
     assert flow.arrivals([1, 10, 11, 15, 16, 20, 21]) == [100, 100, 200, 200, 300, 300, UNKNOWN]
-    assert not flow.swapped
+    assert not flow.reordered
 
 
 def test_sequence_numbers_wrap() -> None:
@@ -117,13 +117,13 @@ def test_what_is_behind_a_hole_was_not_there_before_it_was_filled() -> None:
         [greeting(), Sent(1000, 10, 1), Sent(1020, 10, 2), Sent(1030, 10, 3)], [Sent(1010, 10, 9), Sent(1010, 10, 12)]
     )
     assert flow.arrivals([10, 11, 20, 30, 40]) == [1, 9, 9, 9, 9]
-    assert flow.swapped
+    assert flow.reordered
 
 
 def test_what_is_sent_again_for_nothing_changes_nothing() -> None:
     """A repeated segment neither moves an instant nor makes the order of the stamps doubtful."""
     flow = flow_of([greeting(), Sent(1000, 10, 1), Sent(1000, 10, 2), Sent(1010, 5, 3)])
-    assert (flow.arrivals([10, 15]), flow.swapped) == ([1, 3], False)
+    assert (flow.arrivals([10, 15]), flow.reordered) == ([1, 3], False)
 
 
 def test_a_segment_that_the_ring_dropped_leaves_the_others_known() -> None:
@@ -167,11 +167,11 @@ def test_what_has_come_is_known_before_it_is_read() -> None:
     stamps, flow = PacketRingTimestamps([], [], PLAIN), TcpStream(0)
     for start in range(0, 500, 100):
         flow.add(start, start + 100, start)
-    kept: Any = SimpleNamespace(watched=flow, begins=200, sizes=[])
-    burst: Any = SimpleNamespace(watched=flow, begins=0, sizes=[])
-    unseen: Any = SimpleNamespace(watched=None, begins=0, sizes=[100])
-    assert stamps.pieces([kept, burst, unseen]) == [3, 5, 1]
-    assert stamps.pieces([burst, burst]) == [5, 5]
+    kept: Any = SimpleNamespace(tcp_stream=flow, stream_start=200, sizes=[])
+    burst: Any = SimpleNamespace(tcp_stream=flow, stream_start=0, sizes=[])
+    unseen: Any = SimpleNamespace(tcp_stream=None, stream_start=0, sizes=[100])
+    assert stamps.piece_counts([kept, burst, unseen]) == [3, 5, 1]
+    assert stamps.piece_counts([burst, burst]) == [5, 5]
 
 
 def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +182,13 @@ def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
     blocks = [came([greeting()]), came(tokens)]
     flows, ring = TcpStreamTable(), SimpleNamespace(read=lambda: blocks.pop(0) if blocks else None)
     stamps = PacketRingTimestamps([ring], [flows], PLAIN)  # type: ignore[list-item]
-    answer: Any = SimpleNamespace(watched=flows.watch(PORT, 10), begins=0, sizes=[])
+    answer: Any = SimpleNamespace(tcp_stream=flows.watch(PORT, 10), stream_start=0, sizes=[])
     stamps.collect()
     now_ns += 2_000_000
     stamps.collect()
-    assert (stamps.pieces([answer]), stamps.unsorted) == ([0], 2)
+    assert (stamps.piece_counts([answer]), stamps.unsorted) == ([0], 2)
     stamps.collect(at_once=True)
-    assert (stamps.pieces([answer]), stamps.unsorted) == ([2], 0)
+    assert (stamps.piece_counts([answer]), stamps.unsorted) == ([2], 0)
 
 
 def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +217,13 @@ def test_what_is_asked_for_is_sorted_however_lately_the_ring_was_read(monkeypatc
     flows, ring = TcpStreamTable(), SimpleNamespace(read=lambda: blocks.pop(0))
     stamps = PacketRingTimestamps([ring], [flows], PLAIN)  # type: ignore[list-item]
     answer: Any = SimpleNamespace(
-        watched=flows.watch(PORT, 10), sizes=[100], user=[0], read_ends=[], offsets=lambda places: places
+        tcp_stream=flows.watch(PORT, 10), sizes=[100], user_ns=[0], read_ends=[], offsets=lambda places: places
     )
     stamps.collect()
     now_ns += 2_000_000
     stamps.collect()
     assert stamps.ready(answer)
-    assert answer.watched.arrivals([100]) == [70]
+    assert answer.tcp_stream.arrivals([100]) == [70]
 
 
 def test_answers_that_came_on_one_connection_are_told_together() -> None:
@@ -237,9 +237,14 @@ def test_answers_that_came_on_one_connection_are_told_together() -> None:
 
         sizes = array("q", [size])
         return SimpleNamespace(
-            watched=flow, begins=begins, sizes=sizes, read_ends=[], kernel=bytearray(16), offsets=offsets
+            tcp_stream=flow,
+            stream_start=begins,
+            sizes=sizes,
+            read_ends=[],
+            kernel_timespecs=bytearray(16),
+            offsets=offsets,
         )
 
     told = stamps.instants_batch([(answer(0, 150), [1, 150]), (answer(150, 100), [1])], list)
     assert told == [([80], ([70, 80], stamps)), ([90], ([90], stamps))]
-    assert (flow.forgotten, [*flow.ends]) == (150, [250])
+    assert (flow.discarded_end, [*flow.ends]) == (150, [250])

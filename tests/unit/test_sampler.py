@@ -14,7 +14,7 @@ import pytest
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.engine import telemetry_sampler as telemetry
 from loadgen.engine.client_health import LiveCounters
-from loadgen.engine.telemetry_sampler import PART, Bursts, Sampler, bursts_of
+from loadgen.engine.telemetry_sampler import PART, Bursts, Sampler, find_bursts
 from loadgen.errors import OutputError
 from loadgen.servers.telemetry import GapError, NotMeasuredError
 
@@ -61,8 +61,8 @@ def moments(folder: Path, source: str = "server") -> list[str]:
     return [line.values["moment"] for line in lines(folder) if line.source == source]
 
 
-BURST = bursts_of([0] * 1000)
-TWO = bursts_of([*[0] * 20, *range(1, 11), *[10 * S] * 20])
+BURST = find_bursts([0] * 1000)
+TWO = find_bursts([*[0] * 20, *range(1, 11), *[10 * S] * 20])
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_nothing_is_read_while_a_burst_is_sent(
 
 def test_a_burst_is_many_requests_at_one_instant() -> None:
     """A few together are none; a closed loop has no instants."""
-    assert bursts_of([0, 0, 1, 2, 3]) == bursts_of(None) == Bursts()
-    assert bursts_of([*[5] * 16, 7, *[9] * 20]) == Bursts({5: 16, 9: 37})
+    assert find_bursts([0, 0, 1, 2, 3]) == find_bursts(None) == Bursts()
+    assert find_bursts([*[5] * 16, 7, *[9] * 20]) == Bursts({5: 16, 9: 37})
 
 
 def test_every_moment_is_kept_on_the_runs_own_clock(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ import pytest
 from loadgen.analysis.run.record import Record
 from loadgen.engine.client_health import Health
 from loadgen.engine.clock import ClockPairs
-from loadgen.engine.record_builder import records_of
+from loadgen.engine.record_builder import build_records
 from loadgen.servers.wire.packet_ring import UNKNOWN, TcpStream
 from loadgen.servers.wire.stamp_check import (
     DISAGREEING_SHARE,
     LIMIT_NS,
     REJECTED_MIN,
     REJECTED_SHARE,
-    agree,
-    checked,
-    differences,
+    checked_instants,
     in_order,
+    stamp_differences,
+    stamps_agree,
 )
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import PLAIN, SocketTimestamps, TimestampSource
@@ -57,18 +57,18 @@ def test_differences_are_those_of_reads_that_the_ring_knows(
     ring: list[int], socket: list[int], closed_ns: int, expected: list[int]
 ) -> None:
     """A read that the ring knows nothing of is left out. The last one may have the instant of the connection's end."""
-    assert differences(ring, socket, closed_ns) == expected
+    assert stamp_differences(ring, socket, closed_ns) == expected
 
 
 def test_one_read_in_a_hundred_may_differ() -> None:
     """The machine may pause between the two timestamps of a read. In a short response no read may differ."""
     alike, apart = LIMIT_NS, LIMIT_NS + 1
     most = round(DISAGREEING_SHARE * 200)
-    assert agree([])
-    assert agree([alike] * 4)
-    assert not agree([alike, alike, alike, apart])
-    assert agree([apart] * most + [alike] * (200 - most))
-    assert not agree([apart] * (most + 1) + [alike] * (199 - most))
+    assert stamps_agree([])
+    assert stamps_agree([alike] * 4)
+    assert not stamps_agree([alike, alike, alike, apart])
+    assert stamps_agree([apart] * most + [alike] * (200 - most))
+    assert not stamps_agree([apart] * (most + 1) + [alike] * (199 - most))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_timestamps_fit_their_own_request(
     sent_ns: int | None, user: list[int], arrivals: list[int], instants: list[int], fits: bool
 ) -> None:
     """They ascend, none lies before the request was sent, and none after the read that returned the bytes."""
-    response: Any = SimpleNamespace(sent_ns=sent_ns, user=user)
+    response: Any = SimpleNamespace(sent_ns=sent_ns, user_ns=user)
     assert in_order(response, arrivals, instants) is fits
 
 
@@ -114,11 +114,11 @@ def test_the_first_source_that_fits_is_used() -> None:
     good = Fixed(7, last)
     worse = Fixed(2, good)
     best = Fixed(3, worse)
-    response: Any = SimpleNamespace(sent_ns=5, user=[9], sizes=array("q", [10]))
-    ((arrivals, (instants, by)),) = checked(best, [(response, [1, 10])], list)
+    response: Any = SimpleNamespace(sent_ns=5, user_ns=[9], sizes=array("q", [10]))
+    ((arrivals, (instants, by)),) = checked_instants(best, [(response, [1, 10])], list)
     assert (arrivals, instants, by) == ([7], [7, 7], good)
     assert [source.rejected for source in (best, worse, good, last)] == [1, 1, 0, 0]
-    ((_, (instants, by)),) = checked(Fixed(4, last), [(response, [1, 10])], list)
+    ((_, (instants, by)),) = checked_instants(Fixed(4, last), [(response, [1, 10])], list)
     assert (instants, by) == ([1, 1], last)
 
 
@@ -126,19 +126,19 @@ def response(*, shift: int = 0, cut_reads: Sequence[int] = (), arrived_ns: Seque
     """A response in one read per piece, over TLS, whose connection counted `shift` bytes too few before it. All clocks
     are one."""
     exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=SENT_NS, sent_end_ns=SENT_NS + 1)
-    exchange.given_up_ns, exchange.cut_reads = 6_000 * MS, [*cut_reads]
-    flow = exchange.watched = TcpStream(0)
+    exchange.ended_at_ns, exchange.cut_reads = 6_000 * MS, [*cut_reads]
+    flow = exchange.tcp_stream = TcpStream(0)
     flow.add(0, GREETED_BYTES, MS)
-    exchange.begins = GREETED_BYTES - shift
+    exchange.stream_start = GREETED_BYTES - shift
     for piece, size, at_ns in zip(PIECES, accumulate(map(len, PIECES)), arrived_ns, strict=True):
         flow.add(flow.contiguous_end, GREETED_BYTES + size, at_ns)
         exchange.parts.append(piece)
         exchange.size = size
         exchange.sizes.append(size)
-        exchange.seals.append((size, GREETED_BYTES + size - shift))
+        exchange.tls_records.append((size, GREETED_BYTES + size - shift))
         exchange.read_ends.append(GREETED_BYTES + size - shift)
-        exchange.user.append(at_ns + 1_000)
-        exchange.kernel += array("q", divmod(at_ns, 10**9)).tobytes()
+        exchange.user_ns.append(at_ns + 1_000)
+        exchange.kernel_timespecs += array("q", divmod(at_ns, 10**9)).tobytes()
     exchange.framing.scan(exchange.raw)
     return exchange
 
@@ -146,7 +146,7 @@ def response(*, shift: int = 0, cut_reads: Sequence[int] = (), arrived_ns: Seque
 def record_of(exchange: Exchange, stamps: TimestampSource) -> Record:
     """Its Record, of a run that began at instant 0."""
     clocks = ClockPairs(lambda: 10**9, lambda: 10**9)
-    (record,) = records_of([(exchange, Request(0, "text", 5, 4))], DIALECTS[KEY], clocks, 0, Health(), stamps)
+    (record,) = build_records([(exchange, Request(0, "text", 5, 4))], DIALECTS[KEY], clocks, 0, Health(), stamps)
     assert record.state == "complete", record.error_detail
     return record
 
@@ -173,7 +173,7 @@ def test_a_response_whose_packets_were_taken_for_others_has_the_sockets_timestam
 def test_an_early_packet_is_noticed_where_reads_agree() -> None:
     """The first byte is in no packet that came before the request was sent, even if every read ends where it should."""
     exchange, stamps = response(), ring()
-    exchange.seals[0] = (exchange.seals[0][0], GREETED_BYTES)
+    exchange.tls_records[0] = (exchange.tls_records[0][0], GREETED_BYTES)
     assert record_of(exchange, stamps).stamps == "socket"
 
 
@@ -182,14 +182,14 @@ def test_reads_that_stop_inside_a_buffer_are_not_compared() -> None:
     late = [at + 5 * MS * (number == 2) for number, at in enumerate(ARRIVED_NS)]
     for cut_reads, source in (([], "socket"), ([2], "ring")):
         exchange, other = response(cut_reads=cut_reads), response(arrived_ns=late)
-        exchange.kernel, exchange.user = other.kernel, other.user
+        exchange.kernel_timespecs, exchange.user_ns = other.kernel_timespecs, other.user_ns
         assert record_of(exchange, ring()).stamps == source
 
 
 def test_kernel_timestamps_that_contradict_the_request_give_way_to_the_process_own() -> None:
     """A wall clock that is set back shifts ring and socket alike. Then the instants of the reads are left."""
     exchange, stamps = response(), SocketTimestamps()
-    exchange.sent_ns, exchange.user = ARRIVED_NS[0] + 1, array("q", [at + 20 * MS for at in ARRIVED_NS])
+    exchange.sent_ns, exchange.user_ns = ARRIVED_NS[0] + 1, array("q", [at + 20 * MS for at in ARRIVED_NS])
     record = record_of(exchange, stamps)
     assert (record.stamps, record.chunk_ns) == ("user", [at + 20 * MS for at in TOKENS_NS])
     assert [stamps.counts(), stamps.counts()] == [{"socket_rejected": 1}, {"socket_rejected": 0}]
@@ -210,7 +210,7 @@ def test_a_ring_that_is_often_wrong_is_given_up() -> None:
     told = stamps.counts()
     assert (told["ring_rejected"], told["ring_given_up"]) == (REJECTED_MIN + 1, 1)
     late = response()
-    assert (record_of(late, stamps).stamps, late.watched.forgotten) == ("socket", GREETED_BYTES)
+    assert (record_of(late, stamps).stamps, late.tcp_stream.discarded_end) == ("socket", GREETED_BYTES)
     late.read_ends[-1] += 1
     assert stamps.ready(late)
     assert stamps.instants(late, [1], list)[1] is stamps.fallback
@@ -219,12 +219,12 @@ def test_a_ring_that_is_often_wrong_is_given_up() -> None:
 def test_responses_of_one_group_are_judged_one_by_one() -> None:
     """One that the ring does not see changes nothing for the others."""
     unseen = response()
-    unseen.watched = None
+    unseen.tcp_stream = None
     several = [response(), unseen, response(shift=200)]
     clocks = ClockPairs(lambda: 10**9, lambda: 10**9)
     requests = [(exchange, Request(number, "text", 5, 4)) for number, exchange in enumerate(several)]
     for group in (requests, requests[::2]):
-        records = records_of(group, DIALECTS[KEY], clocks, 0, Health(), ring())
+        records = build_records(group, DIALECTS[KEY], clocks, 0, Health(), ring())
         assert [record.stamps for record in records] == ["ring", *["socket"] * (len(group) - 1)]
 
 

@@ -30,7 +30,7 @@ class Reader:
     def _read(self) -> None:
         data = self.ours.recv(65_536)
         self.reads.append((len(data), self._poller.late))
-        self._poller.most = max(self._poller.most, len(data))
+        self._poller.largest_read = max(self._poller.largest_read, len(data))
 
     def close(self) -> None:
         self._poller.remove(self.ours)
@@ -64,7 +64,7 @@ def test_reads_are_put_off_while_they_take_much_of_a_core(monkeypatch: pytest.Mo
     """Beyond the share that is allowed sweeps are farther apart, and several pieces come in one read; below the least
     they are closer again, until everything is read at once."""
     share = 1.0
-    monkeypatch.setattr(sweeps, "wanted_ns", lambda: round(share * sweeps.time.monotonic_ns()))
+    monkeypatch.setattr(sweeps, "core_demand_ns", lambda: round(share * sweeps.time.monotonic_ns()))
 
     async def held() -> None:
         nonlocal share
@@ -84,7 +84,7 @@ def test_reads_are_put_off_while_they_take_much_of_a_core(monkeypatch: pytest.Mo
 
 def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the process: what waits must never fill a receive buffer."""
-    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "core_demand_ns", sweeps.time.monotonic_ns)
 
     async def held() -> None:
         watched = Poller(asyncio.get_running_loop(), ReadPacer(0.2, busy=0.4))
@@ -98,7 +98,7 @@ def test_a_socket_that_holds_much_is_read_at_once(monkeypatch: pytest.MonkeyPatc
 def test_what_all_sockets_hold_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little each of them: it is the system's memory."""
     now, begin = 0, sweeps.time.monotonic_ns()
-    monkeypatch.setattr(sweeps, "wanted_ns", lambda: now)
+    monkeypatch.setattr(sweeps, "core_demand_ns", lambda: now)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         pace = ReadPacer(4.0, busy=0.4)
@@ -186,8 +186,8 @@ def test_less_comes_than_at_any_time_before(came: list[int], falls: list[int], m
 
 def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then answers may have ended; while as much comes as before, the pause goes on."""
-    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
-    monkeypatch.setattr(sweeps, "SWEEP_S_LEAST", 5.0)
+    monkeypatch.setattr(sweeps, "core_demand_ns", sweeps.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "MIN_DELAY_S", 5.0)
     ebbing = [False, False, True]
 
     async def held() -> None:
@@ -198,7 +198,7 @@ def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> N
             while ebbing:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
-            assert 2 * sweeps.EBB_S < monotonic() - paused < 5.0
+            assert 2 * sweeps.RATE_CHECK_S < monotonic() - paused < 5.0
             assert [late for _, late in reader.reads] == [True]
 
     uvloop.run(held())
@@ -206,7 +206,7 @@ def test_a_long_pause_ends_when_less_comes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_leave_everything_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stamps depend on reads nothing is put off."""
-    monkeypatch.setattr(sweeps, "wanted_ns", sweeps.time.monotonic_ns)
+    monkeypatch.setattr(sweeps, "core_demand_ns", sweeps.time.monotonic_ns)
 
     async def held() -> None:
         watched = Poller(asyncio.get_running_loop())

@@ -23,7 +23,7 @@ from msgspec import to_builtins
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import scan
 from loadgen.engine import prepare
-from loadgen.engine.signals import handled
+from loadgen.engine.signals import handle_signals
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.journal import Journal, JournalLine, move_aside
 from loadgen.plan import Plan
@@ -296,7 +296,7 @@ def _terminated_like_interrupted() -> AbstractContextManager[None]:
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    return handled((signal.SIGTERM, signal.SIGHUP), stop)
+    return handle_signals((signal.SIGTERM, signal.SIGHUP), stop)
 
 
 class Estimate(NamedTuple):
@@ -397,7 +397,7 @@ def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     times = 1 if swept is None else swept.runs_most
     if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.burst:
         return Estimate(times * (run.duration_s + PREPARED_S), "modelled")
-    due_ns, modelled_s = prepare.schedule_of(run).due_ns, _modelled_s(start, run)
+    due_ns, modelled_s = prepare.build_schedule(run).due_ns, _modelled_s(start, run)
     guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
     takes_s = max(due_ns[-1] / 1e9 if due_ns else 0.0, guessed_s if modelled_s is None else modelled_s)
     return Estimate(times * (takes_s + PREPARED_S), "guessed" if modelled_s is None else "modelled")

@@ -1,4 +1,4 @@
-"""The command line: joins the parts, computes nothing. A command is imported, and its options made, when asked for."""
+"""The command line. Each command's module is imported, and its options are built, only when the command is used."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ COMMANDS = {
     "worker": "loadgen.cli.run",
     "servers": "loadgen.cli.servers",
 }
-"""Where the function, or the group of commands, of that name stands."""
+"""Module of each command. It defines a function, or a group of commands, with the command's name."""
 
 SEPARATOR = "\0--"
-"""What `compare` gets for `--`, which parts its runs. To a parser it ends the options, and swallows itself."""
+"""Replaces the `--` between the two sides of `compare`. The option parser would remove a plain `--`."""
 TYPER_DEFAULTS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
@@ -68,119 +68,138 @@ OTHER_TOOLS_OPTIONS = {
     "--random-input-len": "--input-tokens {}",
     "--random-output-len": "--output-tokens {}",
 }
-"""What other load testers call options of a run, and what to write here."""
+"""Options of other load testers, and the equivalent options of loadgen."""
 HEADINGS = ("Load", "Server", "Prompts", "Output")
 HELP_ALL = "--help-all"
-OPTIONS_ON_FIRST_SCREEN = 24
-"""A command with more, some of them advanced, has a first screen, and --help-all."""
+SHORT_HELP_ABOVE = 24
+"""Commands with more options than this print a short help, and the complete help with --help-all."""
 
 
 class GroupedCommand(TyperCommand):
-    """Its help lists options under the heading that each of them names; it knows what others call them."""
+    """A command whose help groups options under headings. It also recognises options of other load testers."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises PlanError for an option of another load tester."""
-        ours = {name for param in self.params for name in param.opts}
-        for option, value in _option_values(args) if "--n" in ours else ():
-            if option in OTHER_TOOLS_OPTIONS and option not in ours:
-                write = OTHER_TOOLS_OPTIONS[option].format(value or "N")
-                command = "" if write.split()[0] in ours else "loadgen run ... "
-                raise PlanError(f"there is no {option}", f"Write: {command}{write}")
+        """Parse the command line. Raises PlanError for an option of another load tester."""
+        known = {name for param in self.params for name in param.opts}
+        for option, value in _option_values(args) if "--n" in known else ():
+            if option in OTHER_TOOLS_OPTIONS and option not in known:
+                replacement = OTHER_TOOLS_OPTIONS[option].format(value or "N")
+                command = "" if replacement.split()[0] in known else "loadgen run ... "
+                raise PlanError(f"there is no {option}", f"Write: {command}{replacement}")
         if self.name == "compare":
-            args = [SEPARATOR if each == "--" else each for each in args]
+            args = [SEPARATOR if word == "--" else word for word in args]
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> Any:
-        """`--help-all` stands beside `--help` where that is one screen."""
+        """Return the parameters, with `--help-all` after `--help` if the command has a short help."""
         params = super().get_params(ctx)
-        if self._has_advanced():
-            own = cast("Any", params[-1])
-            more: Any = copy(own)
-            more.name, more.opts, more.callback = "help_all", [HELP_ALL], self._help_all
-            more.help = "Explain every option, and exit."
-            params.append(more)
+        if self._has_short_help():
+            help_option = cast("Any", params[-1])
+            help_all: Any = copy(help_option)
+            help_all.name = "help_all"
+            help_all.opts = [HELP_ALL]
+            help_all.callback = self._help_all
+            help_all.help = "Explain all options and exit."
+            params.append(help_all)
         return params
 
-    def _has_advanced(self) -> bool:
-        """Whether it has so many options that the first screen only names the advanced ones."""
-        return len(self.params) > OPTIONS_ON_FIRST_SCREEN and any(
+    def _has_short_help(self) -> bool:
+        """Return whether the first help screen only names the advanced options, because there are many options."""
+        return len(self.params) > SHORT_HELP_ABOVE and any(
             getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
         )
 
-    def _help_all(self, ctx: Any, _: Any, asked: bool) -> None:
-        if asked and not ctx.resilient_parsing:
+    def _help_all(self, ctx: Any, _: Any, requested: bool) -> None:
+        if requested and not ctx.resilient_parsing:
             ctx.meta[HELP_ALL] = True
             typer.echo(ctx.get_help())
             ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Of advanced options only the names, unless all are asked for."""
-        if not self._has_advanced() or HELP_ALL in ctx.meta:
+        """Write the help. The short help explains each option in one line and only names the advanced ones."""
+        if not self._has_short_help() or HELP_ALL in ctx.meta:
             super().format_help(ctx, formatter)
             return
         self.format_usage(ctx, formatter)
-        first = cleandoc(self.help or "").partition("\n\n")[0].replace("\n", " ").partition(". ")[0]
-        formatter.write(f"{first.removesuffix('.')}.\n")
-        rows = {  # the first name of each option, with the first clause of its help
-            heading: [
-                (each[0].split(maxsplit=1)[0].rstrip(","), re.split(r"[.;] |\.$", each[1])[0]) for each in section
-            ]
-            for heading, section in self._sections(ctx).items()
-            if heading in {*HEADINGS, "Advanced"}
+        formatter.write(f"{_first_sentence(self.help or '')}\n")
+        sections = self._sections(ctx)
+        advanced = [_first_name(names) for names, _ in sections["Advanced"]]
+        rows = {
+            heading: [(_first_name(names), _first_clause(text)) for names, text in section]
+            for heading, section in sections.items()
+            if heading in HEADINGS
         }
-        advanced = " ".join(name for name, _ in rows.pop("Advanced"))
-        width = max(len(name) for row in rows.values() for name, _ in row)
-        for heading, each in rows.items():
-            for index, (name, text) in enumerate(each):
-                told = shorten(text, formatter.width - width - 11, placeholder=" ...")
-                formatter.write(f"{'' if index else heading:8} {name:{width}}  {told}\n")
-        names = wrap(f"Advanced {advanced}", formatter.width, subsequent_indent="  ", break_on_hyphens=False)
-        for line in names:
+        width = max(len(name) for section in rows.values() for name, _ in section)
+        for heading, section in rows.items():
+            for index, (name, text) in enumerate(section):
+                summary = shorten(text, formatter.width - width - 11, placeholder=" ...")
+                formatter.write(f"{'' if index else heading:8} {name:{width}}  {summary}\n")
+        names = f"Advanced {' '.join(advanced)}"
+        for line in wrap(names, formatter.width, subsequent_indent="  ", break_on_hyphens=False):
             formatter.write(f"{line}\n")
-        formatter.write(f"{ctx.command_path} {HELP_ALL} explains them all, and the exit codes.\n")
+        formatter.write(f"{ctx.command_path} {HELP_ALL} explains all options and the exit codes.\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections = self._sections(ctx)
-        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # those of every command come last
+        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # options without a heading go last
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
 
     def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Return the names and help texts of arguments and options by heading."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in HEADINGS}}
-        for get_param in self.get_params(ctx):
-            argument = get_param.param_type_name == "argument"
-            heading = "Arguments" if argument else getattr(get_param, "rich_help_panel", None) or "Options"
-            if record := get_param.get_help_record(ctx):
+        for param in self.get_params(ctx):
+            is_argument = param.param_type_name == "argument"
+            heading = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
+            record = param.get_help_record(ctx)
+            if record:
                 sections.setdefault(heading, []).append(record)
         return {heading: rows for heading, rows in sections.items() if rows}
 
 
 class LazyCommands(TyperGroup):
-    """Makes a command when it is asked for."""
+    """The group of all commands. It imports the module of a command only when the command is used."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, name: str) -> Any:
         if name not in COMMANDS:
-            self.commands: Any = dict.fromkeys(COMMANDS)  # "did you mean" looks at the names here
+            self.commands: Any = dict.fromkeys(COMMANDS)  # typer takes its "did you mean" suggestions from these names
             return None
-        result = _load_command(name)
-        if not isinstance(result, typer.Typer):
-            function, result = result, typer.Typer(**TYPER_DEFAULTS)
-            result.command(name, cls=GroupedCommand)(function)
-        return typer.main.get_command(result)
+        command = _load_command(name)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
+        single = typer.Typer(**TYPER_DEFAULTS)
+        single.command(name, cls=GroupedCommand)(command)
+        return typer.main.get_command(single)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """By their docstrings alone: what it takes to make all their options is not imported."""
-        width, rows = formatter.width - 6 - max(map(len, COMMANDS)), []
+        """Write one line per command from its docstring. Building the options would need many more imports."""
+        width = formatter.width - 6 - max(map(len, COMMANDS))
+        rows = []
         for name in COMMANDS:
-            result = _load_command(name)
-            text = cleandoc(str(result.info.help if isinstance(result, typer.Typer) else result.__doc__))
-            first = text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
-            rows.append((name, shorten(f"{first}.", width, placeholder="...")))
+            command = _load_command(name)
+            text = str(command.info.help if isinstance(command, typer.Typer) else command.__doc__)
+            rows.append((name, shorten(_first_sentence(text), width, placeholder="...")))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a help text or docstring."""
+    paragraph = cleandoc(text).partition("\n\n")[0].replace("\n", " ")
+    return f"{paragraph.partition('. ')[0].removesuffix('.')}."
+
+
+def _first_name(names: str) -> str:
+    """Return the first name of an option: `--json` for `--json, -j TEXT`."""
+    return names.split(maxsplit=1)[0].rstrip(",")
+
+
+def _first_clause(text: str) -> str:
+    """Return the help text of an option up to its first full stop or semicolon."""
+    return re.split(r"[.;] |\.$", text)[0]
 
 
 app = typer.Typer(
@@ -188,21 +207,22 @@ app = typer.Typer(
     cls=LazyCommands,
     help="An exact load tester for LLM inference servers: vLLM, LightLLM and Hugging Face TGI.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},  # commands take it from here
+    context_settings={"help_option_names": ["-h", "--help"]},  # every command inherits it
     **TYPER_DEFAULTS | {"add_completion": True},
 )
 
 
 def main() -> None:
-    """Entry point of the `loadgen` command. Errors become a message, a hint and an exit code."""
+    """Run the command line. Errors become a message, a hint and an exit code."""
     out, _ = protect()
     try:
-        if odd := [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]:
-            raise PlanError(f"not UTF-8: {odd[0]!r}", "Name files and folders in UTF-8.")
+        not_utf8 = [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]
+        if not_utf8:
+            raise PlanError(f"not UTF-8: {not_utf8[0]!r}", "Write the names of files and folders in UTF-8.")
         try:
             app(prog_name="loadgen")
         finally:
-            gc.freeze()  # or the interpreter looks through all that was imported as it ends: 30 ms
+            gc.freeze()  # saves 30 ms at exit, because the interpreter does not collect all imported modules
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
@@ -211,48 +231,54 @@ def main() -> None:
             raise
         sys.exit(_output_lost_code(out.unfiltered, end.code))
     except Exception as raised:
-        if (code := _exit_code(error := _open_files_error(_disk_full_error(raised)))) is None:
+        error = _open_files_error(_disk_full_error(raised))
+        code = _exit_code(error)
+        if code is None:
             raise
         for line in getattr(error, "log_tail", "").splitlines():
             print(f"  | {line}", file=sys.stderr)
         print(f"loadgen: {error}", file=sys.stderr)
-        if hint := getattr(error, "hint", ""):
+        hint = getattr(error, "hint", "")
+        if hint:
             print(f"  {hint}", file=sys.stderr)
         sys.exit(code)
 
 
 def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:
-    """Say that standard output could not be written, and return the exit code: 2 if that text was all that the command
-    was for, else the code of the measurement."""
+    """Report that standard output could not be written, and return the exit code.
+
+    The code is 2 if the lost text was the only result of the command, and that of the measurement otherwise.
+    """
     assert stream.error is not None
     print(f"loadgen: cannot write standard output: {stream.error.strerror}", file=sys.stderr)
-    if stream.kept_in is not None:
-        print(f"  The run and its results are in {stream.kept_in}.", file=sys.stderr)
+    if stream.results_folder is not None:
+        print(f"  The run and its results are in {stream.results_folder}.", file=sys.stderr)
     return EXIT_USAGE if stream.needed and code in (None, EXIT_OK) else code
 
 
 def _disk_full_error(error: Exception) -> Exception:
-    """Return an OutputError for a full disk, wherever it was noticed; any other error as it is."""
+    """Return an OutputError if the error says that a disk is full, and the error itself otherwise."""
     if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return error
-    what = error.filename or "a file"
-    return OutputError(f"cannot write {what}: {error.strerror}", "Make room, also in the temporary folder; try again.")
+    file = error.filename or "a file"
+    hint = "Free some disk space, also in the temporary folder, and try again."
+    return OutputError(f"cannot write {file}: {error.strerror}", hint)
 
 
 def _open_files_error(error: Exception) -> Exception:
-    """Return a ClientLimitError where this process or this machine has no file left; any other error as it is."""
+    """Return a ClientLimitError if the limit on open files was reached, and the error itself otherwise."""
     if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
         return error
     from loadgen.servers.errors import ClientLimitError
 
     where = "process" if error.errno == errno.EMFILE else "machine"
     return ClientLimitError(
-        f"this {where} may open no more files: {error.strerror}", "Raise the limit: ulimit -n 65536"
+        f"this {where} cannot open more files: {error.strerror}", "Raise the limit: ulimit -n 65536"
     )
 
 
 def _option_values(args: list[str]) -> Iterator[tuple[str, str]]:
-    """Each word of a command line that may be an option, with what is given for it."""
+    """Yield each word of a command line with the value that it would have if it were an option."""
     for word, following in zip(args, [*args[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         yield option, value if equals else following
@@ -263,7 +289,7 @@ def _load_command(name: str) -> Any:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The exit code of an error that is meant for the user; None for a bug of ours, which shows its traceback."""
+    """Return the exit code of an expected error. None means a bug in loadgen, which is shown with its traceback."""
     from loadgen.analysis.run.errors import RunFileError
     from loadgen.errors import LoadgenError
     from loadgen.servers.errors import (
@@ -279,8 +305,8 @@ def _exit_code(error: Exception) -> int | None:
     from loadgen.servers.simulated import SimulatedError
     from loadgen.workloads.spec_syntax import WorkloadError
 
-    ours = LoadgenError | RunFileError | WorkloadError | SimulatedError
-    if isinstance(error, ours | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):
+    usage = LoadgenError | RunFileError | WorkloadError | SimulatedError
+    if isinstance(error, usage | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):
         return EXIT_USAGE
     if isinstance(error, ClientLimitError):
         return EXIT_CLIENT_LIMITED

@@ -1,7 +1,7 @@
-"""`loadgen calibrate`: what is this machine's error bar?
+"""The command `calibrate`: measure the timestamp errors of this machine.
 
-The simulated server runs in a process of its own and logs the instant of every send; the burst is the command itself,
-in a process of its own too, so that what is measured is what a run does. What the numbers mean is `analysis`'s.
+A simulated server in a separate process logs the time of every send. A normal `loadgen burst`, also in a separate
+process, receives its streams. `loadgen.analysis.client_health` compares the two.
 """
 
 from __future__ import annotations
@@ -30,37 +30,41 @@ if TYPE_CHECKING:
     from loadgen.analysis.client_health import StampComparison
 
 SEARCH_S = 45.0
-"""No burst begins later than this, so that the whole command ends after about a minute."""
+"""The search starts no burst after this time, so that the command ends after about a minute."""
 TTFT_S = 0.5
-"""True time to the first token: the whole burst is out and being listened to by then."""
+"""True time to first token. It is long enough for all requests to be sent before the first token arrives."""
 INPUT_TOKENS = 512
-ITL_S_MIN = 0.002
-ITL_S_MAX = 0.2
-"""How close together and how far apart `search` puts tokens."""
+MIN_ITL_S = 0.002
+MAX_ITL_S = 0.2
+"""Bounds on the inter-token latency that `search` tries."""
 
 PACKET_RING_HELP = """\
-No packet ring: tokens that are read together share a stamp. It needs Linux and CAP_NET_RAW, for example
-  sudo loadgen ...                                      root has it
-  docker run --user 0 ...                               Docker grants it to root
-  sudo setcap cap_net_raw+ep "$(readlink -f PYTHON)"    for all who run this Python (.venv/bin/python)"""
+Packet timestamps are not available: tokens that are read together share a timestamp.
+They need Linux and CAP_NET_RAW. To get it, use one of these:
+  sudo loadgen ...                                      as root
+  docker run --user 0 ...                               as root in a container
+  sudo setcap cap_net_raw+ep "$(readlink -f PYTHON)"    for everyone who runs this Python (.venv/bin/python)"""
 
 
 def calibrate(
-    server: Annotated[str, Option(help=f"Whose protocol: {join_or(simulated_backends())}.")] = "vllm",
-    n: Annotated[int, Option("--n", help="Streams, all at once.")] = 1000,
+    server: Annotated[str, Option(help=f"Type of the simulated server: {join_or(simulated_backends())}.")] = "vllm",
+    n: Annotated[int, Option("--n", help="Number of streams, all started at once.")] = 1000,
     itl_s: Annotated[
         float, Option("--itl", parser=seconds, metavar="T", help="Time between two tokens of a stream.")
     ] = 0.02,
-    output_tokens: Annotated[int, Option(min=2, help="Tokens per stream.")] = 64,
-    workers: Annotated[int, Option(help="Processes that share the burst.")] = 1,
-    quick: Annotated[bool, Option("--quick", help="This load only, no search for the largest event rate.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print what was found as JSON and nothing else.")] = False,
+    output_tokens: Annotated[int, Option(min=2, help="Number of tokens per stream.")] = 64,
+    workers: Annotated[int, Option(help="Number of worker processes that share the burst.")] = 1,
+    quick: Annotated[
+        bool, Option("--quick", help="Measure this load only; do not search for the highest event rate.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
-    """Measure this machine's error bar, against the simulated server's own log of when it sent what.
+    """Measure the timestamp errors of this machine.
 
-    One burst with the best receive stamps there are, one with user-space stamps, then bursts with tokens closer
-    together (or further apart) to find the largest event rate at which TTFT is exact to a millisecond at p99. What is
-    found is remembered for this machine, and later runs quote it. Exit codes: 0 found, 2 not found.
+    The times that loadgen measures are compared with a log that the simulated server writes of every send. There is one
+    burst with the best receive timestamps available and one with user-space timestamps. Further bursts with shorter (or
+    longer) intervals between tokens find the highest event rate at which TTFT is exact to a millisecond at p99. The
+    result is saved for this machine, and reports of later runs show it. Exit codes: 0 measured, 2 not measured.
     """
     from loadgen.analysis.client_health import exact_up_to, stamps_heading
 
@@ -68,16 +72,16 @@ def calibrate(
         if not as_json:
             print(line, flush=True)
 
-    point, until_s = (
-        CalibrationPoint(server, n, itl_s, output_tokens, workers),
-        time.monotonic() + (0 if quick else SEARCH_S),
-    )
+    point = CalibrationPoint(server, n, itl_s, output_tokens, workers)
+    deadline_s = time.monotonic() + (0 if quick else SEARCH_S)
     say(stamps_heading())
     with TemporaryDirectory(prefix="loadgen-") as folder:
         measure = partial(_measure, Path(folder), say)
         best = measure(point)
-        pair = [best] if best.stamps == "user" else [best, measure(replace(point, stamps="user"))]
-        fastest, limited_by = search(best, point, measure, lambda: time.monotonic() < until_s)
+        comparisons = [best]
+        if best.stamps != "user":
+            comparisons.append(measure(replace(point, stamps="user")))
+        fastest, limited_by = search(best, point, measure, lambda: time.monotonic() < deadline_s)
     if best.stamps != "ring":
         say(PACKET_RING_HELP)
     say(exact_up_to(fastest, limited_by))
@@ -85,14 +89,14 @@ def calibrate(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version("llm-loadgen"),
         load=point,
-        errors={comparison.stamps: to_builtins(comparison) for comparison in pair},
+        errors={comparison.stamps: to_builtins(comparison) for comparison in comparisons},
         events_per_s=fastest.events_per_s if fastest else 0.0,
         limited_by=limited_by,
     )
     try:
-        say(f"Remembered in {save_calibration(result, facts())}.")
+        say(f"Saved in {save_calibration(result, facts())}.")
     except OSError as error:
-        say(f"Not remembered: {error}")
+        say(f"Not saved: {error}")
     if as_json:
         print(json.format(json.encode(result)).decode())
 
@@ -103,14 +107,17 @@ def search(
     measure: Callable[[CalibrationPoint], StampComparison],
     more_time: Callable[[], bool],
 ) -> tuple[StampComparison | None, str]:
-    """The fastest burst that was exact, and what was in the way of a faster one: `client`, `server` or `time`. From
-    `first`, which is of `point`, tokens come twice as close as long as that is exact and the server keeps up. When
-    `first` is not exact they come twice as far apart until it is."""
-    fastest, last = first if first.exact else None, first
+    """Return the fastest exact burst, or None, and what prevented a faster one: `client`, `server` or `time`.
+
+    `first` is the result for `point`. If it is exact, the inter-token latency is halved as long as the result stays
+    exact and the server keeps up. Otherwise the inter-token latency is doubled until the result is exact.
+    """
+    fastest = first if first.exact else None
+    last = first
     faster = first.exact
     while last.server_kept_up or not faster:
         point = replace(point, itl_s=point.itl_s * (0.5 if faster else 2.0))
-        if not (more_time() and ITL_S_MIN <= point.itl_s <= ITL_S_MAX):
+        if not (more_time() and MIN_ITL_S <= point.itl_s <= MAX_ITL_S):
             return fastest, "time"
         last = measure(point)
         if not faster and last.exact:
@@ -123,13 +130,16 @@ def search(
 
 
 def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, Path]:
-    """Run the burst in `folder`, which must exist and be empty; the run's folder and the server's log. Raises
-    LoadgenError when the burst did not take place, loadgen.servers.simulated.StartError."""
+    """Run one burst in `folder`, which must be empty. Return the run's folder and the server's log.
+
+    Raises LoadgenError if the burst could not run, and loadgen.servers.simulated.StartError.
+    """
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn
 
-    allow_open_files(point.n)  # the child inherits the limit
-    run, log = folder / "run", folder / "sim.jsonl"
+    allow_open_files(point.n)  # the child process inherits the limit
+    run = folder / "run"
+    log = folder / "sim.jsonl"
     config = SimulatedConfig(
         server=point.server,
         ttft_s=TTFT_S,
@@ -146,12 +156,12 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
         command = [sys.executable, "-m", "loadgen", "burst", "--no-report", "--quiet", *options]
         ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own command
     if ended.returncode not in (EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED):
-        raise LoadgenError(f"the burst did not take place: {ended.stderr.strip()[-1000:]}")
+        raise LoadgenError(f"the burst could not run: {ended.stderr.strip()[-1000:]}")
     return run, log
 
 
 def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) -> StampComparison:
-    """One burst, said as it ends."""
+    """Run one burst and print its comparison with the server's log."""
     from loadgen.analysis.client_health import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read
 
@@ -159,7 +169,7 @@ def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) 
     try:
         comparison = compare_with_log(read(run), read_log(log))
     except ValueError as error:
-        raise LoadgenError(f"nothing to compare: {error}", "Fewer streams (--n) may help.") from error
+        raise LoadgenError(f"nothing to compare: {error}", "Try fewer streams (--n).") from error
     for line in (stamps_row(comparison), *stamps_notes(comparison)):
         say(line)
     return comparison

@@ -1,15 +1,14 @@
-"""`loadgen plan-capacity`: how many GPUs of which kind a load takes. No server is asked."""
+"""The command `plan-capacity`: compute the number of GPUs that a load needs. No server is contacted."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
-from loadgen.cli.options import LOAD, OUTPUT, run_command
+from loadgen.cli.options import LOAD, OUTPUT, PlanFile, merge_settings, run_command
 from loadgen.cli.simulate import REAL_SERVER_OPTIONS, SERVER, Hardware
 from loadgen.errors import PlanError
 
@@ -19,37 +18,44 @@ if TYPE_CHECKING:
 
 HEADINGS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
 DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
-"""What is tried where none is named."""
-ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. Assumed: Poisson
-arrivals, spread evenly over replicas that share no cache; no spare capacity for
-failures or peaks. In parentheses: if steps take {share:.0f} % more or less time than
-modelled; nine of ten published measurements are within that."""
+"""GPUs to try if none is named."""
+ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. They assume
+Poisson arrivals, spread evenly over replicas without a shared cache, and no spare
+capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f} % more or
+less time than modelled. Nine of ten published measurements are within that range."""
 
 
 def run_capacity(
     settings: dict[str, Any],
     *,
-    rate: Annotated[float, Option(min=0.001, help="Requests per second, or sessions, of all users.", **LOAD)],
+    rate: Annotated[
+        float, Option(min=0.001, help="Total load in requests per second, or sessions per second.", **LOAD)
+    ],
     objective: Annotated[
         list[str] | None,
-        Option(metavar="EXPR", help="What has to hold, such as 'ttft.p99 < 500ms'; repeatable.", **LOAD),
+        Option(metavar="EXPR", help="Objective to meet, such as 'ttft.p99 < 500ms'; repeatable.", **LOAD),
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        Option(metavar="GPU[=PRICE]", help="A kind, with what an hour of one costs: H100=2.50; repeatable.", **SERVER),
+        Option(
+            metavar="GPU[=PRICE]", help="GPU to consider, with its price per hour: H100=2.50; repeatable.", **SERVER
+        ),
     ] = None,
     model: Annotated[
-        str, Option(help="Such as llama-2-13b, llama-3.1-8b, or a Hugging Face config.json.", **SERVER)
+        str, Option(help="Model, such as llama-2-13b, llama-3.1-8b or a Hugging Face config.json.", **SERVER)
     ] = "llama-3.1-8b",
-    tp: Annotated[str, Option(metavar="N,N", help="GPUs that share the model.", **SERVER)] = "1,2,4,8",
+    tp: Annotated[
+        str, Option(metavar="N,N", help="Numbers of GPUs per replica (tensor parallel) to consider.", **SERVER)
+    ] = "1,2,4,8",
     format_name: Annotated[
-        str, Option("--format", metavar="F,F", help="Of weights: bf16, fp8, int8, int4, nvfp4.", **SERVER)
+        str,
+        Option("--format", metavar="F,F", help="Weight formats to consider: bf16, fp8, int8, int4, nvfp4.", **SERVER),
     ] = "bf16",
     hardware: Hardware = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
-    quiet: Annotated[bool, Option("--quiet", help="No progress.", **OUTPUT)] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Show no progress.", **OUTPUT)] = False,
 ) -> None:
-    """Simulate each candidate at several rates, and print what each takes."""
+    """Simulate each candidate at several rates and print the number of GPUs that it needs."""
     from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.plan import Plan
@@ -62,18 +68,19 @@ def run_capacity(
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     if not objectives or unplannable(objectives):
-        said = ", ".join(unplannable(objectives)) or "no objective"
+        unsuitable = ", ".join(unplannable(objectives)) or "no objective"
         raise PlanError(
-            f"{said}: a capacity is the load up to which latencies stay below bounds",
+            f"{unsuitable}: a capacity needs upper bounds on latencies",
             "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
         )
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
     base = ServerModel(model=model, hardware=hardware)
-    tried = capacity.candidates(gpu or DEFAULT_GPUS, _parse_gpu_counts(tp), format_name.split(","), base)
+    candidates = capacity.candidates(gpu or DEFAULT_GPUS, _parse_gpu_counts(tp), format_name.split(","), base)
     options = []
-    for index, candidate in enumerate(tried, 1):
+    for number, candidate in enumerate(candidates, 1):
         if not quiet and sys.stderr.isatty():
-            print(f"\r\033[K{index}/{len(tried)}: {candidate.tensor} x {candidate.gpu}", end="", file=sys.stderr)
+            progress = f"{number}/{len(candidates)}: {candidate.tensor} x {candidate.gpu}"
+            print(f"\r\033[K{progress}", end="", file=sys.stderr)
         options.append(
             capacity.option(plan, candidate, base, rate, figure_reader(objectives), objectives_check(objectives))
         )
@@ -85,53 +92,70 @@ def run_capacity(
         order = [*ranked(options), *(option for option in options if not option.gpus)]
         print(json.format(json.encode({"rate_per_s": rate, "options": order})).decode())
         return
-    requested = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
+    load = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
     print(f"SIMULATED (virtual)  {model} on {plan.server}: {', '.join(objective.text for objective in objectives)}")
-    print("\n".join([requested, "", format_options(options, objectives), ""]))
+    print("\n".join([load, "", format_options(options, objectives), ""]))
     print(ASSUMPTIONS.format(share=100 * constant("step_error")))
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Those that are possible, the cheapest first; without a price, the fewest GPUs first."""
-    possible = [option for option in options if option.gpus]
-    return sorted(possible, key=lambda each: (each.cost_per_hour is None, each.cost_per_hour or 0, each.gpus, each.gpu))
+    """Return the options that meet the objectives, the cheapest first. Without prices the fewest GPUs come first."""
+
+    def key(option: CapacityOption) -> tuple[bool, float, int, str]:
+        return option.cost_per_hour is None, option.cost_per_hour or 0, option.gpus or 0, option.gpu
+
+    return sorted((option for option in options if option.gpus), key=key)
 
 
 def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
-    """A table, the cheapest first, and why others cannot."""
-    from loadgen.analysis.format import significant
+    """Return a table of the possible options, the cheapest first, and the reasons why the others are not possible."""
     from loadgen.analysis.hardware import align_columns
 
-    several = len({option.format for option in options}) > 1
-    rows = []
-    for each in ranked(options):
-        ends = f"{each.gpus_low}-{each.gpus_high or '∞'}"
-        exact = each.gpus_low == each.gpus_high
-        low, high = (significant(end or 0) for end in (each.replica_per_s_low, each.replica_per_s_high))
-        costs = each.cost_per_hour, each.cost_per_million_tokens
-        rows.append(
-            (
-                f"{each.gpus}{'' if exact else f' ({ends})'}",
-                f"{each.gpu}{f' {each.format}' if several else ''}",
-                f"{each.tensor_parallel}",
-                f"{significant(each.replica_per_s or 0)} ({low}-{high})",
-                *("-" if cost is None else f"{cost:,.2f}" for cost in costs),
-            )
-        )
+    several_formats = len({option.format for option in options}) > 1
+    rows = [_option_row(option, several_formats=several_formats) for option in ranked(options)]
     blocks = [align_columns([HEADINGS, *rows])] if rows else []
-    left = [option for option in options if not option.gpus]
-    if left:
-        lines = []
-        for each in left:
-            why = each.not_possible
-            if each.figures:
-                alone = zip(objectives, each.figures, strict=True)
-                why = "alone " + ", ".join(
-                    f"{one.figure}.{one.statistic} {_format_figure(figure)}" for one, figure in alone
-                )
-            lines.append(f"  {each.gpu} x {each.tensor_parallel}{f' {each.format}' if several else ''}: {why}")
+    impossible = [option for option in options if not option.gpus]
+    if impossible:
+        lines = [
+            f"  {option.gpu} x {option.tensor_parallel}{f' {option.format}' if several_formats else ''}: "
+            f"{_reason(option, objectives)}"
+            for option in impossible
+        ]
         blocks.append("\n".join(["Not possible:", *lines]))
     return "\n\n".join(blocks)
+
+
+def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, ...]:
+    """Return the cells of a table row, as in `HEADINGS`."""
+    from loadgen.analysis.format import significant
+
+    low = significant(option.replica_per_s_low or 0)
+    high = significant(option.replica_per_s_high or 0)
+    is_exact = option.gpus_low == option.gpus_high
+    gpu_range = "" if is_exact else f" ({option.gpus_low}-{option.gpus_high or '∞'})"
+    return (
+        f"{option.gpus}{gpu_range}",
+        f"{option.gpu}{f' {option.format}' if several_formats else ''}",
+        f"{option.tensor_parallel}",
+        f"{significant(option.replica_per_s or 0)} ({low}-{high})",
+        _format_cost(option.cost_per_hour),
+        _format_cost(option.cost_per_million_tokens),
+    )
+
+
+def _reason(option: CapacityOption, objectives: Sequence[Objective]) -> str:
+    """Return why an option is not possible: the model does not fit, or the latencies of a single request."""
+    if not option.figures:
+        return option.not_possible
+    latencies = [
+        f"{objective.figure}.{objective.statistic} {_format_figure(figure)}"
+        for objective, figure in zip(objectives, option.figures, strict=True)
+    ]
+    return f"a single request has {', '.join(latencies)}"
+
+
+def _format_cost(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:,.2f}"
 
 
 def _format_figure(figure: float | None) -> str:
@@ -141,10 +165,10 @@ def _format_figure(figure: float | None) -> str:
 
 
 def _parse_gpu_counts(listed: str) -> list[int]:
-    """`1,2,4`. Raises PlanError."""
+    """Parse a list such as `1,2,4`. Raises PlanError."""
     words = listed.split(",")
     if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
-        raise PlanError(f"--tp {listed}: is no list of numbers of GPUs", "Write --tp 1,2,4")
+        raise PlanError(f"--tp {listed}: is not a list of numbers from 1 to 64", "Write --tp 1,2,4")
     return [int(word) for word in words]
 
 
@@ -165,14 +189,13 @@ def _parse_gpu_counts(listed: str) -> list[int]:
 )
 def plan_capacity(
     settings: dict[str, Any],
-    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
+    plan: PlanFile = None,
     **shared: Any,
 ) -> None:
-    """How many GPUs a load takes within its objectives: of each kind, and for each number that share the model.
+    """Compute how many GPUs a load needs to meet its objectives.
 
-    By the hardware model and the server's scheduler, in virtual time; nothing is sent. The cheapest first. Exit codes:
-    0 answered, 2 usage.
+    For each GPU type and number of GPUs per replica, the server is simulated with the hardware model and the server's
+    scheduler, in virtual time. Nothing is sent. The cheapest option is listed first. Exit codes: 0 computed, 2 usage
+    error.
     """
-    from loadgen.plan_fields import read_plan
-
-    run_capacity(({} if plan is None else read_plan(plan)) | settings, **shared)
+    run_capacity(merge_settings(plan, None, settings), **shared)

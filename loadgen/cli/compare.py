@@ -1,4 +1,4 @@
-"""`loadgen compare`: is B another than A, by how much, and can that be told?"""
+"""The command `compare`: compare runs B with runs A, with intervals and a verdict for each figure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def compare(
     runs: Annotated[
         list[str],
         Argument(
-            help="Runs of A and of B: two of them, or A... -- B...; a folder may hold repeats. Options may stand "
-            "before or after.",
+            help="The runs to compare: two runs A and B, or several runs A... -- B... A folder may contain repeats. "
+            "Options may be written before or after the runs.",
             metavar="A... -- B...",
         ),
     ],
@@ -32,35 +32,41 @@ def compare(
         list[str] | None,
         Option(
             metavar="EXPR",
-            help="What B must not be, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4 when one holds, 6 when "
-            "one is inconclusive.",
+            help="Condition on B that counts as a failure, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4 if "
+            "one applies, 6 if one is inconclusive.",
         ),
     ] = None,
     inconclusive: Inconclusive = None,
     margin: Annotated[
-        float, Option(parser=fraction, metavar="SHARE", help="By how much a figure may differ before it matters.")
+        float, Option(parser=fraction, metavar="FRACTION", help="Smallest difference of a figure that matters.")
     ] = 0.05,
     run_variation: Annotated[
         float,
         Option(
             parser=fraction,
-            metavar="SHARE",
-            help="By how much two runs of one server may differ at most: what lies beyond is called better or worse.",
+            metavar="FRACTION",
+            help="Largest difference to expect between two runs of the same server. Only larger differences count as "
+            "better or worse.",
         ),
     ] = 0.10,
-    anyway: Annotated[bool, Option("--anyway", help="Compare unequal work too, and say what differs.")] = False,
+    anyway: Annotated[
+        bool, Option("--anyway", help="Compare runs of unequal work too, and report the differences.")
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
-    as_markdown: Annotated[bool, Option("--markdown", help="Print it as Markdown, for a pull request.")] = False,
+    as_markdown: Annotated[
+        bool, Option("--markdown", help="Print the comparison as Markdown, for a pull request.")
+    ] = False,
     html: Annotated[
-        Path | None, Option("--html", metavar="FILE", help="Also write it as a page, A and B overlaid.")
+        Path | None, Option("--html", metavar="FILE", help="Also write a page with overlaid charts of A and B.")
     ] = None,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print only failures.")] = False,
 ) -> None:
-    """Compare B with A: both figures, their difference with its interval, and a verdict.
+    """Compare runs B with runs A and give a verdict on each figure.
 
-    Better, worse, no difference larger than X, or inconclusive. Groups of repeats are compared by how they vary between
-    runs, single runs by what chance within a run can do. Unequal work is refused; a repeat whose client was the limit
-    is left out. Exit codes: 0 compared, 2 not runs or unequal work, 4 a --fail-if failed, 6 one is inconclusive.
+    The verdict is better, worse, no difference larger than X, or inconclusive. Repeats are compared by their variation
+    between runs, single runs by the random variation within each run. Runs of unequal work are refused, and repeats
+    whose client was the limit are left out. Exit codes: 0 compared; 2 not a run, or unequal work; 4 a --fail-if
+    applies; 6 a --fail-if is inconclusive.
     """
     from loadgen.analysis.compare.figures import parse_gates
     from loadgen.analysis.objectives import ObjectiveError
@@ -69,44 +75,52 @@ def compare(
         gates = parse_gates(fail_if or ())
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
-    hint = None if anyway else "Make them alike, or give --anyway and read the result with that in mind."
-    result, *groups = compare_paths(*split_sides(runs), hint, margin=margin, gates=gates, run_variation=run_variation)
+    hint = None if anyway else "Repeat one run with the other's plan, or add --anyway to compare them nevertheless."
+    paths_a, paths_b = split_sides(runs)
+    result, runs_a, runs_b = compare_paths(
+        paths_a, paths_b, hint, margin=margin, gates=gates, run_variation=run_variation
+    )
     if html is not None:
         from loadgen.analysis.compare import page_document
         from loadgen.analysis.report.page import render
         from loadgen.analysis.report.run_document import prepare_run
 
-        a, b = ([prepare_run(each.run, each.frame, each.summary) for each in group] for group in groups)
-        links = [report_link(each.run.path.parent, html) for each in (*a, *b)]
+        a = [prepare_run(run.run, run.frame, run.summary) for run in runs_a]
+        b = [prepare_run(run.run, run.frame, run.summary) for run in runs_b]
+        links = [report_link(reported.run.path.parent, html) for reported in (*a, *b)]
         write_text(html, render(page_document(result, a, b, links)))
     _print(result, inconclusive, as_json=as_json, as_markdown=as_markdown, quiet=quiet)
     raise Exit(verdicts_code({gate.verdict for gate in result.gates}, inconclusive))
 
 
 def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """The runs on either side of `--`; of two runs one each. Raises PlanError where it is not clear which is which."""
+    """Return the runs before and after `--`. Without it, two runs are one on each side. Raises PlanError otherwise."""
+    hint = "Write: loadgen compare A... -- B..."
     paths = [Path(run) for run in runs if run != SEPARATOR]
     begin = list(runs).index(SEPARATOR) if SEPARATOR in runs else 1
     if len(paths) + 1 < len(runs):
-        raise PlanError("there is more than one --", "Write: loadgen compare A... -- B...")
+        raise PlanError("there is more than one --", hint)
     if len(paths) == len(runs) != 2:
-        raise PlanError(f"{len(paths)} runs, and nothing says where B begins", "Write: loadgen compare A... -- B...")
+        raise PlanError(f"{len(paths)} runs without -- between A and B", hint)
     if not 0 < begin < len(paths):
-        raise PlanError("there are runs on one side of -- only", "Write: loadgen compare A... -- B...")
+        raise PlanError("all runs are on one side of --", hint)
     return paths[:begin], paths[begin:]
 
 
-def _print(found: Comparison, inconclusive: InconclusiveAs, *, as_json: bool, as_markdown: bool, quiet: bool) -> None:
+def _print(
+    comparison: Comparison, inconclusive: InconclusiveAs, *, as_json: bool, as_markdown: bool, quiet: bool
+) -> None:
+    """Print the comparison in the requested format, and conditions that failed to stderr."""
     from loadgen.analysis.compare import document
     from loadgen.analysis.report import markdown
 
     if as_json:
-        print(json.dumps(found.json(), indent=2))
+        print(json.dumps(comparison.json(), indent=2))
     elif as_markdown:
-        print(markdown(document(found, brief=False)), end="")
+        print(markdown(document(comparison, brief=False)), end="")
     elif not quiet:
-        print_document(document(found, brief=True))
+        print_document(document(comparison, brief=True))
         return
-    for gate in found.gates:
+    for gate in comparison.gates:
         if should_print(gate.verdict, inconclusive, quiet=quiet):
             print_error(gate.sentence)

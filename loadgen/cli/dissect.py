@@ -1,4 +1,7 @@
-"""`loadgen dissect`: what happens below the server. The work is `loadgen.dissect`'s, what it means `analysis`'s."""
+"""The command `dissect`: measure the modules, operators and memory of a model or a training step on this machine.
+
+`loadgen.dissect` makes the measurements and formats the results.
+"""
 
 from __future__ import annotations
 
@@ -18,49 +21,70 @@ if TYPE_CHECKING:
 
 dissect = Typer(
     no_args_is_help=True,
-    help="Take a model or a training step apart on this machine: modules, operators, memory. Needs the extra dissect.",
+    help="Profile a model or a training step on this machine. Shows modules, operators and memory. Needs the extra "
+    "`dissect`.",
     **TYPER_DEFAULTS,
 )
 
-_Device = Annotated[str, Option(help="cpu or cuda.")]
-_Dtype = Annotated[str, Option(help="fp32, bf16 or fp16.")]
-_Repeats = Annotated[int, Option(min=1, help="Steps that are measured.")]
-_Warmup = Annotated[int, Option(min=0, help="Steps before those.")]
-_Threads = Annotated[int | None, Option(min=1, help="Of each process on CPUs. Default: all cores, divided.")]
-_Hardware = Annotated[Path | None, Option(help="A TOML file with more GPUs and models.")]
-_Page = Annotated[Path | None, Option(help="Write a page.")]
+_Model = Annotated[str, Option(help="Model, such as llama-2-7b, or a Hugging Face config.json. Weights are random.")]
+_Device = Annotated[str, Option(help="Device: cpu or cuda.")]
+_Dtype = Annotated[str, Option(help="Data type: fp32, bf16 or fp16.")]
+_Repeats = Annotated[int, Option(min=1, help="Number of measured steps.")]
+_Warmup = Annotated[int, Option(min=0, help="Number of warm-up steps before the measurement.")]
+_Threads = Annotated[
+    int | None, Option(min=1, help="CPU threads per process. Default: all cores, divided by the number of processes.")
+]
+_Hardware = Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")]
+_Page = Annotated[Path | None, Option(help="Also write an HTML page to this file.")]
 _Json = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
 @dissect.command()
 def inference(
-    model: Annotated[str, Option(help="Such as llama-2-7b, or a Hugging Face config.json; weights are random.")],
-    layers: Annotated[int, Option(min=1, help="Of the model's; the whole model is told from them.")] = 2,
+    model: _Model,
+    layers: Annotated[
+        int, Option(min=1, help="Number of layers to measure. The whole model is extrapolated from them.")
+    ] = 2,
     batch: Annotated[str, Option(metavar="N,N", help="Batch sizes.")] = "1",
-    input_tokens: Annotated[int, Option("--input", min=2, help="Tokens per prompt, or in the cache.")] = 512,
-    phase: Annotated[Literal["prefill", "decode"], Option(help="All of a prompt, or one more token.")] = "prefill",
-    backward: Annotated[bool, Option("--backward", help="The backward pass too.")] = False,
-    flash: Annotated[bool, Option("--flash", help="Attention keeps no scores (SDPA).")] = False,
+    input_tokens: Annotated[
+        int, Option("--input", min=2, help="Tokens per prompt. For decode, tokens in the KV cache.")
+    ] = 512,
+    phase: Annotated[
+        Literal["prefill", "decode"], Option(help="Phase to measure: a whole prompt, or one further token.")
+    ] = "prefill",
+    backward: Annotated[bool, Option("--backward", help="Also measure the backward pass.")] = False,
+    flash: Annotated[
+        bool, Option("--flash", help="Use fused attention (SDPA), which does not store attention scores.")
+    ] = False,
     architecture: Annotated[
-        str, Option(help="How all-reduces are hidden: standard, parallel, ladder or no-communication.")
+        str, Option(help="How the model overlaps all-reduces: standard, parallel, ladder or no-communication.")
     ] = "standard",
-    tp: Annotated[int, Option(min=1, help="Processes that share each layer: gloo, or NCCL.")] = 1,
+    tp: Annotated[
+        int, Option(min=1, help="Number of processes that share each layer (tensor parallel, gloo or NCCL).")
+    ] = 1,
     link_delay_s: Annotated[
         float,
-        Option("--link-delay", parser=seconds_with_unit, metavar="T", help="What an all-reduce lasts at least: 200us."),
-    ] = "0s",  # type: ignore[assignment]  # parsed, as one on the command line is
+        Option(
+            "--link-delay",
+            parser=seconds_with_unit,
+            metavar="T",
+            help="Minimum duration of an all-reduce, such as 200us.",
+        ),
+    ] = "0s",  # type: ignore[assignment]  # typer parses a default that is text
     device: _Device = "cpu",
     dtype: _Dtype = "fp32",
     repeats: _Repeats = 5,
     warmup: _Warmup = 2,
     threads: _Threads = None,
     hardware: _Hardware = None,
-    page: Annotated[Path | None, Option(help="Write a page: where a step goes, and the roofline.")] = None,
+    page: Annotated[
+        Path | None, Option(help="Also write an HTML page with the time per module and the roofline.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Time each module and each operator of one step, and hold them against what the device allows.
+    """Time each module and operator of one step, and compare them with the limits of the device.
 
-    The model has its real shape and random weights. Exit codes: 0 measured, 2 usage.
+    The model has its real shape and random weights. Exit codes: 0 measured, 2 usage error.
     """
     with _usage_errors():
         from loadgen.dissect.inference import InferenceSpec
@@ -86,26 +110,27 @@ def inference(
                 hardware=hardware,
             )
         )
-    from loadgen.dissect import inference_report as told
+    from loadgen.dissect.inference_report import build_document, format_text
 
-    _print_result(result, told.format_text, told.build_document, page, as_json)
+    _print_result(result, format_text, build_document, page, as_json)
 
 
 @dissect.command()
 def training(
-    model: Annotated[str, Option(help="Such as llama-2-7b, or a Hugging Face config.json; weights are random.")],
+    model: _Model,
     technique: Annotated[
         list[str] | None,
         Option(
-            help="naive, recompute, flash, quantised, zero1, zero2, zero3, offload, lora, qlora; several joined by + "
-            "(zero3+offload, or F+R+Z3O as in arXiv 2311.03687). May be repeated; naive by default."
+            help="Training technique: naive (default), recompute, flash, quantised, zero1, zero2, zero3, offload, lora "
+            "or qlora. Combine several with + (zero3+offload, or F+R+Z3O as in arXiv 2311.03687). Repeatable."
         ),
     ] = None,
-    layers: Annotated[int | None, Option(min=1, help="Of the model's; all by default.")] = None,
-    batch: Annotated[int, Option(min=1, help="Sequences per step, of all processes.")] = 2,
+    layers: Annotated[int | None, Option(min=1, help="Number of layers. Default: all layers of the model.")] = None,
+    batch: Annotated[int, Option(min=1, help="Sequences per step, over all processes.")] = 2,
     sequence: Annotated[int, Option(min=2, help="Tokens per sequence.")] = 350,
     processes: Annotated[
-        int | None, Option(min=1, help="That share the batch: gloo, or NCCL. Default: 2 for ZeRO, else 1.")
+        int | None,
+        Option(min=1, help="Number of processes that share the batch (gloo or NCCL). Default: 2 for ZeRO, else 1."),
     ] = None,
     device: _Device = "cpu",
     dtype: _Dtype = "bf16",
@@ -116,9 +141,10 @@ def training(
     page: _Page = None,
     as_json: _Json = False,
 ) -> None:
-    """Time one training step by phase and account for its memory by kind, beside what the hardware model predicts.
+    """Measure the time and memory of one training step, and compare them with the hardware model.
 
-    Exit codes: 0 measured, 2 usage, also where no technique can be measured on this device.
+    Time is listed by phase, memory by purpose. Exit codes: 0 measured; 2 usage error, or no technique can be measured
+    on this device.
     """
     with _usage_errors():
         from loadgen.dissect.techniques import parse_technique
@@ -141,35 +167,33 @@ def training(
                 hardware=hardware,
             )
         )
-    from loadgen.dissect import training_report as told
+    from loadgen.dissect.training_report import build_document, format_text
 
-    _print_result(result, told.format_text, told.build_document, page, as_json)
+    _print_result(result, format_text, build_document, page, as_json)
 
 
-def _print_result(found: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:
-    """What was found, as JSON, or as text and a page."""
+def _print_result(result: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:
+    """Print the result as JSON or text, and write the page. `text` and `document` format the result."""
     if as_json:
         from msgspec import json
 
-        print(json.format(json.encode(found)).decode())
+        print(json.format(json.encode(result)).decode())
     else:
-        print(text(found))
+        print(text(result))
     if page:
         from loadgen.analysis.report.page import render
 
         try:
-            page.write_text(render(cast("Document", document(found))), "utf-8")
-        except OSError as problem:
-            raise OutputError(
-                f"cannot write {page}: {problem.strerror}", "Name a file in a folder that exists."
-            ) from None
+            page.write_text(render(cast("Document", document(result))), "utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {page}: {error.strerror}", "Name a file in an existing folder.") from None
         if not as_json:
             print(f"\nPage: {page}")
 
 
 def _parse_batch_sizes(text: str) -> tuple[int, ...]:
     try:
-        sizes = tuple(int(each) for each in text.split(","))
+        sizes = tuple(int(word) for word in text.split(","))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
@@ -179,15 +203,15 @@ def _parse_batch_sizes(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """What is missing, or wrong with models and devices, is wrong with the command line."""
+    """Check that torch is installed, and turn errors about models and devices into usage errors."""
     import os
 
     from loadgen.dissect import check_installed
     from loadgen.servers.hardware import HardwareError
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler logs each start to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch.profiler logs each start to stderr
     check_installed("torch")
     try:
         yield
-    except HardwareError as problem:
-        raise PlanError(str(problem)) from None
+    except HardwareError as error:
+        raise PlanError(str(error)) from None

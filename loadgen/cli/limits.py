@@ -1,4 +1,4 @@
-"""`loadgen limits`: what can this hardware do at best, and what is to be expected of it? No server is asked."""
+"""The command `limits`: compute the limits and the expected performance of hardware. No server is contacted."""
 
 from __future__ import annotations
 
@@ -17,77 +17,97 @@ from loadgen.errors import OutputError, PlanError
 if TYPE_CHECKING:
     from loadgen.servers.hardware.training import TrainingSetup
 
-LOAD, TRAINING = "Load", "Training"
+LOAD = "Load"
+TRAINING = "Training"
+"""Headings of options in the help."""
 NO_P2P = "NVLink 4 without P2P"
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsOptions:
-    """The options, by the names that they have on the command line."""
+    """The options, by their names on the command line."""
 
-    gpu: Annotated[str, Option(help="Such as A100, A800, H100, H200, B200, L40S, RTX4090, MI300X.")] = "H100"
-    model: Annotated[str, Option(help="Such as llama-3.1-8b, qwen3-32b, or a Hugging Face config.json.")] = (
+    gpu: Annotated[str, Option(help="GPU, such as A100, A800, H100, H200, B200, L40S, RTX4090, MI300X.")] = "H100"
+    model: Annotated[str, Option(help="Model, such as llama-3.1-8b, qwen3-32b, or a Hugging Face config.json.")] = (
         "llama-3.1-8b"
     )
     tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = 1
-    pp: Annotated[int, Option(min=1, help="Groups of those that share the layers (pipeline parallel).")] = 1
-    dp: Annotated[int, Option(min=1, help="Replicas that share requests, or the batch (data parallel).")] = 1
-    format: Annotated[str, Option(help="Of weights: bf16, fp8, int8, int4 or nvfp4.")] = "bf16"
-    kv_format: Annotated[str | None, Option(help="Of the KV cache. Default: the framework's own.")] = None
+    pp: Annotated[int, Option(min=1, help="Pipeline stages (pipeline parallel). Each has --tp GPUs.")] = 1
+    dp: Annotated[int, Option(min=1, help="Replicas that share the requests, or the batch (data parallel).")] = 1
+    format: Annotated[str, Option(help="Format of weights: bf16, fp8, int8, int4 or nvfp4.")] = "bf16"
+    kv_format: Annotated[str | None, Option(help="Format of the KV cache. Default: that of the framework.")] = None
     framework: Annotated[
-        str, Option(help="Whose overheads to expect: vllm, trtllm, nim, trtllm-0.9, gpt-fast or kernels (none).")
+        str,
+        Option(
+            help="Framework whose overheads are expected: vllm, trtllm, nim, trtllm-0.9, gpt-fast or kernels (none)."
+        ),
     ] = "vllm"
     set: Annotated[
-        list[str] | None, Option(metavar="NAME=VALUE", help="What if: memory_bandwidth=8TB/s. May be repeated.")
+        list[str] | None,
+        Option(metavar="NAME=VALUE", help="Change a property of the GPU, such as memory_bandwidth=8TB/s. Repeatable."),
     ] = None
-    p2p: Annotated[bool, Option(help="Whether GPUs reach each other's memory.")] = True
-    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.")] = None
-    page: Annotated[Path | None, Option(help="Write a page: roofline, and latency against throughput.")] = None
+    p2p: Annotated[bool, Option(help="Whether GPUs can access each other's memory directly.")] = True
+    hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None
+    page: Annotated[
+        Path | None, Option(help="Also write an HTML page with the roofline, and latency against throughput.")
+    ] = None
     json: Annotated[bool, Option("--json", help="Print JSON and nothing else.")] = False
     input: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per prompt.")] = 512
-    output: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per answer.")] = 128
-    in_flight: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Requests at any time.")] = 64
+    output: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per response.")] = 128
+    in_flight: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Concurrent requests.")] = 64
     memory_fraction: Annotated[
-        float, Option(min=0.1, max=1, rich_help_panel=LOAD, help="Of GPU memory, for weights and KV cache.")
+        float,
+        Option(min=0.1, max=1, rich_help_panel=LOAD, help="Fraction of GPU memory for weights and KV cache."),
     ] = 0.9
     architecture: Annotated[
         str,
         Option(
-            rich_help_panel=LOAD, help="How all-reduces are hidden: standard, parallel, ladder or no-communication."
+            rich_help_panel=LOAD,
+            help="How the model overlaps all-reduces: standard, parallel, ladder or no-communication.",
         ),
     ] = "standard"
     training: Annotated[
-        bool, Option("--training", rich_help_panel=TRAINING, help="One iteration of training instead of a load.")
+        bool, Option("--training", rich_help_panel=TRAINING, help="Compute one training iteration instead of a load.")
     ] = False
     batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences per iteration.")] = 64
     sequence: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Tokens per sequence.")] = 2048
-    micro_batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences at a time.")] = 1
-    interleave: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Chunks of layers per stage.")] = 1
+    micro_batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences per micro-batch.")] = 1
+    interleave: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Layer chunks per pipeline stage.")] = 1
     recomputation: Annotated[
-        Literal["none", "selective", "full"], Option(rich_help_panel=TRAINING, help="Of activations.")
+        Literal["none", "selective", "full"],
+        Option(rich_help_panel=TRAINING, help="Recomputation of activations."),
     ] = "none"
     sequence_parallel: Annotated[
-        bool, Option("--sequence-parallel", rich_help_panel=TRAINING, help="Norms are split over tokens.")
+        bool,
+        Option("--sequence-parallel", rich_help_panel=TRAINING, help="Split normalisation layers over tokens."),
     ] = False
-    flash: Annotated[bool, Option("--flash", rich_help_panel=TRAINING, help="Attention keeps no scores.")] = False
-    zero: Annotated[int, Option(min=0, max=3, rich_help_panel=TRAINING, help="Stage of ZeRO.")] = 0
-    offload: Annotated[bool, Option("--offload", rich_help_panel=TRAINING, help="The host holds optimiser states.")] = (
-        False
-    )
-    lora: Annotated[int, Option(min=0, rich_help_panel=TRAINING, help="Rank of adapters; 0 trains all.")] = 0
-    qlora: Annotated[bool, Option("--qlora", rich_help_panel=TRAINING, help="Adapters on a 4-bit base.")] = False
+    flash: Annotated[
+        bool,
+        Option("--flash", rich_help_panel=TRAINING, help="Use fused attention, which does not store attention scores."),
+    ] = False
+    zero: Annotated[int, Option(min=0, max=3, rich_help_panel=TRAINING, help="ZeRO stage.")] = 0
+    offload: Annotated[
+        bool, Option("--offload", rich_help_panel=TRAINING, help="Keep optimiser states in host memory.")
+    ] = False
+    lora: Annotated[
+        int, Option(min=0, rich_help_panel=TRAINING, help="Rank of LoRA adapters; 0 trains all weights.")
+    ] = 0
+    qlora: Annotated[
+        bool, Option("--qlora", rich_help_panel=TRAINING, help="Train LoRA adapters on a 4-bit base model.")
+    ] = False
 
 
 def _limits(settings: dict[str, Any]) -> None:
-    """What GPUs allow for a model under a load, and what a framework is expected to make of it.
+    """Compute the limits and the expected speed of a model on GPUs.
 
-    `limit` is physics: every FLOP, byte and message at the data sheet's rate. `expected` adds what was measured of the
-    named framework. How far off that is: docs/reference/hardware-validation.md. Exit codes: 0 answered, 2 usage.
+    `limit` is the physical bound: every FLOP, byte and message at the rate in the data sheet. `expected` adds the
+    measured overheads of the framework. docs/reference/hardware-validation.md lists its errors. Exit codes: 0 computed,
+    2 usage error.
     """
-    requested = LimitsOptions(**settings)
+    options = LimitsOptions(**settings)
     with _usage_errors():
-        result = _training(requested) if requested.training else _serving(requested)
-    if requested.json:
+        result = _training(options) if options.training else _serving(options)
+    if options.json:
         from msgspec import json
 
         print(json.format(json.encode(result)).decode())
@@ -98,7 +118,7 @@ def _parameters() -> Iterator[Parameter]:
 
 
 def _no_shared_options() -> None:
-    """Shares no option with other commands."""
+    """This command shares no options with other commands."""
 
 
 limits = SettingsCommand(_limits, _parameters, _no_shared_options)
@@ -106,103 +126,106 @@ limits = SettingsCommand(_limits, _parameters, _no_shared_options)
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """What is wrong with hardware is wrong with the command line."""
+    """Turn errors about hardware into usage errors."""
     from loadgen.servers.hardware import HardwareError
 
     try:
         yield
-    except HardwareError as problem:
-        raise PlanError(str(problem)) from None
+    except HardwareError as error:
+        raise PlanError(str(error)) from None
 
 
-def _serving(asked: LimitsOptions) -> Any:
+def _serving(options: LimitsOptions) -> Any:
+    """Compute the limits of serving; print them and write the page."""
     from loadgen.servers.hardware import gpu_links
     from loadgen.servers.hardware.roofline import compute_limits, make_deployment
     from loadgen.servers.hardware.throughput_model import Load
 
     deployment = make_deployment(
-        asked.gpu,
-        asked.model,
-        asked.format,
-        asked.tp,
-        asked.pp,
-        asked.framework,
-        file=asked.hardware,
-        changes=asked.set or (),
+        options.gpu,
+        options.model,
+        options.format,
+        options.tp,
+        options.pp,
+        options.framework,
+        file=options.hardware,
+        changes=options.set or (),
     )
-    deployment = replace(deployment, architecture=asked.architecture)
-    if asked.kv_format:
-        deployment = deployment.with_kv_format(asked.kv_format)
-    if not asked.p2p:
-        card = deployment.gpu
-        slow = gpu_links()[NO_P2P] if card.link.name.startswith("NVLink") else card.pcie
-        card = replace(card, link=replace(slow, bytes_per_s=card.link.bytes_per_s))
-        deployment = replace(deployment, gpu=card)
-    load = Load(asked.input, asked.output, max(1, asked.in_flight // asked.dp))
-    result = compute_limits(deployment, load, asked.memory_fraction, replicas=asked.dp)
-    if asked.page:
+    deployment = replace(deployment, architecture=options.architecture)
+    if options.kv_format:
+        deployment = deployment.with_kv_format(options.kv_format)
+    if not options.p2p:
+        link = deployment.gpu.link
+        slow_link = gpu_links()[NO_P2P] if link.name.startswith("NVLink") else deployment.gpu.pcie
+        slow_gpu = replace(deployment.gpu, link=replace(slow_link, bytes_per_s=link.bytes_per_s))
+        deployment = replace(deployment, gpu=slow_gpu)
+    load = Load(options.input, options.output, max(1, options.in_flight // options.dp))
+    result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp)
+    if options.page:
         from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render
 
         try:
-            asked.page.write_text(render(build_document(result, deployment)), "utf-8")
-        except OSError as problem:
+            options.page.write_text(render(build_document(result, deployment)), "utf-8")
+        except OSError as error:
             raise OutputError(
-                f"cannot write {asked.page}: {problem.strerror}", "Name a file in a folder that exists."
+                f"cannot write {options.page}: {error.strerror}", "Name a file in an existing folder."
             ) from None
-    if not asked.json:
+    if not options.json:
         from loadgen.analysis.hardware import format_limits
 
         print(format_limits(result))
-        if asked.page:
-            print(f"\nPage: {asked.page}")
+        if options.page:
+            print(f"\nPage: {options.page}")
     return result
 
 
-def _training(asked: LimitsOptions) -> dict[str, Any]:
+def _training(options: LimitsOptions) -> dict[str, Any]:
+    """Compute the time and memory of a training iteration, and print them."""
     from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
 
-    setup = _setup(asked)
-    took, held = predict_iteration(setup), predict_memory(setup)
+    setup = _setup(options)
+    times = predict_iteration(setup)
+    used = predict_memory(setup)
     tokens = setup.batch * setup.sequence
     result = {
         "gpu": setup.gpu.name,
         "model": setup.model.name,
         "gpus": setup.gpus,
-        "iteration_s": took.total_s,
-        "tokens_per_s": tokens / took.total_s,
-        "tokens_per_s_per_gpu": tokens / took.total_s / setup.gpus,
-        "mfu": mfu(setup, took.total_s),
-        "seconds": asdict(took),
-        "memory_bytes": asdict(held) | {"total": held.total, "fits": held.total <= setup.gpu.memory_bytes},
+        "iteration_s": times.total_s,
+        "tokens_per_s": tokens / times.total_s,
+        "tokens_per_s_per_gpu": tokens / times.total_s / setup.gpus,
+        "mfu": mfu(setup, times.total_s),
+        "seconds": asdict(times),
+        "memory_bytes": asdict(used) | {"total": used.total, "fits": used.total <= setup.gpu.memory_bytes},
     }
-    if not asked.json:
+    if not options.json:
         from loadgen.analysis.hardware import format_training
 
         print(format_training(result))
     return result
 
 
-def _setup(asked: LimitsOptions) -> TrainingSetup:
+def _setup(options: LimitsOptions) -> TrainingSetup:
     from loadgen.servers.hardware import gpu, model, with_changes
     from loadgen.servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, TrainingSetup
 
     return TrainingSetup(
-        gpu=with_changes(gpu(asked.gpu, asked.hardware), asked.set or ()),
-        model=model(asked.model, asked.hardware),
-        batch=asked.batch,
-        sequence=asked.sequence,
-        micro_batch=asked.micro_batch,
-        tensor=asked.tp,
-        pipeline=asked.pp,
-        data=asked.dp,
-        interleave=asked.interleave,
-        number=asked.format,
-        recomputation=asked.recomputation,
-        sequence_parallel=asked.sequence_parallel,
-        flash=asked.flash,
-        zero=asked.zero,
-        offload=asked.offload,
-        adapter_rank=asked.lora or (64 if asked.qlora else 0),
-        base_bytes=NF4_BYTES if asked.qlora else WEIGHT_BYTES,
+        gpu=with_changes(gpu(options.gpu, options.hardware), options.set or ()),
+        model=model(options.model, options.hardware),
+        batch=options.batch,
+        sequence=options.sequence,
+        micro_batch=options.micro_batch,
+        tensor=options.tp,
+        pipeline=options.pp,
+        data=options.dp,
+        interleave=options.interleave,
+        number=options.format,
+        recomputation=options.recomputation,
+        sequence_parallel=options.sequence_parallel,
+        flash=options.flash,
+        zero=options.zero,
+        offload=options.offload,
+        adapter_rank=options.lora or (64 if options.qlora else 0),
+        base_bytes=NF4_BYTES if options.qlora else WEIGHT_BYTES,
     )

@@ -1,4 +1,4 @@
-"""The options of commands that run a Plan, made from its fields; and the quantities that options take."""
+"""Builds command-line options from the fields of the Plan, and parses quantities such as durations and fractions."""
 
 from __future__ import annotations
 
@@ -10,52 +10,76 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from typer import BadParameter, Option
+from typer import Argument, BadParameter, Option
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.plan_fields import PlanField
 
-LOAD, OUTPUT, ADVANCED = ({"rich_help_panel": heading} for heading in ("Load", "Output", "Advanced"))
-"""Under which heading of `--help` an option stands that is no field of the Plan."""
+LOAD = {"rich_help_panel": "Load"}
+OUTPUT = {"rich_help_panel": "Output"}
+ADVANCED = {"rich_help_panel": "Advanced"}
+"""Keywords of `Option` that put an option under a heading of `--help`."""
+PlanFile = Annotated[Path | None, Argument(help="Plan file (TOML). Options on the command line override its settings.")]
+Catalog = Annotated[
+    str | None, Option(help="Named workload, such as paper-burst. The documentation lists all of them.", **ADVANCED)
+]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h)?")
-_SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
+_FRACTION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 class SettingsCommand:
-    """A command with options that are `made` of fields, besides those of `function` itself and of `shared`, to which it
-    hands them on. `function` is called with the settings that were given, and by name with all others. Options are made
-    when typer asks for the signature: whoever only lists commands does not pay for what that imports."""
+    """A command whose options come from three sources: generated ones, those of `function` and those of `shared`.
+
+    `function` is called with a dict of the generated options that were set, and with all other options as keywords. It
+    passes the options of `shared` on to that function. The options are generated when typer asks for the signature, so
+    that listing the commands imports little.
+    """
 
     def __init__(
-        self, function: Callable[..., None], made: Callable[[], Iterator[Parameter]], shared: Callable[..., Any]
+        self, function: Callable[..., None], generate: Callable[[], Iterator[Parameter]], shared: Callable[..., Any]
     ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._made, self._shared = function, made, shared
-        self._known: dict[type[Plan], list[Parameter]] = {}
+        self._function = function
+        self._generate = generate
+        self._shared = shared
+        self._cache: dict[type[Plan], list[Parameter]] = {}
 
     def _options(self) -> list[Parameter]:
-        """Those that are made: once, though typer asks four times for each command."""
+        """Return the generated options. They are cached, because typer asks for them four times per command."""
         from loadgen.plan import Plan
 
-        if Plan not in self._known:
-            self._known[Plan] = [*self._made()]
-        return self._known[Plan]
+        if Plan not in self._cache:
+            self._cache[Plan] = list(self._generate())
+        return self._cache[Plan]
 
     @property
     def __signature__(self) -> Signature:
         return Signature([*_own_options(self._function), *self._options(), *_own_options(self._shared)])
 
-    def __call__(self, **given: Any) -> None:
-        made = {option.name for option in self._options()}
-        settings = {name: value for name, value in given.items() if name in made and value is not None}
-        self._function(settings, **{name: value for name, value in given.items() if name not in made})
+    def __call__(self, **values: Any) -> None:
+        generated = {option.name for option in self._options()}
+        settings = {name: value for name, value in values.items() if name in generated and value is not None}
+        self._function(settings, **{name: value for name, value in values.items() if name not in generated})
 
 
 def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], SettingsCommand]:
-    """Make a command of a function that runs a Plan; keywords as those of `plan_parameters`."""
+    """Return a decorator that makes a command of a function that runs a Plan.
+
+    The keywords are those of `plan_parameters`.
+    """
     return lambda function: SettingsCommand(function, functools.partial(plan_parameters, **variation), shared)
+
+
+def merge_settings(plan: Path | None, catalog: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run: those on the command line, else in the plan file, else of the named workload."""
+    from loadgen.plan_fields import from_catalog, read_plan
+
+    merged = {} if catalog is None else from_catalog(catalog)
+    if plan is not None:
+        merged |= read_plan(plan)
+    return merged | settings
 
 
 def plan_parameters(
@@ -66,26 +90,29 @@ def plan_parameters(
     also: Mapping[str, Sequence[str]] | None = None,
     interactive: bool = False,
 ) -> Iterator[Parameter]:
-    """An option for each field of the Plan but those `without`; `also` are its other names. `interactive` takes only
-    what `loadgen ui` has."""
+    """Yield an option for each field of the Plan.
+
+    `without` names fields to omit, `defaults` and `helps` override values by field, and `also` adds further option
+    names. `interactive` limits the options to those of `loadgen ui`.
+    """
     from loadgen.plan import Plan
     from loadgen.plan_fields import fields_of, option_name, run_options
 
     for name, option in run_options(Plan).items():
         if name in without or (interactive and not option.interactive):
             continue
-        kind, form = _option_form(name, fields_of(Plan)[name])
-        flags = [option_name(name) + form.pop("otherwise", ""), *(also or {}).get(name, ())]
+        value_type, keywords = _option_form(name, fields_of(Plan)[name])
+        flags = [option_name(name) + keywords.pop("negation", ""), *(also or {}).get(name, ())]
         default = (defaults or {}).get(name)
         if default is None:
-            kind = kind | None
+            value_type = value_type | None
         text = (helps or {}).get(name, option.help)
-        annotation: Any = Annotated[kind, Option(*flags, help=text, rich_help_panel=option.group, **form)]
+        annotation: Any = Annotated[value_type, Option(*flags, help=text, rich_help_panel=option.group, **keywords)]
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def seconds(text: str | float) -> float:
-    """`500ms`, `2s`, `100us`, `1.5min`, `1h` or plain seconds such as `0.5`, in seconds. Raises BadParameter."""
+    """Parse `500ms`, `2s`, `100us`, `1.5min`, `1h`, or seconds without a unit such as `0.5`. Raises BadParameter."""
     match = _DURATION.fullmatch(str(text).strip())
     if match is None:
         raise BadParameter(f"{text!r} is not a duration: write 500ms, 2s or 0.5")
@@ -93,44 +120,50 @@ def seconds(text: str | float) -> float:
 
 
 def seconds_with_unit(text: str) -> float:
-    """As `seconds`, but with a unit: of times that people think of in milliseconds. Raises BadParameter."""
-    if (match := _DURATION.fullmatch(text.strip())) and not match[2]:
+    """Parse a duration that must have a unit, because people write such times in milliseconds. Raises BadParameter."""
+    match = _DURATION.fullmatch(text.strip())
+    if match and not match[2]:
         raise BadParameter(f"{text} has no unit: write {text}ms or {text}s")
     return seconds(text)
 
 
 def interval(text: str) -> tuple[float, float]:
-    """`10s..50s`, in seconds. Raises BadParameter."""
+    """Parse an interval such as `10s..50s` into seconds. Raises BadParameter."""
     begin, dots, end = text.partition("..")
     if not dots:
-        raise BadParameter(f"{text!r} is not a stretch of time: write 10s..50s")
+        raise BadParameter(f"{text!r} is not a time interval: write 10s..50s")
     return seconds(begin), seconds(end)
 
 
 def fraction(text: str | float) -> float:
-    """`5%` or `0.05`, as a share above 0. Raises BadParameter."""
-    match = _SHARE.fullmatch(str(text).strip())
-    value = float(match[1]) / (100 if match[2] else 1) if match else 0
+    """Parse `5%` or `0.05` into a fraction between 0 and 1, both excluded. Raises BadParameter."""
+    match = _FRACTION.fullmatch(str(text).strip())
+    value = 0.0
+    if match:
+        value = float(match[1]) / (100 if match[2] else 1)
     if not 0 < value < 1:
-        raise BadParameter(f"{text!r} is not a share above 0 and below 1: write 5% or 0.05")
+        raise BadParameter(f"{text!r} is not a fraction between 0 and 1: write 5% or 0.05")
     return value
 
 
 def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
+    """Yield the options in a function's own signature: its Annotated parameters."""
     for parameter in signature(function, eval_str=True).parameters.values():
         if get_origin(parameter.annotation) is Annotated:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
 
 
 def _option_form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
-    """The type of an option and how it is written, by its field. Words are text here: the Plan checks them, and reports
-    all mistakes at once."""
-    kinds = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
-    several = [get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple]
-    if bool in kinds:
-        return bool, {} if field.default is False else {"otherwise": f"/--no-{name.replace('_', '-')}"}
+    """Return the type of a field's option, and keywords of `Option`.
+
+    Choices are plain strings here, because the Plan checks them and reports all mistakes together.
+    """
+    types = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
+    item_types = [get_args(cls)[0] for cls in types if get_origin(cls) is tuple]
+    if bool in types:
+        return bool, {} if field.default is False else {"negation": f"/--no-{name.replace('_', '-')}"}
     if name.endswith("_s"):
-        return Any, {"metavar": "T..T", "parser": interval} if several else {"metavar": "T", "parser": seconds}
-    if several:
-        return list[several[0]], {}  # type: ignore[valid-type]
-    return next((kind for kind in (int, float, Path) if {*kinds} <= {kind, type(None)}), str), {}
+        return Any, {"metavar": "T..T", "parser": interval} if item_types else {"metavar": "T", "parser": seconds}
+    if item_types:
+        return list[item_types[0]], {}  # type: ignore[valid-type]
+    return next((cls for cls in (int, float, Path) if {*types} <= {cls, type(None)}), str), {}

@@ -1,4 +1,7 @@
-"""What a command prints and writes. People read stdout; with --json stdout holds the summary and nothing else."""
+"""Output of commands: results on stdout, progress on stderr, and the exit code.
+
+With --json stdout contains the summary in JSON and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ if TYPE_CHECKING:
 
 ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
-    "Exit code 4 when one fails, 6 when one is inconclusive."
+    "Exit code 4 if one fails, 6 if one is inconclusive."
 )
-INCONCLUSIVE = "What an inconclusive one counts as, pass or fail: exit code 0 or 4 in place of 6."
-GOODPUT = "Objective of each request, such as 'ttft < 500ms'; repeatable: a good one meets all."
+INCONCLUSIVE = "How to count an inconclusive objective: pass (exit code 0) or fail (4) instead of exit code 6."
+GOODPUT = "Objective of each request, such as 'ttft < 500ms'; repeatable. A good request meets all of them."
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
@@ -57,11 +60,14 @@ Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=G
 InconclusiveAs = Literal["pass", "fail"] | None
 Inconclusive = Annotated[InconclusiveAs, Option("--inconclusive", metavar="pass|fail", help=INCONCLUSIVE, **ADVANCED)]
 Junit = Annotated[
-    Path | None, Option(help="Also write what became of each --assert to this file, as JUnit XML.", **ADVANCED)
+    Path | None, Option(help="Also write the result of each --assert to this file, as JUnit XML.", **ADVANCED)
 ]
 
 PLAIN_LINE_INTERVAL_S = 5.0
-BAR_LEAST, BAR_MOST = 6, 24
+"""Time between two progress lines if stderr is not a terminal."""
+MIN_BAR_CHARACTERS = 6
+MAX_BAR_CHARACTERS = 24
+"""Width of the progress bar. A narrower terminal shows no bar."""
 
 
 def write_results(output: Output, folder: Path, *, report: bool) -> int:
@@ -71,51 +77,60 @@ def write_results(output: Output, folder: Path, *, report: bool) -> int:
 
 
 def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None) -> int:
-    """Return the first of these to which one run leads: 130 interrupted, 5 this machine could not send a request, 4 an
-    objective failed, 1 a request was not complete and no objective speaks of that, 5 the client was the limit in
-    another way, 6 an objective is inconclusive, 0 otherwise.
+    """Return the exit code of a command with these runs. The first reason that applies to any run wins:
 
-    Where this machine could not send requests, objectives that failed and requests that are missing say nothing about
-    the server, so its code comes first."""
-    told = verdicts_code({objective.verdict for summary in summaries for objective in summary.objectives}, inconclusive)
+    130 the run was interrupted; 5 this machine could not send a request; 4 an objective failed; 1 a request was not
+    complete and no objective covers that; 5 the client was the limit in another way; 6 an objective is inconclusive;
+    0 otherwise.
+
+    If this machine could not send requests, failed objectives and missing requests say nothing about the server.
+    Therefore that code comes before them.
+    """
+    verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
+    objectives_code = verdicts_code(verdicts, inconclusive)
     reasons = [
         (errors.EXIT_INTERRUPTED, any(summary.run.interrupted for summary in summaries)),
         (errors.EXIT_CLIENT_LIMITED, any(summary.client.client_limit for summary in summaries)),
-        (errors.EXIT_ASSERTION, told == errors.EXIT_ASSERTION),
+        (errors.EXIT_ASSERTION, objectives_code == errors.EXIT_ASSERTION),
         (errors.EXIT_REQUESTS_FAILED, any(map(has_unanswered, summaries))),
         (errors.EXIT_CLIENT_LIMITED, any(summary.client.verdict == "limited" for summary in summaries)),
     ]
-    return next((code for code, holds in reasons if holds), told)
+    return next((code for code, applies in reasons if applies), objectives_code)
 
 
 def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> int:
-    """What objectives or conditions lead to: 4 one failed, 6 one is inconclusive and nothing says what that counts as,
-    0 otherwise."""
-    codes = {"pass": errors.EXIT_OK, "fail": errors.EXIT_ASSERTION, None: errors.EXIT_INCONCLUSIVE}
-    untold = codes[inconclusive] if "inconclusive" in verdicts else errors.EXIT_OK
-    return errors.EXIT_ASSERTION if "fail" in verdicts else untold
+    """Return the exit code for the verdicts on objectives: 4 if one failed, 6 if one is inconclusive, 0 otherwise.
+
+    `inconclusive` replaces 6 by the code of a pass or of a failure.
+    """
+    if "fail" in verdicts:
+        return errors.EXIT_ASSERTION
+    if "inconclusive" in verdicts:
+        codes = {"pass": errors.EXIT_OK, "fail": errors.EXIT_ASSERTION, None: errors.EXIT_INCONCLUSIVE}
+        return codes[inconclusive]
+    return errors.EXIT_OK
 
 
 def has_unanswered(summary: Summary) -> bool:
-    """Return whether requests were left unanswered in a way that no objective speaks of.
+    """Return whether requests were left unanswered in a way that no objective covers.
 
-    Rejected requests count: a run whose server refused a part of the load has not answered that part, and a CI job
-    that says nothing about it must not pass. `--assert 'rejected < 5%'` states how many are acceptable. An objective
-    on `complete` speaks of every state.
+    Rejected requests count as unanswered: a CI job must not pass if the server rejected a part of the load and the job
+    has no objective for that. `--assert 'rejected < 5%'` states how many are acceptable. An objective on `complete`
+    covers every state.
     """
-    named = {objective.figure for objective in summary.objectives}
-    unnamed = () if "complete" in named else {"truncated", "failed", "rejected", "dropped"} - named
-    return any(getattr(summary.requests, state) for state in unnamed)
+    covered = {objective.figure for objective in summary.objectives}
+    uncovered = () if "complete" in covered else {"truncated", "failed", "rejected", "dropped"} - covered
+    return any(getattr(summary.requests, state) for state in uncovered)
 
 
 def print_error(sentence: str) -> None:
-    """For people who asked for no text."""
+    """Print a sentence to stderr, also with --quiet or --json."""
     print(f"loadgen: {sentence}", file=sys.stderr)
 
 
 @dataclass(kw_only=True)
 class Output:
-    """One command's output, as it was asked for."""
+    """The output of one command, with its options."""
 
     as_json: bool
     quiet: bool
@@ -124,7 +139,7 @@ class Output:
     junit: Path | None = None
     inconclusive: InconclusiveAs = None
     recorded: bool = False
-    """Whether the runs are recorded already, and may bring objectives."""
+    """Whether the runs are already recorded, and may contain objectives."""
 
     def __post_init__(self) -> None:
         self.objectives, self._bounds = parse_expressions(
@@ -134,13 +149,13 @@ class Output:
         self._known: dict[Path, ReportedRun] = {}
 
     def say(self, line: str) -> None:
-        """One line for people."""
+        """Print one line of text, unless --quiet is set. With --json it goes to stderr."""
         if not self.quiet:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
     def progress(self, plan: Plan | None, *, plain: bool = True) -> Iterator[OnProgress]:
-        """Shows the run's progress, on stderr; `plain`: also where that is no terminal."""
+        """Show the progress of a run on stderr. `plain` also shows it if stderr is not a terminal."""
         requests, duration_s = (None, None) if plan is None or plan.uses_sessions else (plan.n, plan.duration_s)
         if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
@@ -149,20 +164,22 @@ class Output:
                 yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
-        """A result in the form that was asked for."""
+        """Print a result as JSON or as text, depending on the options."""
         if self.as_json:
             print(as_json, end="")
         elif not self.quiet:
             print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
-        """What the file of this run says, so that `results` need not read it."""
+        """Store the content of a run file, so that `results` does not have to read it again."""
         self._known[path] = load_and_summarise(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
-        """Write summary.json into the folder of each run and `page` for all of them, and print the figures as
-        requested. A path may be a folder of repeats, which are reported together. Returns every run's summary. Raises
-        OutputError for a file that cannot be written, after the figures have been printed."""
+        """Write summary.json for each run and one `page` for all runs, print the figures, and return the summaries.
+
+        A path may be a folder of repeats, which are reported together. Raises OutputError for a file that cannot be
+        written, after the figures have been printed.
+        """
         problems: list[OutputError] = []
         groups = [self._group(path, problems, drawn=page is not None) for path in paths]
         parts = [part for group in groups for part in group.parts]
@@ -171,26 +188,12 @@ class Output:
             with _collect_errors(problems):
                 write_page(parts, page, [group for group in groups if group.between])
         if self.junit is not None:
-            from loadgen.analysis.slo import junit
-
-            if not any(summary.objectives for summary in summaries):
-                raise missing_objectives()
-
-            with _collect_errors(problems):
-                write_text(self.junit, junit(summaries))
+            self._write_junit(self.junit, summaries, problems)
         if self.as_json:
-            result = [group.json for group in groups]
-            print(json.dumps(result[0] if len(result) == 1 else result, indent=2))
+            results = [group.json for group in groups]
+            print(json.dumps(results[0] if len(results) == 1 else results, indent=2))
         elif not self.quiet:
-            from loadgen.analysis import repeats
-            from loadgen.analysis.report.run_document import brief_document
-
-            for group in groups:
-                own = [part.summary for part in group.parts]
-                document = repeats.document(group.between, own) if group.between else brief_document(own[0])
-                print()
-                print_document(document)
-                print()
+            self._print_groups(groups)
             if not problems:
                 print(page or groups[0].folder / "summary.json")
         if self.as_json or self.quiet:
@@ -199,7 +202,28 @@ class Output:
             raise OutputError("\n".join(map(str, problems)), problems[0].hint)
         return summaries
 
+    def _write_junit(self, file: Path, summaries: list[Summary], problems: list[OutputError]) -> None:
+        from loadgen.analysis.slo import junit
+
+        if not any(summary.objectives for summary in summaries):
+            raise missing_objectives()
+        with _collect_errors(problems):
+            write_text(file, junit(summaries))
+
+    def _print_groups(self, groups: list[RunGroup]) -> None:
+        """Print the figures of each run, or of all repeats in a folder together."""
+        from loadgen.analysis import repeats
+        from loadgen.analysis.report.run_document import brief_document
+
+        for group in groups:
+            summaries = [part.summary for part in group.parts]
+            document = repeats.document(group.between, summaries) if group.between else brief_document(summaries[0])
+            print()
+            print_document(document)
+            print()
+
     def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> RunGroup:
+        """Load the run or the repeats in a folder, and write summary.json for each and for the folder of repeats."""
         from loadgen.analysis.repeats import summarise_repeats
         from loadgen.analysis.summary import as_dict
 
@@ -213,28 +237,32 @@ class Output:
         if runs_in(path) == [path]:
             return RunGroup(folder_of(path), parts, summaries[0])
         together = summarise_repeats([part.summary for part in parts])
-        result = {"repeats": to_builtins(together), "runs": summaries}
-        named = result | {"runs": [part.run.path.parent.name for part in parts]}
+        joint = to_builtins(together)
+        run_names = [part.run.path.parent.name for part in parts]
         with _collect_errors(problems):
-            write_text(path / "summary.json", json.dumps(named, indent=2) + "\n")
-        return RunGroup(path, parts, result, together)
+            write_text(path / "summary.json", json.dumps({"repeats": joint, "runs": run_names}, indent=2) + "\n")
+        return RunGroup(path, parts, {"repeats": joint, "runs": summaries}, together)
 
     def _print_failures(self, summaries: list[Summary]) -> None:
-        """What failed, for people who asked for no text: what leads to an exit code, and with --json what does not."""
+        """Print everything that affects the exit code to stderr, because the results are not printed as text.
+
+        With --json an inconclusive objective is printed even if it counts as a pass.
+        """
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures
 
         for summary in summaries:
-            of = f"{summary.run.id}: " if len(summaries) > 1 else ""
-            failed = {"interrupted", "client", *(["complete"] if has_unanswered(summary) else [])}
+            prefix = f"{summary.run.id}: " if len(summaries) > 1 else ""
+            unanswered = has_unanswered(summary)
+            finding_ids = {"interrupted", "client"} | ({"complete"} if unanswered else set())
             for finding in findings(summary):
-                if finding.id in failed and finding.level != "ok":
-                    print_error(of + finding.sentence)
-            for row in failures(summary).rows if has_unanswered(summary) else ():
-                print_error(f"{of}{row.key}: {'; '.join(row.cells[-1].lines)}")
-            for stated in summary.objectives:
-                if should_print(stated.verdict, self.inconclusive, quiet=self.quiet):
-                    print_error(f"{of}{stated.verdict}: {stated.objective}: {measured_text(stated)}")
+                if finding.id in finding_ids and finding.level != "ok":
+                    print_error(prefix + finding.sentence)
+            for row in failures(summary).rows if unanswered else ():
+                print_error(f"{prefix}{row.key}: {'; '.join(row.cells[-1].lines)}")
+            for objective in summary.objectives:
+                if should_print(objective.verdict, self.inconclusive, quiet=self.quiet):
+                    print_error(f"{prefix}{objective.verdict}: {objective.objective}: {measured_text(objective)}")
 
 
 @contextmanager
@@ -247,22 +275,22 @@ def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
 
 
 def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
-    """Whether a verdict is to be said where no text was asked for."""
+    """Return whether a verdict is printed to stderr if the results are not printed as text."""
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
 
 @contextmanager
 def show_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
-    """Shows what it gets at its own pace: one live line in a terminal, a plain line every few seconds elsewhere."""
-    look = _ProgressLine(requests, duration_s)
+    """Yield a callback that shows progress: one live line in a terminal, otherwise a plain line every few seconds."""
+    progress = _ProgressLine(requests, duration_s)
     shown_s = 0.0
 
     def show_plain(phase: str, counts: LiveCounters) -> None:
         nonlocal shown_s
-        look.take(phase, counts)
-        if look.now_s - shown_s >= PLAIN_LINE_INTERVAL_S or phase == "ended":
-            shown_s = look.now_s
-            print(look.plain(phase, counts), file=stream, flush=True)
+        progress.update(phase, counts)
+        if progress.now_s - shown_s >= PLAIN_LINE_INTERVAL_S or phase == "ended":
+            shown_s = progress.now_s
+            print(progress.plain(phase, counts), file=stream, flush=True)
 
     if not stream.isatty():
         yield show_plain
@@ -276,23 +304,24 @@ def show_progress(requests: int | None, duration_s: float | None, stream: TextIO
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show_live(phase: str, counts: LiveCounters) -> None:
-            look.take(phase, counts)
-            live.update(Text(look.live(phase, counts, console.width, bar), no_wrap=True), refresh=True)
+            progress.update(phase, counts)
+            live.update(Text(progress.live(phase, counts, console.width, bar), no_wrap=True), refresh=True)
 
         yield show_live
 
 
 class _ProgressLine:
-    """What is said of a run that goes on: how far it is, TTFT so far, tokens of the last second, what went wrong."""
+    """Formats the progress of a run: what is left, mean TTFT, tokens per second and failed requests."""
 
     def __init__(self, requests: int | None, duration_s: float | None) -> None:
-        self._requests, self._duration_s = requests, duration_s
-        self._began_s = self.now_s = time.monotonic()
+        self._requests = requests
+        self._duration_s = duration_s
+        self._started_s = self.now_s = time.monotonic()
         self._running_s: float | None = None
         self._tokens = deque([(self.now_s, 0)])
 
-    def take(self, phase: str, counts: LiveCounters) -> None:
-        """These are the counts now. The oldest one kept is as close to a second ago as there is."""
+    def update(self, phase: str, counts: LiveCounters) -> None:
+        """Take the current counts. Token counts of about the last second are kept, to compute the rate."""
         self.now_s = time.monotonic()
         if phase != "connecting":
             self._running_s = self._running_s or self.now_s
@@ -301,35 +330,38 @@ class _ProgressLine:
             self._tokens.popleft()
 
     def plain(self, phase: str, counts: LiveCounters) -> str:
-        """Every count."""
-        of = "" if self._requests is None else f"/{self._requests}"
+        """Return a line with every count."""
+        total = "" if self._requests is None else f"/{self._requests}"
         return (
-            f"{self.now_s - self._began_s:6.1f} s  {phase}: {counts.sent}{of} sent, "
+            f"{self.now_s - self._started_s:6.1f} s  {phase}: {counts.sent}{total} sent, "
             f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
             f"{counts.failed} failed, {counts.rejected} rejected, {counts.dropped} dropped, "
             f"{', '.join(self._figures(counts))}"
         )
 
     def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
-        """One line of fewer than `width` characters; where that is too few, its end is left out, and first the bar."""
-        done, left = self._remaining(counts)
-        wrong = {state: n for state in ("failed", "truncated", "rejected", "dropped") if (n := getattr(counts, state))}
-        parts = [phase] if phase == "connecting" else [left, *self._figures(counts)]
-        parts += [f"{sum(wrong.values()):,} {'incomplete' if len(wrong) > 1 else next(iter(wrong))}"] if wrong else []
-        elapsed, said = f"{self.now_s - self._began_s:6.1f} s  ", "  ".join(parts)
-        room = min(BAR_MOST, width - 3 - len(elapsed) - len(said))
-        if done is not None and room >= BAR_LEAST:
-            full = round(min(1.0, done) * room)
-            said = f"{bar[0] * full}{bar[1] * (room - full)}  {said}"
-        return f"{elapsed}{said}"[: width - 1]
+        """Return a line of fewer than `width` characters. A narrow terminal shows no bar and cuts off the end."""
+        done, remaining = self._remaining(counts)
+        parts = [phase] if phase == "connecting" else [remaining, *self._figures(counts)]
+        incomplete = {state: getattr(counts, state) for state in ("failed", "truncated", "rejected", "dropped")}
+        states = [state for state, count in incomplete.items() if count]
+        if states:
+            parts.append(f"{sum(incomplete.values()):,} {'incomplete' if len(states) > 1 else states[0]}")
+        elapsed = f"{self.now_s - self._started_s:6.1f} s  "
+        text = "  ".join(parts)
+        bar_width = min(MAX_BAR_CHARACTERS, width - 3 - len(elapsed) - len(text))
+        if done is not None and bar_width >= MIN_BAR_CHARACTERS:
+            full = round(min(1.0, done) * bar_width)
+            text = f"{bar[0] * full}{bar[1] * (bar_width - full)}  {text}"
+        return f"{elapsed}{text}"[: width - 1]
 
     def _remaining(self, counts: LiveCounters) -> tuple[float | None, str]:
-        """Which share is done, of the time or of the requests, and what is left of it."""
+        """Return the fraction of the time or of the requests that is done, and what remains as text."""
         ended = counts.complete + counts.truncated + counts.failed + counts.rejected + counts.dropped
-        passed_s = self.now_s - (self._running_s or self.now_s)
-        if self._duration_s is not None and passed_s < self._duration_s:
-            minutes, seconds = divmod(math.ceil(self._duration_s - passed_s), 60)
-            return passed_s / self._duration_s, f"{minutes}:{seconds:02} left"
+        elapsed_s = self.now_s - (self._running_s or self.now_s)
+        if self._duration_s is not None and elapsed_s < self._duration_s:
+            minutes, seconds = divmod(math.ceil(self._duration_s - elapsed_s), 60)
+            return elapsed_s / self._duration_s, f"{minutes}:{seconds:02} left"
         if self._requests is None or self._duration_s is not None:
             return None, f"{max(0, counts.sent + counts.dropped - ended):,} in flight"
         return ended / self._requests, f"{self._requests - ended:,} left"
@@ -337,14 +369,15 @@ class _ProgressLine:
     def _figures(self, counts: LiveCounters) -> list[str]:
         from loadgen.analysis.format import duration
 
-        (began_s, before), (ended_s, after) = self._tokens[0], self._tokens[-1]
-        rate = max(0.0, (after - before) / max(ended_s - began_s, 1e-9))
+        first_s, first_tokens = self._tokens[0]
+        last_s, last_tokens = self._tokens[-1]
+        rate = max(0.0, (last_tokens - first_tokens) / max(last_s - first_s, 1e-9))
         ttft = [f"mean TTFT {duration(counts.ttft_ns / counts.answered / 1e9)}"] if counts.answered else []
         return [*ttft, f"{rate:,.0f} tokens/s"]
 
 
 def print_document(document: Document) -> None:
-    """Print it, with colours in a terminal."""
+    """Print a document to stdout, with colours if it is a terminal."""
     from loadgen.analysis.report.terminal import render
 
     width, colour = screen_size(sys.stdout)
@@ -352,6 +385,6 @@ def print_document(document: Document) -> None:
 
 
 def screen_size(stream: TextIO) -> tuple[int, bool]:
-    """Width and whether to use colours: plain where it is not a terminal."""
+    """Return the width in characters, and whether to use colours. Without a terminal: 80 characters, no colours."""
     terminal = stream.isatty()
     return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal

@@ -1,5 +1,8 @@
-"""`loadgen burst` and `loadgen run`: send the requests of a plan, from here or from several machines, and report; and
-`loadgen worker`, the command of those machines."""
+"""The commands `burst`, `run` and `worker`.
+
+`burst` and `run` send the requests of a plan, from this machine or from several, and report the results. `worker` runs
+on each additional machine.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from typer import Argument, Exit, Option
+from typer import Exit, Option
 
-from loadgen.cli.options import ADVANCED, OUTPUT, run_command, seconds
+from loadgen.cli.options import ADVANCED, OUTPUT, Catalog, PlanFile, merge_settings, run_command, seconds
 from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, write_results
 from loadgen.errors import PlanError
 
@@ -20,24 +23,27 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
 
 BIND_HELP = (
-    "With --distributed: where to listen for them. Other than this machine's loopback only with a token in "
+    "With --distributed: address on which to wait for worker machines. Addresses other than loopback need a token in "
     "LOADGEN_TOKEN."
 )
-JOIN_HELP = "With --distributed: how long to wait for them."
+JOIN_HELP = "With --distributed: how long to wait for worker machines."
+OUT_HELP = "Folder for this run, which must be new. Default: runs/<time>-<server>-<label>."
 
 
 def run_load(
     settings: dict[str, Any],
     *,
-    out: Annotated[
-        Path | None, Option(help="Folder for this run; must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, Option(help=OUT_HELP, **OUTPUT)] = None,
     distributed: Annotated[
-        bool, Option("--distributed", help="Split the run over machines on which `loadgen worker` runs.", **ADVANCED)
+        bool,
+        Option("--distributed", help="Split the run over several machines that run `loadgen worker`.", **ADVANCED),
     ] = False,
     expect_workers: Annotated[
         int,
-        Option(help="With --distributed: worker machines to wait for; --workers processes run on each.", **ADVANCED),
+        Option(
+            help="With --distributed: number of worker machines. Each runs --workers processes.",
+            **ADVANCED,
+        ),
     ] = 0,
     bind: Annotated[str, Option(metavar="HOST[:PORT]", help=BIND_HELP, **ADVANCED)] = "127.0.0.1:5557",
     join_timeout_s: Annotated[
@@ -51,36 +57,40 @@ def run_load(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> NoReturn:
-    """Run the plan as often as it says, here or spread over machines; write and print its results, exit as they ask."""
+    """Run all repeats of the plan, on this machine or on several, and report the results."""
     from loadgen import folders
     from loadgen.engine import prepare
     from loadgen.engine.resolve_server import with_detected_server
     from loadgen.plan import Plan
 
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
-    requested = Plan(**settings)
-    judged: dict[str, Any] = {
-        "assertions": requested.objectives,
-        "inconclusive": inconclusive,
-        "goodput": requested.goodput,
-    }
-    output = Output(as_json=as_json, quiet=quiet, junit=junit, **judged)
-    requested = with_detected_server(requested)
+    plan = Plan(**settings)
+    output = Output(
+        as_json=as_json,
+        quiet=quiet,
+        assertions=plan.objectives,
+        goodput=plan.goodput,
+        inconclusive=inconclusive,
+        junit=junit,
+    )
+    plan = with_detected_server(plan)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
         from loadgen.distributed.protocol import address_of
 
         if expect_workers < 1:
-            raise PlanError("--expect-workers is missing", "Say how many machines will run `loadgen worker`.")
+            raise PlanError(
+                "--expect-workers is missing", "Give the number of machines that will run `loadgen worker`."
+            )
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
-    with folders.run_folder(out, requested.server, requested.label) as folder:
-        if requested.repeats == 1:
-            _run(run_plan, requested, folder, output)
+    with folders.run_folder(out, plan.server, plan.label) as folder:
+        if plan.repeats == 1:
+            _run(run_plan, plan, folder, output)
         else:
             with folders.FolderClaim(folder):
-                _run_repeats(run_plan, requested, folder, output)
+                _run_repeats(run_plan, plan, folder, output)
         raise Exit(write_results(output, folder, report=report))
 
 
@@ -88,14 +98,14 @@ def run_load(
     run_load,
     without=("arrivals", "duration_s", "max_in_flight", "window_s"),
     defaults={"n": 1000, "label": "burst"},
-    helps={"n": "How many requests, all sent at once."},
+    helps={"n": "Number of requests, all sent at once."},
 )
 def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N requests all at once and report the results.
 
-    Exit codes: 0 all complete, 1 some failed, were rejected or truncated and no --assert speaks of it, 2 usage, 3
-    server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert is
-    inconclusive, 130 interrupted.
+    Exit codes: 0 all requests complete; 1 some failed, were rejected or truncated, and no --assert covers that; 2 usage
+    error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6 an
+    --assert is inconclusive; 130 interrupted.
     """
     run_load(settings, **shared)
 
@@ -103,33 +113,33 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
 @run_command(run_load)
 def run(
     settings: dict[str, Any],
-    plan: Annotated[Path | None, Argument(help="A plan file (TOML); options given here win over it.")] = None,
-    catalog: Annotated[str | None, Option(help="A named workload, such as paper-burst: see docs.", **ADVANCED)] = None,
+    plan: PlanFile = None,
+    catalog: Catalog = None,
     **shared: Any,
 ) -> None:
-    """Send requests as they are due and report the results.
+    """Send requests according to an arrival process and report the results.
 
-    Exit codes: 0 all complete, 1 some failed, were rejected, truncated or dropped and no --assert speaks of it, 2
-    usage, 3 server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert
-    is inconclusive, 130 interrupted.
+    Exit codes: 0 all requests complete; 1 some failed, were rejected, truncated or dropped, and no --assert covers
+    that; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the
+    limit; 6 an --assert is inconclusive; 130 interrupted.
     """
-    from loadgen.plan_fields import from_catalog, read_plan
-
-    named = {} if catalog is None else from_catalog(catalog)
-    run_load(named | ({} if plan is None else read_plan(plan)) | settings, **shared)
+    run_load(merge_settings(plan, catalog, settings), **shared)
 
 
 def worker(
-    master: Annotated[str, Option(metavar="HOST[:PORT]", help="Where `loadgen burst --distributed` runs.")],
-    out: Annotated[Path, Option(help="Folder in which part files lie until the master has them.")] = Path("runs"),
-    stay: Annotated[bool, Option("--stay", help="Take part in one run after the other.")] = False,
+    master: Annotated[
+        str, Option(metavar="HOST[:PORT]", help="Address of the machine that runs `loadgen burst --distributed`.")
+    ],
+    out: Annotated[Path, Option(help="Folder for part files until the master has received them.")] = Path("runs"),
+    stay: Annotated[bool, Option("--stay", help="Wait for the next run after each run.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Take part in a run over several machines: prepare a share, start when all do, send back what was recorded.
+    """Send a share of the load of a distributed run.
 
-    The token of the master has to be in LOADGEN_TOKEN, and the server's API key where it was on the master. Exit codes:
-    0 everything delivered, or not needed; 2 usage, not let in, called off or not delivered; 3 server not reachable from
-    here or not the one named; 130 interrupted.
+    The worker prepares its share, starts at the same instant as all other workers, and sends its records back. Set
+    LOADGEN_TOKEN to the token of the master, and set the server's API key as on the master. Exit codes: 0 all records
+    delivered, or not needed; 2 usage error, not admitted, cancelled or not delivered; 3 server not reachable from this
+    machine or not the expected one; 130 interrupted.
     """
     from loadgen.distributed.protocol import address_of
     from loadgen.distributed.worker import serve
@@ -139,17 +149,18 @@ def worker(
         raise Exit(serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=show))
 
 
-def _run_repeats(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> None:
+def _run_repeats(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> None:
     """Run every repeat in a subfolder, until one is interrupted."""
-    for plan in asked.each_repeat():
-        output.say(f"repeat {plan.repeat} of {plan.repeats}, seed {plan.seed}")
-        if _run(run_plan, plan, folder / f"repeat-{plan.repeat}", output).interrupted:
+    for repeat in plan.each_repeat():
+        output.say(f"repeat {repeat.repeat} of {repeat.repeats}, seed {repeat.seed}")
+        if _run(run_plan, repeat, folder / f"repeat-{repeat.repeat}", output).interrupted:
             return
 
 
-def _run(run_plan: Callable[..., Footer], asked: Plan, folder: Path, output: Output) -> Footer:
+def _run(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> Footer:
+    """Run one plan with progress on stderr; return the footer of its run file."""
     from loadgen.servers.auth import redact
 
     command = redact(["loadgen", *sys.argv[1:]])
-    with output.progress(asked) as show:
-        return run_plan(asked, folder=folder, command=command, say=output.say, on_progress=show)
+    with output.progress(plan) as show:
+        return run_plan(plan, folder=folder, command=command, say=output.say, on_progress=show)

@@ -296,7 +296,7 @@ def serve(
         print("The simulated server was too slow: its tokens left later than its clock said.")
 
 
-@functools.partial(SettingsCommand, made=_parameters, shared=serve)
+@functools.partial(SettingsCommand, generate=_parameters, shared=serve)
 def sim(settings: dict[str, Any], **own: Any) -> None:
     """Be a vLLM, TGI or LightLLM server without a model: the same bytes, at times of your choosing.
 

@@ -12,41 +12,41 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 CHUNK_CHARACTERS = 2_048
-"""Text written at once. A piece fits into the stream's buffer, so a pipe that is not ready loses nothing."""
+"""Maximum characters per write. A chunk fits into the stream's buffer, so a pipe that is not ready loses nothing."""
 READY_WAIT_S = 5.0
-"""How long to wait for room in a non-blocking pipe."""
+"""Time to wait until a full non-blocking pipe has room again."""
 NO_READER_ERRORS = frozenset((errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ESHUTDOWN, errno.ENXIO))
-"""Errors of a pipe or terminal that has no reader any more. Output to nobody is no failure."""
+"""Errors of a pipe or terminal whose reader is gone. Output that has no reader is not a failure."""
 
 
 class TolerantStream:
     """A text stream whose write errors never end a command.
 
-    After the first error the stream goes to /dev/null, so the interpreter does not stumble over buffered text when it
-    exits.
+    After the first error the stream is redirected to /dev/null. Otherwise the interpreter would fail at exit when it
+    flushes the buffered text.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.error: OSError | None = None
-        """The first error. None: everything has been written."""
-        self.kept_in: Path | None = None
-        """The folder that holds the results, too. Losing the text of a measurement is then no failure."""
+        """The first error, or None if everything has been written."""
+        self.results_folder: Path | None = None
+        """The folder with the results of the measurement, if there is one."""
         self.needed = True
-        """Whether a text that could not be written makes the command fail."""
+        """Whether the command fails if its text cannot be written."""
         with suppress(AttributeError, io.UnsupportedOperation, ValueError):
             if stream.errors == "strict":
                 cast("io.TextIOWrapper", stream).reconfigure(errors="replace")  # ASCII terminals get a question mark
 
     def write(self, text: str) -> int:
-        """Write and flush the text; errors are kept in `error`."""
+        """Write and flush the text. The first error is stored in `error`."""
         for begin in range(0, len(text), CHUNK_CHARACTERS):
             self._attempt(self._stream.write, text[begin : begin + CHUNK_CHARACTERS])
             self.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream; errors are kept in `error`."""
+        """Flush the stream. The first error is stored in `error`."""
         self._attempt(self._stream.flush)
 
     def __getattr__(self, name: str) -> Any:
@@ -54,13 +54,13 @@ class TolerantStream:
 
     @property
     def lost(self) -> bool:
-        """Whether text was lost that somebody may still be waiting for."""
+        """Return whether text was lost although the stream still has a reader."""
         return self.error is not None and self.error.errno not in NO_READER_ERRORS
 
     def _attempt(self, call: Any, *arguments: str) -> None:
         try:
             call(*arguments)
-        except BlockingIOError as error:  # somebody else made the pipe non-blocking, and it is full
+        except BlockingIOError as error:  # another process made the pipe non-blocking, and it is full
             with suppress(OSError, ValueError):
                 select.select((), (self._stream,), (), READY_WAIT_S)
                 self._stream.flush()
@@ -80,11 +80,13 @@ class TolerantStream:
 
 
 class SafeStream:
-    """A stream for people, to which all commands print. It removes control characters and hides secrets. Text that
-    `loadgen.analysis.report.terminal` has made safe, and coloured, goes to its `own` stream."""
+    """The text stream to which all commands print. It removes control characters and hides secrets.
 
-    def __init__(self, own: TolerantStream) -> None:
-        self.unfiltered = own
+    Coloured text from `loadgen.analysis.report.terminal` is already safe and goes to the `unfiltered` stream.
+    """
+
+    def __init__(self, stream: TolerantStream) -> None:
+        self.unfiltered = stream
 
     def write(self, text: str) -> int:
         from loadgen.analysis.format import printable
@@ -97,25 +99,28 @@ class SafeStream:
 
 
 def protect() -> tuple[SafeStream, SafeStream]:
-    """Replace standard output and standard error by streams that tolerate errors. Raises nothing."""
+    """Replace standard output and standard error by streams that tolerate errors. This function raises no errors."""
     out, err = (SafeStream(TolerantStream(stream or _null())) for stream in (sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (out, err))
     return out, err
 
 
 def results_are_kept(folder: Path, *, text_only: bool) -> None:
-    """Note that the results of a measurement are in `folder`. If standard output is `text_only`, the command does not
-    fail when that text cannot be written."""
+    """Record that the results of a measurement are in `folder`.
+
+    If standard output gets `text_only`, the command then does not fail when the text cannot be written.
+    """
     stream = getattr(sys.stdout, "unfiltered", None)
     if isinstance(stream, TolerantStream):
-        stream.kept_in, stream.needed = folder, not text_only
+        stream.results_folder = folder
+        stream.needed = not text_only
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream that takes control characters, for text that is safe already."""
+    """Return the stream without the filter for control characters. Write only safe text to it."""
     return getattr(stream, "unfiltered", stream)
 
 
 def _null() -> TextIO:
-    """Stand in for a stream that was closed before the interpreter started."""
+    """Return a stream that replaces one that was closed before the interpreter started."""
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - open until the process ends

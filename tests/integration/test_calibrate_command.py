@@ -57,7 +57,7 @@ def test_a_memory_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "llm-loadgen").write_text("in the way")
     done = calibrate(tmp_path, "--quick")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Not remembered: " in done.stdout
+    assert "Not saved: " in done.stdout
     with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
         common = ["--server", "tgi", "--url", simulated.url, "--n", "3", "--output-tokens", "4", "--no-report"]
         code, out, _ = burst(tmp_path, *common)

@@ -121,8 +121,8 @@ def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a"], "nothing says where B begins"),
-        (["a", "b", "other"], "nothing says where B begins"),
+        (["a"], "without -- between A and B"),
+        (["a", "b", "other"], "without -- between A and B"),
         (["a", "--"], "one side of --"),
         (["--fail-if", "ttft worse", "a", "b"], "is no condition"),
         (["a", "nowhere"], "no run here"),

@@ -115,7 +115,7 @@ def test_what_cannot_be_is_said() -> None:
     )
     said = format_options([large, slow], strict)
     assert "  L4 x 1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said
-    assert "  L4 x 1: alone tpot.p50 6" in said
+    assert "  L4 x 1: a single request has tpot.p50 6" in said
 
 
 def test_the_table_fits_a_terminal() -> None:

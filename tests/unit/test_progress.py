@@ -133,10 +133,10 @@ def test_ttft_so_far_counts_each_first_token_once() -> None:
     tokens.look({exchange})
     tokens.look({exchange})
     record = Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000])
-    tokens.update(exchange, record)
+    tokens.take(exchange, record)
     assert (counts.answered, counts.ttft_ns) == (1, 2_000)
-    tokens.update(None, record)
-    tokens.update(None, Record(id=1, state="failed"))
+    tokens.take(None, record)
+    tokens.take(None, Record(id=1, state="failed"))
     assert (counts.answered, counts.ttft_ns) == (2, 6_000)
 
 
@@ -149,7 +149,7 @@ def test_ttft_so_far_is_never_negative() -> None:
     arrived(exchange, HEAD + b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 999)
     tokens.look({exchange})
     assert counts.answered == 0
-    tokens.update(exchange, Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000]))
+    tokens.take(exchange, Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000]))
     assert (counts.answered, counts.ttft_ns) == (1, 4_000)
 
 

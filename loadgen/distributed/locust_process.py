@@ -1,9 +1,9 @@
-"""Locust's side of a run over several machines: its sockets and heartbeats, with the token at the door.
+"""Locust's side of a run over several machines: sockets, heartbeats, and a token check for new machines.
 
     python -m loadgen.distributed.locust_process ROLE HOST PORT FD      started by loadgen.distributed.protocol
 
-Locust brings the sockets, the heartbeats and the notice of who is gone. It patches the interpreter for gevent as it is
-imported, so this module is never imported by another, and nothing is measured in this process.
+Locust provides the sockets, the heartbeats and the detection of lost machines. Importing Locust patches the
+interpreter for gevent. So no other module imports this one, and nothing is measured in this process.
 """
 
 from __future__ import annotations
@@ -33,67 +33,67 @@ from loadgen.distributed import TokenError, protocol
 from loadgen.distributed.protocol import Frames, Order, exchanged
 
 CHANNEL = "loadgen"
-"""Locust's name for our messages."""
-HEARD = {"client_ready", "heartbeat", "quit", CHANNEL}
-"""Of Locust's own messages to the master only those that it needs to know who is there; the rest has no use here."""
+"""Locust's message type for our messages."""
+ACCEPTED_TYPES = {"client_ready", "heartbeat", "quit", CHANNEL}
+"""Message types that the master accepts. Locust needs the first three to track machines; others are ignored."""
 LOST_HEARTBEATS = -5
-"""Locust calls a worker missing after three silent seconds and more, and goes on counting down; a busy machine may come
-back. At this count nobody waits for it any more: about eight seconds after its last word."""
+"""Heartbeat count at which a machine is lost, about eight seconds after its last message. Locust calls a worker missing
+after three silent seconds and keeps counting down; until then a busy machine may come back."""
 MASTER_SILENCE_S = 20
-"""Without a heartbeat of the master for so long, it is gone. Locust's own limit is a minute."""
+"""The master is lost after this time without a heartbeat. Locust's own limit is a minute."""
 HANDSHAKE_LIMIT_S = 15.0
 NONCE_BYTES = 16
-SERIES = 20
+SERIES_LENGTH = 20
 SERIES_GAP_S = 0.01
 EXCHANGE_EVERY_S = 1.0
 EXCHANGE_LIMIT_S = 2.0
 WATCH_EVERY_S = 0.2
-STRANGERS_MOST = 256
-"""Handshakes under way at a time; the oldest gives way."""
+MAX_PENDING_HANDSHAKES = 256
+"""A new handshake beyond this limit replaces the oldest."""
 
-Said = Mapping[str, Any]
-"""A message on our channel, which a stranger may have sent."""
+Payload = Mapping[str, Any]
+"""The content of a message on our channel. A stranger may have sent it."""
 
 
 class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust is not typed throughout
-    """Locust's master, deaf to what has no use here, and not to be silenced by bytes that are no message."""
+    """Locust's master, restricted to the messages used here and robust against malformed bytes."""
 
     def handle_message(self, client_id: str, msg: Message) -> None:
-        """Only what the sender says in its own name."""
-        if msg.type in HEARD and msg.node_id == client_id:
+        """Handle an accepted message that bears its sender's own name."""
+        if msg.type in ACCEPTED_TYPES and msg.node_id == client_id:
             super().handle_message(client_id, msg)
 
     def client_listener(self) -> NoReturn:
-        """Locust ends here on bytes that msgpack cannot make a message of; then listen again."""
+        """Listen again after malformed bytes, on which Locust's own listener would end."""
         while True:
             try:
                 super().client_listener()
-            except Exception:  # noqa: S112 - whatever a stranger's bytes brought about
+            except Exception:  # noqa: S112 - a stranger's bytes may raise anything
                 continue
 
 
 class Peer:
-    """What both sides do: open and pass on what is sealed, give the rest to the handshake, obey the command."""
+    """The part that both sides share: open sealed messages and pass them on, run the handshake, obey the command."""
 
     role: str
 
-    def __init__(self, runner: Any, frames: Frames[Order], **handshake: Callable[[str, Said], None]) -> None:
-        """`handshake` takes the messages of those that have not proven themselves, by their step."""
+    def __init__(self, runner: Any, frames: Frames[Order], **handshake: Callable[[str, Payload], None]) -> None:
+        """`handshake` maps a step to the handler of messages from nodes that have not proven themselves."""
         self.runner = runner
         self.frames = frames
         self.token = protocol.token_of(os.environ)
         self.channels: dict[str, protocol.SealedChannel] = {}
-        """By node, of those that have proven themselves; a worker has the master's only, whose name is empty."""
+        """By node: the channels of proven peers. A worker has only the master's channel, under an empty name."""
         self.sealed: dict[str, Callable[[str, bytes, int], None]] = {
             "words": lambda node, body, _: frames.post(protocol.Sealed(node, body))
         }
-        """By step, what takes a message that was opened: its node, its body and when it came."""
+        """By step: the handler of an opened message. It takes the node, the body and the arrival time in ns."""
         self._handshake = handshake
         self._sending = RLock()
         runner.register_message(CHANNEL, self._on_message)
 
     def obey(self, series: Callable[[str], None] | None = None) -> None:
-        """Carry out the command's orders until it goes away; at the master also that of a series of exchanges."""
+        """Carry out the command's orders until it is gone. The master passes `series` to run clock exchanges."""
         while True:
             try:
                 order = self.frames.receive()
@@ -105,49 +105,51 @@ class Peer:
                 gevent.spawn(series, order.node)
 
     def enter(self, node: str, handshake: protocol.Handshake) -> None:
-        """The other side has proven itself."""
+        """Open the channel to a node that has proven itself."""
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))
 
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
-        """Seal and send what `body` gives when its turn has come: the numbers go out in their order."""
+        """Seal and send a message. `body` is called under the lock, so that message numbers go out in order."""
         with self._sending:
-            if (channel := self.channels.get(node)) is not None:
-                self.say(node, step=step, **channel.seal(body()))
+            channel = self.channels.get(node)
+            if channel is not None:
+                self.send_open(node, step=step, **channel.seal(body()))
 
-    def say(self, node: str, **said: object) -> None:
-        """Send as it is. A worker has nobody but the master to send it to."""
-        self.runner.send_message(CHANNEL, said, client_id=node)
+    def send_open(self, node: str, **payload: object) -> None:
+        """Send a message that is not sealed. A worker always sends to the master."""
+        self.runner.send_message(CHANNEL, payload, client_id=node)
 
-    def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - by Locust's names
+    def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - Locust passes keywords
         arrived_ns = time.monotonic_ns()
-        said, node = msg.data, msg.node_id if self.role == protocol.MASTER else ""
-        step = said.get("step") if isinstance(said, dict) else None
+        payload = msg.data
+        node = msg.node_id if self.role == protocol.MASTER else ""
+        step = payload.get("step") if isinstance(payload, dict) else None
         if not isinstance(step, str):
             return
         if node not in self.channels:
             if step in self._handshake:
-                self._handshake[step](node, said)
+                self._handshake[step](node, payload)
             return
         with contextlib.suppress(TokenError):
-            body = self.channels[node].open(said)
+            body = self.channels[node].open(payload)
             if step in self.sealed:
                 self.sealed[step](node, body, arrived_ns)
 
 
 class MasterPeer(Peer):
-    """The master's side: lets worker machines in, exchanges stamps with them, and tells who is gone."""
+    """The master's side: admits worker machines, exchanges timestamps with them, and reports lost machines."""
 
     role = protocol.MASTER
 
     def __init__(self, runner: GuardedRunner, frames: Frames[Order]) -> None:
-        super().__init__(runner, frames, hello=self._challenge, proof=self._judge)
-        self.sealed["pong"] = self._take
-        self._strangers: dict[str, protocol.Handshake] = {}
+        super().__init__(runner, frames, hello=self._challenge, proof=self._check_proof)
+        self.sealed["pong"] = self._on_pong
+        self._pending: dict[str, protocol.Handshake] = {}
         self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
-        """Tell of machines that left and of those that Locust has missed for too long."""
+        """Report machines that left and machines that have been silent for too long."""
         while True:
             gevent.sleep(WATCH_EVERY_S)
             for node in list(self.channels):
@@ -155,38 +157,37 @@ class MasterPeer(Peer):
                 missed = seen and seen.state == locust_runners.STATE_MISSING and seen.heartbeat <= LOST_HEARTBEATS
                 if seen is None or missed:
                     del self.channels[node]
-                    self.frames.post(protocol.PeerLost(node, "no heartbeat came any more" if missed else "it left"))
+                    self.frames.post(protocol.PeerLost(node, "its heartbeats stopped" if missed else "it left"))
 
-    def _challenge(self, node: str, said: Said) -> None:
-        theirs = said.get("nonce")
-        if not isinstance(theirs, bytes):
+    def _challenge(self, node: str, payload: Payload) -> None:
+        worker_nonce = payload.get("nonce")
+        if not isinstance(worker_nonce, bytes):
             return
-        while len(self._strangers) >= STRANGERS_MOST:
-            del self._strangers[next(iter(self._strangers))]
+        while len(self._pending) >= MAX_PENDING_HANDSHAKES:
+            del self._pending[next(iter(self._pending))]
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._strangers[node] = protocol.Handshake(self.token, node, theirs, nonce)
-        self.say(node, step="challenge", nonce=nonce)
+        self._pending[node] = protocol.Handshake(self.token, node, worker_nonce, nonce)
+        self.send_open(node, step="challenge", nonce=nonce)
 
-    def _judge(self, node: str, said: Said) -> None:
-        handshake = self._strangers.pop(node, None)
+    def _check_proof(self, node: str, payload: Payload) -> None:
+        handshake = self._pending.pop(node, None)
         if handshake is None:
             return
-        if not handshake.proves(protocol.WORKER, said.get("proof")):
-            self.say(node, step="refused", reason=f"its {protocol.VARIABLE} is not the master's")
+        if not handshake.is_proof(protocol.WORKER, payload.get("proof")):
+            self.send_open(node, step="refused", reason=f"its {protocol.VARIABLE} is not the master's")
             self.frames.post(protocol.PeerLost(node, f"its {protocol.VARIABLE} is not ours"))
             return
-        self.enter(node, handshake)  # first: the machine may answer at once
-        self.say(node, step="welcome", proof=handshake.proof(protocol.MASTER))
+        self.enter(node, handshake)  # before the welcome: the machine may answer at once
+        self.send_open(node, step="welcome", proof=handshake.proof(protocol.MASTER))
         gevent.spawn(self._exchange, node, itertools.count(), EXCHANGE_EVERY_S)
 
     def series(self, node: str) -> None:
-        """Many exchanges, now: the quickest of them tells the most."""
-        self._exchange(node, range(SERIES), SERIES_GAP_S)
+        """Run many exchanges at once. The one with the shortest round trip is the most exact."""
+        self._exchange(node, range(SERIES_LENGTH), SERIES_GAP_S)
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Send stamps, which come back with the machine's own, as long as it is there. Until one is back, or until the
-        limit, no other follows."""
+        """Exchange timestamps with a connected machine. Each exchange ends, or times out, before the next."""
         for _ in times:
             if node not in self.channels:
                 return
@@ -195,14 +196,14 @@ class MasterPeer(Peer):
             self._answered[node].wait(EXCHANGE_LIMIT_S)
             gevent.sleep(gap_s)
 
-    def _take(self, node: str, body: bytes, arrived_ns: int) -> None:
+    def _on_pong(self, node: str, body: bytes, arrived_ns: int) -> None:
         t1, t2, t3 = msgspec.msgpack.decode(body, type=tuple[int, int, int])
         self.frames.post(protocol.Exchanged(node, exchanged(t1, t2, t3, arrived_ns)))
         self._answered[node].set()
 
 
 class WorkerPeer(Peer):
-    """The worker's side: proves itself, and answers exchanges."""
+    """The worker's side: proves that it holds the token and answers clock exchanges."""
 
     role = protocol.WORKER
 
@@ -210,26 +211,28 @@ class WorkerPeer(Peer):
         super().__init__(runner, frames, challenge=self._prove, refused=self._refused, welcome=self._welcome)
         self.sealed["ping"] = self._answer
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._mine: protocol.Handshake | None = None
-        self.say("", step="hello", nonce=self._nonce)
-        silent = {"reason": "a Locust master answers there, but not as loadgen's does"}
+        self._own_handshake: protocol.Handshake | None = None
+        self.send_open("", step="hello", nonce=self._nonce)
+        silent = {"reason": "the Locust master at that address is not a loadgen master"}
         gevent.spawn_later(HANDSHAKE_LIMIT_S, self._refused, "", silent)
 
-    def _refused(self, _node: str, said: Said) -> None:
+    def _refused(self, _node: str, payload: Payload) -> None:
         if not self.channels:
-            self.frames.post(protocol.PeerLost(self.runner.client_id, str(said.get("reason"))))
+            self.frames.post(protocol.PeerLost(self.runner.client_id, str(payload.get("reason"))))
 
-    def _prove(self, node: str, said: Said) -> None:
-        theirs = said.get("nonce")
-        if self._mine is None and isinstance(theirs, bytes):
-            self._mine = protocol.Handshake(self.token, self.runner.client_id, self._nonce, theirs)
-            self.say(node, step="proof", proof=self._mine.proof(protocol.WORKER))
+    def _prove(self, node: str, payload: Payload) -> None:
+        master_nonce = payload.get("nonce")
+        if self._own_handshake is None and isinstance(master_nonce, bytes):
+            handshake = protocol.Handshake(self.token, self.runner.client_id, self._nonce, master_nonce)
+            self._own_handshake = handshake
+            self.send_open(node, step="proof", proof=handshake.proof(protocol.WORKER))
 
-    def _welcome(self, node: str, said: Said) -> None:
-        if self._mine is None or not self._mine.proves(protocol.MASTER, said.get("proof")):
-            self._refused(node, {"reason": f"what answers there has another {protocol.VARIABLE}"})
+    def _welcome(self, node: str, payload: Payload) -> None:
+        handshake = self._own_handshake
+        if handshake is None or not handshake.is_proof(protocol.MASTER, payload.get("proof")):
+            self._refused(node, {"reason": f"the master there has another {protocol.VARIABLE}"})
         else:
-            self.enter(node, self._mine)
+            self.enter(node, handshake)
 
     def _answer(self, node: str, body: bytes, arrived_ns: int) -> None:
         sent_ns = msgspec.msgpack.decode(body, type=int)
@@ -237,19 +240,21 @@ class WorkerPeer(Peer):
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
-    """Until the command, or at a worker machine the master, goes away."""
+    """Run until the command is gone or, at a worker machine, until the master is gone."""
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
     locust_runners.CONNECT_RETRY_COUNT = protocol.MASTER_LIMIT_S // locust_runners.CONNECT_TIMEOUT - 1
     command = socket.socket(fileno=fd)
     frames: Frames[Order] = Frames(command, Order)
-    watching = gevent.spawn(_end_with, command)  # while Locust looks for the master and nobody obeys
+    watching = gevent.spawn(_end_with, command)  # Locust may search for the master for minutes
     environment = Environment()
     at_master = role == protocol.MASTER
     try:
         runner = GuardedRunner(environment, host, port) if at_master else environment.create_worker_runner(host, port)
     except (Exception, SystemExit) as error:
-        taken = at_master and isinstance(error, SystemExit)
-        reason = "something else listens there" if taken else str(error) or "no master answers there"
+        if at_master and isinstance(error, SystemExit):
+            reason = "the port is in use"
+        else:
+            reason = str(error) or "no master answers there"
         frames.post(protocol.PeerLost("", reason))
         return
     watching.kill()
@@ -274,7 +279,7 @@ def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
     obeying = gevent.spawn(WorkerPeer(runner, frames).obey)
 
     def until_left() -> None:
-        runner.greenlet.join()  # Locust's own greenlets end when the master has said so, or is silent
+        runner.greenlet.join()  # ends when the master ends it or is silent
         frames.post(protocol.PeerLost("", "the master is gone"))
         obeying.kill()
 
@@ -286,5 +291,5 @@ def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
 
 
 if __name__ == "__main__":
-    logging.disable(logging.ERROR)  # what matters goes to the command in words
+    logging.disable(logging.ERROR)  # the command reports what matters
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,23 +1,25 @@
-"""What master and worker machines say to each other, and what each command says to its own Locust process; who may take
-part, and how far apart the clocks of two machines are.
+"""Messages between the master and worker machines, and between a command and its own Locust process.
+
+This module also checks who may take part (a shared token) and measures the offset between two machines' clocks.
 
     command <── frames ──> Locust process <══ Locust's messages, sealed ══> Locust process <── frames ──> command
     master                 MasterRunner                                     WorkerRunner                  worker
 
-Words pass from command to command; the Locust processes seal and open them and do not read them. Events and orders are
-between a command and its own Locust process. A frame is a length of four bytes, then msgpack.
+Command messages pass from one command to the other. The Locust processes seal and open them but do not read them.
+Events and orders pass between a command and its own Locust process. A frame is a length of four bytes (network byte
+order) followed by msgpack.
 
-A token proves both sides, and every later message carries a code made from it:
+Both sides prove that they hold the token. Every later message carries a code (HMAC) derived from it:
 
     worker machine                        master
     hello, nonce ─────────────────────────>
            <───────────────── challenge, nonce
-    proof(worker) ────────────────────────>      wrong: refused, and nothing else is ever told
+    proof(worker) ────────────────────────>      wrong: refused, and nothing else is sent
            <──────────── welcome, proof(master)
     sealed messages <────────────> sealed messages
 
-The worker proves itself first, so that a stranger who reaches the master's port learns nothing made from the token.
-HMAC is that of RFC 2104 with SHA-256. Nothing here is encrypted.
+The worker proves itself first, so that a stranger who reaches the master's port sees nothing derived from the token.
+HMAC is RFC 2104 with SHA-256. Messages are authenticated, not encrypted.
 """
 
 from __future__ import annotations
@@ -50,76 +52,77 @@ from loadgen.servers.lifeline import lifeline
 from loadgen.workloads.request import Request
 
 PORT = 5557
-"""Locust's own."""
+"""Locust's default port."""
 VARIABLE = "LOADGEN_TOKEN"
-LENGTH_LEAST = 16
-"""Characters. Whoever hears a handshake can try tokens against it at leisure, so a short one protects nothing."""
+MIN_TOKEN_LENGTH = 16
+"""Characters. An eavesdropper can test guesses against a recorded handshake, so a short token protects nothing."""
 WORKER, MASTER = "worker", "master"
 FINGERPRINT_REQUESTS = 2
-FRAME_BYTES_MOST = 1 << 24
-"""Nothing that is said is nearly as long."""
+MAX_FRAME_BYTES = 1 << 24
+"""Every message is far shorter."""
 MASTER_LIMIT_S = 300
-"""A worker machine without `--stay` waits for its master so long at most."""
+"""How long a worker machine without `--stay` waits for its master."""
 END_LIMIT_S = 5.0
-"""For Locust to say goodbye."""
+"""How long Locust may take to disconnect."""
 _LENGTH = struct.Struct("!I")
 T = TypeVar("T")
 
 
 class Message(msgspec.Struct, tag=True, frozen=True):
-    """Anything that is said here."""
+    """Base class of all messages."""
 
 
-# Words: worker to master.
+# Command messages from a worker machine to the master.
 
 
 class Hello(Message, frozen=True):
-    """Here I am."""
+    """A worker machine introduces itself."""
 
     version: str
-    """Of loadgen. The same seed gives the same prompts in the same version only."""
+    """Version of loadgen. A seed gives the same prompts only within one version."""
     host: dict[str, Any]
     folder: str
-    """Where its part files are, should it be unable to send them."""
+    """Folder of the machine's part files, in case it cannot send them."""
 
 
 class PromptsReady(Message, frozen=True):
-    """It has found the server and drawn its prompts."""
+    """The machine has reached the server and drawn its prompts."""
 
     fingerprints: list[bytes]
-    """Of what each of its workers will send."""
+    """One per worker process: a digest of the first bodies that it will send."""
     server: dict[str, Any]
-    """Who answers, as seen from there."""
+    """Facts of the server as the machine sees it."""
 
 
 class Ready(Message, frozen=True):
-    """Everything is encoded and connected."""
+    """The machine has encoded its requests and opened its connections."""
 
     stamps: str
+    """The least exact timestamp source of its workers."""
     scheduling: SchedulingFacts = SchedulingFacts()
-    """Of its worker whose priority was raised least."""
+    """Scheduling of the worker whose priority was raised least."""
 
 
 class Unable(Message, frozen=True):
-    """It cannot do what was assigned."""
+    """The machine cannot carry out its assignment."""
 
     message: str
     hint: str
 
 
 class Progress(Message, frozen=True):
-    """At the order to start and then twice a second: the sums of loadgen.engine.client_health.LiveCounters, in its
-    order."""
+    """Live counters of a machine: sent when the order to start arrives, and then twice a second."""
 
     counts: list[int]
+    """Sums over its workers, in the field order of loadgen.engine.client_health.LiveCounters."""
     due: list[int]
-    """Of each worker: how many of its requests had their turn."""
+    """Per worker: the number of its requests whose turn has come."""
     ahead_ns: int = 0
-    """The order to start came this long before the instant; below zero it came too late."""
+    """How long before the start instant the order arrived; negative if it arrived too late."""
 
 
 class Piece(Message, frozen=True):
-    """Bytes of a worker's part file, from this offset on."""
+    """Bytes of a worker's part file, starting at `offset`."""
 
     worker: int
     offset: int
@@ -127,139 +130,140 @@ class Piece(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """Everything has been sent: after the last Piece."""
+    """The machine has sent every Piece."""
 
     at_ns: int
-    """When its last request had ended, on its own CLOCK_MONOTONIC."""
+    """End of its last request, on the machine's CLOCK_MONOTONIC."""
     due: list[int]
     exits: list[str]
-    """Of each worker: its exit code or signal, in words."""
+    """Per worker: its exit code or signal, as text."""
     interrupted: bool
-    """Somebody interrupted it there."""
+    """Whether the command was interrupted on that machine."""
 
 
-# Words: master to worker.
+# Command messages from the master to a worker machine.
 
 
 class Assign(Message, frozen=True):
-    """What to do. Prompts are drawn from the plan's seed."""
+    """Assign a share of the run. The machine draws its prompts from the plan's seed."""
 
     plan: dict[str, Any]
-    """`workers` is that of all machines together, and the url is the one that the master found."""
+    """The plan. `workers` counts the workers of all machines; `url` is the one that the master resolved."""
     first: int
-    """The first of its workers' numbers."""
+    """Number of the machine's first worker."""
     workers: int
-    """How many of them it runs."""
+    """Number of workers that the machine runs."""
 
 
 class Connect(Message, frozen=True):
-    """Everybody has drawn, so encode and connect. Not earlier: servers close connections that idle for some seconds."""
+    """Encode the requests and connect. Sent once every machine has drawn its prompts, because servers close
+    connections that stay idle for some seconds."""
 
 
 class StartAt(Message, frozen=True):
-    """Begin at this instant of your CLOCK_MONOTONIC."""
+    """Start at this instant of the receiver's CLOCK_MONOTONIC."""
 
     at_ns: int
 
 
 class Stop(Message, frozen=True):
-    """End the run and keep what came."""
+    """End the run and keep what was received."""
 
 
 class PieceAck(Message, frozen=True):
-    """This worker's part is written down up to this offset."""
+    """The master has written this worker's part up to this offset."""
 
     worker: int
     offset: int
 
 
 class Wait(Message, frozen=True):
-    """Not needed now, and why. Another run may need it."""
+    """The machine is not needed now. A later run may need it."""
 
     reason: str
 
 
 class Bye(Message, frozen=True):
-    """That was all. With `kept` everything received is written down."""
+    """End of the conversation. With `kept`, the master has written everything that it received."""
 
     reason: str
     kept: bool
 
 
-WorkerWord = Hello | PromptsReady | Ready | Unable | Progress | Piece | Ended
-MasterWord = Assign | Connect | StartAt | Stop | PieceAck | Wait | Bye
-WORKER_WORD: msgspec.msgpack.Decoder[WorkerWord] = msgspec.msgpack.Decoder(WorkerWord)
-MASTER_WORD: msgspec.msgpack.Decoder[MasterWord] = msgspec.msgpack.Decoder(MasterWord)
+WorkerMessage = Hello | PromptsReady | Ready | Unable | Progress | Piece | Ended
+MasterMessage = Assign | Connect | StartAt | Stop | PieceAck | Wait | Bye
+WORKER_MESSAGE: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+MASTER_MESSAGE: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder(MasterMessage)
 
 # Between a command and its own Locust process.
 
 
 class Listening(Message, frozen=True):
-    """Event at the master: worker machines can come."""
+    """Event at the master: worker machines can connect."""
 
     port: int
 
 
 class Joined(Message, frozen=True):
-    """Event: the other side has proven itself."""
+    """Event: the other side has proven that it holds the token."""
 
     node: str
 
 
 class PeerLost(Message, frozen=True):
-    """Event: the other side was not let in, left, or was not heard of for too long. At a worker machine, `node` is set
-    where it is this machine that was not let in."""
+    """Event: the other side was refused, left, or was silent for too long. At a worker machine, `node` is set when
+    this machine itself was refused."""
 
     node: str
     reason: str
 
 
 class ClockSample(msgspec.Struct, frozen=True):
-    """An exchange of stamps as in NTP (RFC 5905, section 8): the master notes t1, the worker machine t2 on arrival and
-    t3 on reply, the master t4, all on CLOCK_MONOTONIC.
+    """One exchange of timestamps as in NTP (RFC 5905, section 8). The master notes t1 when it sends, the worker machine
+    t2 on arrival and t3 on reply, and the master t4 on arrival, all on CLOCK_MONOTONIC.
 
         offset = ((t2 - t1) + (t3 - t4)) / 2        worker's clock minus master's
         round trip = (t4 - t1) - (t3 - t2)
 
-    If both directions took equally long, the offset is exact. How unequal they were cannot be seen from the two ends,
-    but neither can have taken less than nothing, so the truth is within half the round trip.
+    If both directions took equally long, the offset is exact. The two ends cannot see how unequal they were. Neither
+    direction takes negative time, so the true offset is within half the round trip.
     """
 
     at_ns: int
-    """On the master's clock, half-way through."""
+    """Midpoint of the exchange on the master's clock."""
     offset_ns: int
     round_trip_ns: int
 
     @property
     def facts(self) -> dict[str, int]:
-        """The offset, and how far the truth is from it at most."""
+        """Return the offset and its maximum error."""
         return {"offset_ns": self.offset_ns, "uncertainty_ns": (self.round_trip_ns + 1) // 2}
 
 
 def exchanged(t1: int, t2: int, t3: int, t4: int) -> ClockSample:
-    """What one exchange tells."""
+    """Return the clock sample of one exchange."""
     return ClockSample((t1 + t4) // 2, ((t2 - t1) + (t3 - t4)) // 2, (t4 - t1) - (t3 - t2))
 
 
 class Exchanged(Message, frozen=True):
-    """Event at the master: stamps were exchanged."""
+    """Event at the master: one exchange of timestamps has ended."""
 
     node: str
     sample: ClockSample
 
 
 class ClockSeries(Message, frozen=True):
-    """Order at the master: a series of exchanges with this machine. Event: it is over."""
+    """Order at the master: run a series of exchanges with this machine. Event: the series has ended."""
 
     node: str
 
 
 class Sealed(Message, frozen=True):
-    """Order: seal this and send it. Event: it was opened."""
+    """Order: seal this message and send it. Event: a sealed message was opened."""
 
     node: str
     body: bytes
-    """A word. Only a holder of the token gets here, so anything else is a bug of ours."""
+    """A command message. Only a holder of the token can send one, so anything else here is our own bug."""
 
 
 Event = Listening | Joined | PeerLost | Exchanged | ClockSeries | Sealed
@@ -267,42 +271,43 @@ Order = ClockSeries | Sealed
 
 
 class Frames(Generic[T]):
-    """One end of a stream socket between a command and its Locust process. Reads messages of type T."""
+    """One end of the stream socket between a command and its Locust process. Reads messages of type T."""
 
     def __init__(self, sock: socket.socket, kind: object) -> None:
         self._socket = sock
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._sending = threading.Lock()  # of greenlets in a Locust process: what is long goes out in several pieces
+        self._sending = threading.Lock()  # greenlets of the Locust process must not interleave long messages
 
     def post(self, message: Message) -> None:
-        """Write one message; waits as long as the other end does not read. If that is gone, `receive` tells."""
+        """Write one message. Blocks while the other end does not read. `receive` reports an end that is gone."""
         body = msgspec.msgpack.encode(message)
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(_LENGTH.pack(len(body)) + body)
 
-    def tell(self, word: WorkerWord | MasterWord, node: str = "") -> None:
-        """Order the Locust process to send a word to the other side; at the master, to this machine."""
-        self.post(Sealed(node, msgspec.msgpack.encode(word)))
+    def send(self, message: WorkerMessage | MasterMessage, node: str = "") -> None:
+        """Have the Locust process send a command message to the other side. The master names the machine in `node`."""
+        self.post(Sealed(node, msgspec.msgpack.encode(message)))
 
     def receive(self, timeout_s: float | None = None) -> T | None:
-        """The next message, or None when none came in time. Raises EOFError when the other end is gone."""
+        """Return the next message, or None after the timeout. Raises EOFError if the other end is gone."""
         if timeout_s is not None and not self._poll.poll(timeout_s * 1000):
             return None
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        assert length <= FRAME_BYTES_MOST
+        assert length <= MAX_FRAME_BYTES
         return self._decoder.decode(self._read(length))
 
     def available(self, timeout_s: float) -> Iterator[T]:
-        """What has come; waits so long at most for the first of it. Raises EOFError when the other end is gone."""
+        """Yield the messages that have arrived. Waits up to `timeout_s` for the first. Raises EOFError if the other end
+        is gone."""
         message = self.receive(timeout_s)
         while message is not None:
             yield message
             message = self.receive(0)
 
     def _read(self, size: int) -> bytes:
-        """So many bytes: what has begun to come comes whole, or its sender is gone."""
+        """Read exactly `size` bytes. Raises EOFError if the sender is gone before they are complete."""
         result = bytearray()
         with contextlib.suppress(ConnectionError):
             while len(result) < size and (piece := self._socket.recv(size - len(result))):
@@ -314,7 +319,7 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start the Locust process of a command, and end it. It also ends when the command is killed."""
+    """Run the Locust process of a command. It also ends when the command is killed."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno())]
     with ours, theirs, lifeline(ours):
@@ -324,7 +329,7 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env={name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")},
-            start_new_session=True,  # an interrupt is the command's to understand
+            start_new_session=True,  # Ctrl-C goes to the command alone
         )
         theirs.close()
         try:
@@ -338,28 +343,26 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
                 child.wait()
 
 
-def write_down(piece: Piece, path: Path) -> PieceAck:
-    """Append what came to the worker's part. Raises OutputError when the disk does not take it."""
+def append_piece(piece: Piece, path: Path) -> PieceAck:
+    """Append a piece to a worker's part file. Raises OutputError if it cannot be written."""
     try:
         with path.open("ab") as file:
-            assert file.tell() == piece.offset, "pieces of one worker come in their order"
+            assert file.tell() == piece.offset, "pieces of one worker arrive in order"
             file.write(piece.data)
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror}",
-            "Free some space. The worker machines keep their parts and say where: copy them into the run's folder.",
+            "Free some space. The worker machines keep their part files and print the folder: copy the files into the "
+            "run's folder.",
         ) from error
     return PieceAck(piece.worker, piece.offset + len(piece.data))
 
 
-# Who may take part.
-
-
 def require_locust() -> None:
-    """Raises DistributedError unless Locust is installed. Nothing of it is imported: it would patch this process."""
+    """Raise DistributedError unless Locust is installed. Locust is not imported, because it patches the process."""
     if find_spec("locust") is None:
         raise DistributedError(
-            "several machines are joined by Locust, which is not installed", "pip install 'llm-loadgen[ui]'"
+            "runs over several machines need Locust, which is not installed", "pip install 'llm-loadgen[ui]'"
         )
 
 
@@ -375,9 +378,9 @@ class Address:
 
     @property
     def numeric(self) -> Address:
-        """With the host as numbers, which is all that a socket can be bound to. Raises DistributedError."""
+        """The address with a numeric host, as binding a socket needs it. Raises DistributedError."""
         if self.host == "*":
-            return Address("0.0.0.0", self.port)  # noqa: S104 - asked for, and refused without a token
+            return Address("0.0.0.0", self.port)  # noqa: S104 - requested, and refused without a token
         try:
             return Address(socket.gethostbyname(self.host), self.port)
         except OSError as error:
@@ -385,7 +388,7 @@ class Address:
 
 
 def address_of(text: str, option: str) -> Address:
-    """HOST or HOST:PORT. Raises DistributedError."""
+    """Parse HOST or HOST:PORT. Raises DistributedError."""
     name, colon, number = text.rpartition(":")
     if not colon:
         return Address(text)
@@ -397,26 +400,27 @@ def address_of(text: str, option: str) -> Address:
 
 
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
-    """A digest of the first bodies that a worker sends: equal where prompts, model and dialect are, so that no prompt
-    has to be shipped."""
+    """Return a digest of the first bodies that a worker sends.
+
+    Digests are equal if prompts, model and dialect are equal. So machines can be checked without shipping prompts."""
     bodies = (dialect.encode(request, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """The token of this environment; empty when there is none. Raises TokenError for one that is too short."""
+    """Return the token from the environment, or an empty string. Raises TokenError for a token that is too short."""
     token = read_secret(VARIABLE, environ)
-    if token and len(token) < LENGTH_LEAST:
+    if token and len(token) < MIN_TOKEN_LENGTH:
         raise TokenError(
-            f"{VARIABLE} has {len(token)} characters: it needs {LENGTH_LEAST} or more",
-            f"Make one, and give the same one to every machine: export {VARIABLE}=$(openssl rand -hex 32)",
+            f"{VARIABLE} has {len(token)} characters: it needs {MIN_TOKEN_LENGTH} or more",
+            f"Make a token, and set the same one on every machine: export {VARIABLE}=$(openssl rand -hex 32)",
         )
     return token
 
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What both sides know of one worker machine's arrival."""
+    """The facts that both sides know when a worker machine joins."""
 
     token: str
     node: str
@@ -425,15 +429,15 @@ class Handshake:
     master_nonce: bytes
 
     def proof(self, role: str) -> bytes:
-        """What only a holder of the token can say, in this handshake and this role."""
+        """Return the proof that only a holder of the token can compute, for this handshake and role."""
         return self._code("proof", role)
 
-    def proves(self, role: str, proof: object) -> bool:
-        """Whether this is that proof."""
+    def is_proof(self, role: str, proof: object) -> bool:
+        """Return whether `proof` is the right proof for this role."""
         return isinstance(proof, bytes) and hmac.compare_digest(proof, self.proof(role))
 
     def channel(self, role: str) -> SealedChannel:
-        """The sealed messages that follow, from this role's side."""
+        """Return the channel of sealed messages that follows the handshake, from this role's side."""
         return SealedChannel(self._code("session"), role, MASTER if role == WORKER else WORKER)
 
     def _code(self, *parts: str) -> bytes:
@@ -442,7 +446,7 @@ class Handshake:
 
 @dataclass(slots=True)
 class SealedChannel:
-    """Seals messages to the other side and opens those that come from it."""
+    """Seals messages to the other side and opens messages from it."""
 
     _key: bytes
     _role: str
@@ -451,23 +455,24 @@ class SealedChannel:
     _opened: int = 0
 
     def seal(self, body: bytes) -> dict[str, object]:
-        """The message to send. Numbered, so that none counts twice."""
+        """Return the sealed message. Messages are numbered, so that none is accepted twice."""
         self._sent += 1
         return {"number": self._sent, "body": body, "code": _code(self._key, "message", self._role, self._sent, body)}
 
     def open(self, message: Mapping[str, object]) -> bytes:
-        """What was sealed. Raises TokenError for anything that the other side did not seal, or that came before."""
+        """Return the body of a sealed message. Raises TokenError if the other side did not seal it, or for a repeated
+        message."""
         number, body, code = message.get("number"), message.get("body"), message.get("code")
         if not (isinstance(number, int) and isinstance(body, bytes) and isinstance(code, bytes)):
             raise TokenError("a message without its code")
         if not hmac.compare_digest(code, _code(self._key, "message", self._other, number, body)):
             raise TokenError("a message with a wrong code")
         if number <= self._opened:
-            raise TokenError("a message that came before")
+            raise TokenError("a message that was received before")
         self._opened = number
         return body
 
 
 def _code(key: bytes, *parts: object) -> bytes:
-    """HMAC over the parts as msgpack, of which no two lists give the same bytes."""
+    """Return the HMAC over the parts as msgpack, which encodes different lists differently."""
     return hmac.digest(key, msgspec.msgpack.encode(parts), "sha256")

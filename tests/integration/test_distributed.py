@@ -1,4 +1,4 @@
-"""`loadgen burst --distributed` and `loadgen worker` on loopback: who is let in, comes late, leaves, is interrupted."""
+"""`loadgen burst --distributed` and `loadgen worker` on loopback: joining, coming late, leaving, interrupts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_who_is_let_in_and_who_leaves(tmp_path: Path, started: list[Process]) ->
         assert (code, "its LOADGEN_TOKEN is not the master's" in err) == (2, True), err
         wait_for(lambda: events_sent(simulated.url) == 12, machines.master)
         late = end_of(machines.worker("late"))
-        machines.until("came after the start")
+        machines.until("joined after the start")
         assert (late[0], "the run has begun" in late[1]) == (0, True), late
         workers[0].kill()
         machines.until("is lost: it left")
@@ -122,7 +122,7 @@ def test_who_is_let_in_and_who_leaves(tmp_path: Path, started: list[Process]) ->
     assert {"client", "clock", "server"} <= {line.source for line in run.telemetry}
     assert [machine["requests"] for machine in summary_of(tmp_path)["machines"]] == [6, 6]
     assert run.footer is not None
-    assert "was interrupted there" in " ".join(run.footer.notes)
+    assert "was interrupted on its machine" in " ".join(run.footer.notes)
     assert all(TOKEN.encode() not in file.read_bytes() for file in (tmp_path / "run").iterdir())
     assert not (tmp_path / "two" / "run").exists()  # the master has everything that was recorded
 
@@ -150,7 +150,7 @@ def test_a_machine_that_stays_outlives_a_run_and_not_its_master(tmp_path: Path, 
     assert run.footer is not None
     assert run.footer.interrupted
     assert code == 2
-    (kept,) = re.findall(r"recorded is in (\S+)", err)
+    (kept,) = re.findall(r"records are in (\S+)", err)
     lines = (Path(kept) / "part-0.jsonl").read_text().splitlines()
     assert sum('"type":"request"' in line for line in lines) == 6
 

@@ -52,7 +52,7 @@ class Script:
         while self.events:
             yield self.events.popleft()
 
-    def tell(self, word: Any, node: str = "") -> None:
+    def send(self, word: Any, node: str = "") -> None:
         self.told.append((node, word))
 
     def post(self, order: protocol.ClockSeries) -> None:
@@ -99,10 +99,10 @@ def test_a_machine_that_leaves_before_the_start_is_replaced() -> None:
     assert [machine.node for machine in found.present] == ["c", "b"]
     assert [machine.name for machine in found.present] == ["bench (3)", "bench (2)"]
     assert found.present[0].workers == [0]
-    assert ("c", Wait("2 machines are there already")) in script.told
+    assert ("c", Wait("all 2 places are taken")) in script.told
     assigned = [(node, word.first) for node, word in script.told if isinstance(word, Assign)]
     assert assigned == [("a", 0), ("b", 1), ("c", 0)]
-    assert "bench is gone before the start (it left); waiting for another" in said
+    assert "bench was lost before the start (it left); waiting for another machine" in said
 
 
 def test_a_machine_with_another_version_is_sent_away() -> None:
@@ -131,7 +131,10 @@ def test_a_port_that_is_taken_is_said() -> None:
     [
         (None, "not every machine was ready after 0.1 s"),
         (PromptsReady([b""], SERVER), "draws other prompts from the same seed"),
-        (PromptsReady([], {**SERVER, "version": "2"}), "finds another server at http://127.0.0.1:9: version 2, not 3"),
+        (
+            PromptsReady([], {**SERVER, "version": "2"}),
+            "reaches another server at http://127.0.0.1:9: version 2, not 3",
+        ),
     ],
 )
 def test_machines_have_to_ask_the_same(drawn: PromptsReady | None, said: str, tmp_path: Path) -> None:
@@ -141,14 +144,14 @@ def test_machines_have_to_ask_the_same(drawn: PromptsReady | None, said: str, tm
     with pytest.raises(DistributedError, match=said):
         master_of(script, 1, folder=tmp_path).run(Sampler({}))
     node, bye = script.told[-1]
-    assert (node, bye.kept, "the run was called off" in bye.reason) == ("a", False, True)
+    assert (node, bye.kept, "the run was cancelled" in bye.reason) == ("a", False, True)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("bind", "token", "said"),
     [
-        ("0.0.0.0", "", "without a token the master listens on this machine only"),
+        ("0.0.0.0", "", "without a token the master listens only on this machine"),
         ("127.0.0.1:0", "too-short", "it needs 16 or more"),
     ],
 )

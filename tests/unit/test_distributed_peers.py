@@ -24,8 +24,8 @@ def handshake(**changes: object) -> Handshake:
 
 def test_both_sides_prove_the_same_token() -> None:
     """The proof that one side makes is the one that the other expects of it."""
-    assert handshake().proves(WORKER, handshake().proof(WORKER))
-    assert handshake().proves(MASTER, handshake().proof(MASTER))
+    assert handshake().is_proof(WORKER, handshake().proof(WORKER))
+    assert handshake().is_proof(MASTER, handshake().proof(MASTER))
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_both_sides_prove_the_same_token() -> None:
 )
 def test_a_proof_is_of_one_token_and_one_handshake(changes: dict[str, object]) -> None:
     """Another token, another machine's name or a handshake of before proves nothing."""
-    assert not handshake().proves(WORKER, handshake(**changes).proof(WORKER))
+    assert not handshake().is_proof(WORKER, handshake(**changes).proof(WORKER))
 
 
 @pytest.mark.parametrize("said", [None, "text", b"", b"\0" * 32, 7])
 def test_what_is_no_proof_proves_nothing(said: object) -> None:
     """Whatever a stranger sends in its place, nothing breaks."""
-    assert not handshake().proves(WORKER, said)
+    assert not handshake().is_proof(WORKER, said)
 
 
 def test_one_side_cannot_answer_with_what_it_heard() -> None:
     """The worker's proof is not the master's: sent back, it proves nothing."""
-    assert not handshake().proves(MASTER, handshake().proof(WORKER))
+    assert not handshake().is_proof(MASTER, handshake().proof(WORKER))
 
 
 def test_sealed_messages_open_on_the_other_side_once() -> None:

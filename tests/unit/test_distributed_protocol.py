@@ -14,9 +14,9 @@ from loadgen.distributed.protocol import (
     Piece,
     PieceAck,
     Sealed,
-    write_down,
+    append_piece,
 )
-from loadgen.distributed.worker import PIECE_BYTES, PIECES_UNTAKEN, Outgoing
+from loadgen.distributed.worker import MAX_PIECES_IN_FLIGHT, PIECE_BYTES, Outgoing
 from loadgen.errors import OutputError
 
 
@@ -28,7 +28,7 @@ def test_parts_arrive_whole_and_little_at_a_time(tmp_path: Path) -> None:
     way: list[Piece] = []
     outgoing = Outgoing(here, way.append)
     assert not outgoing.pump()
-    assert len(way) == PIECES_UNTAKEN
+    assert len(way) == MAX_PIECES_IN_FLIGHT
     here[4].write_bytes(b"b" * 100)
     rescued = tmp_path / "rescued"
     rescued.write_bytes(b"c" * (PIECE_BYTES + 1))
@@ -37,8 +37,8 @@ def test_parts_arrive_whole_and_little_at_a_time(tmp_path: Path) -> None:
     while not outgoing.pump():
         most = max(most, len(way))
         piece = way.pop(0)
-        outgoing.taken(write_down(piece, there[piece.worker]))
-    assert most == PIECES_UNTAKEN
+        outgoing.acknowledge(append_piece(piece, there[piece.worker]))
+    assert most == MAX_PIECES_IN_FLIGHT
     assert there[3].read_bytes() == here[3].read_bytes()
     assert there[4].read_bytes() == here[4].read_bytes() + rescued.read_bytes()
 
@@ -49,16 +49,16 @@ def test_nothing_is_over_before_it_is_taken(tmp_path: Path) -> None:
     part.write_bytes(b"line\n")
     outgoing = Outgoing({0: part}, lambda _: None)
     assert not outgoing.pump()
-    outgoing.taken(PieceAck(0, 77))
+    outgoing.acknowledge(PieceAck(0, 77))
     assert not outgoing.pump()
-    outgoing.taken(PieceAck(0, 5))
+    outgoing.acknowledge(PieceAck(0, 5))
     assert outgoing.pump()
 
 
 def test_a_disk_that_is_full_is_said() -> None:
     """The master's disk refuses: a typed error that names the file."""
     with pytest.raises(OutputError, match="cannot write /dev/full: No space left"):
-        write_down(Piece(0, 0, b"line\n"), Path("/dev/full"))
+        append_piece(Piece(0, 0, b"line\n"), Path("/dev/full"))
 
 
 def test_frames_keep_messages_whole() -> None:

@@ -1,5 +1,8 @@
-"""Embeddings and scores of a simulated vLLM: an answer when the prompts have been run, and no token. The real one has
-these routes for models that embed or rank; the simulated one for whatever it is called. The numbers mean nothing."""
+"""Embeddings and scores of a simulated vLLM: a response without tokens, sent when a first token would be due.
+
+The real server has these routes for embedding and ranking models only. The simulated one has them for any model name,
+and its numbers have no meaning.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +14,62 @@ from loadgen.servers.simulated.protocol import Completion, CompletionRequest, En
 from loadgen.servers.simulated.state import ServerState
 
 PromptTokens = Callable[[ServerState, Mapping[str, Any], Any], int]
-"""How many tokens a prompt of this body has. Raises ErrorReply for what the server refuses."""
-VECTOR = [round((place * 37 % 101 - 50) / 500, 4) for place in range(384)]
+"""From (state, body, prompt) to the number of tokens of the prompt. Raises ErrorReply for prompts that are refused."""
+VECTOR = [round((index * 37 % 101 - 50) / 500, 4) for index in range(384)]
 
 
-def embeddings(tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/embeddings: one text or list of ids, or several."""
-    given = _needed(request, "input")
-    prompts = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+def embeddings(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /v1/embeddings. The input is one text or list of ids, or a list of these."""
+    input_ = _required_field(request, "input")
+    prompts = input_ if isinstance(input_, list) and not isinstance(input_[0], int) else [input_]
     if not all(isinstance(prompt, str | list) for prompt in prompts):
-        raise _refused("input: Input should be a valid string or list", "input")
-    counts = [tokens(state, request.body, prompt) for prompt in prompts]
+        raise _bad_request("input: Input should be a valid string or list", "input")
+    counts = [count_tokens(state, request.body, prompt) for prompt in prompts]
     vectors = [{"index": index, "object": "embedding", "embedding": VECTOR} for index in range(len(counts))]
-    return _whole(state, request, sum(counts), "embd", {"object": "list", "data": vectors})
+    return _encoding(state, request, sum(counts), "embd", {"object": "list", "data": vectors})
 
 
-def rerank(tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/rerank: each document is read together with the query."""
-    query, documents = _needed(request, "query"), _needed(request, "documents")
-    listed = documents if isinstance(documents, list) else []
-    texts: list[Any] = [each.get("text") if isinstance(each, Mapping) else each for each in listed]
+def rerank(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
+    """POST /v1/rerank. Every document is processed together with the query."""
+    query = _required_field(request, "query")
+    documents = _required_field(request, "documents")
+    if not isinstance(documents, list):
+        documents = []
+    texts: list[Any] = [document.get("text") if isinstance(document, Mapping) else document for document in documents]
     if not (texts and isinstance(query, str) and all(isinstance(text, str) for text in texts)):
-        raise _refused("query and documents: Input should be a valid string", "documents")
-    counts = [tokens(state, request.body, query + text) for text in texts]
-    scored = [
+        raise _bad_request("query and documents: Input should be a valid string", "documents")
+    counts = [count_tokens(state, request.body, query + text) for text in texts]
+    results = [
         {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": round(1 / (2 + index), 6)}
         for index, text in enumerate(texts)
     ]
-    maximum = protocol.integer(request.body.get("top_n")) or None
-    return _whole(state, request, sum(counts), "rerank", {"results": scored[:maximum]})
+    top_n = protocol.integer(request.body.get("top_n")) or None
+    return _encoding(state, request, sum(counts), "rerank", {"results": results[:top_n]})
 
 
-def _needed(request: CompletionRequest, name: str) -> Any:
-    if result := request.body.get(name):
-        return result
-    raise _refused(f"{name}: Field required", name)
+def _required_field(request: CompletionRequest, name: str) -> Any:
+    value = request.body.get(name)
+    if value:
+        return value
+    raise _bad_request(f"{name}: Field required", name)
 
 
-def _refused(message: str, name: str) -> ErrorReply:
+def _bad_request(message: str, name: str) -> ErrorReply:
     return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, name))
 
 
-def _whole(
-    state: ServerState, request: CompletionRequest, prompt_tokens: int, name: str, answer: Mapping[str, Any]
+def _encoding(
+    state: ServerState, request: CompletionRequest, prompt_tokens: int, prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """An answer that is due when a first token would be."""
+    """Return the encoding of a response without tokens. `prefix` is the first part of its id."""
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    usage |= {"completion_tokens": 0, "prompt_tokens_details": None} if name == "embd" else {}
-    number = f"{name}-{state.mark_word}-{state.started_s:08x}{request.index:08x}"
-    identity = {"id": number, "created": request.created_s, "model": state.config.model}
-    reply = protocol.json_reply({**identity, **answer, "usage": usage})
+    if prefix == "embd":
+        usage |= {"completion_tokens": 0, "prompt_tokens_details": None}
+    identity = {
+        "id": f"{prefix}-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
+        "created": request.created_s,
+        "model": state.config.model,
+    }
+    reply = protocol.json_reply({**identity, **content, "usage": usage})
     completion = Completion(False, prompt_tokens, 0, [0], [b""], "stop")
     return Encoding(completion, lambda *_: b"", lambda _: reply, ())

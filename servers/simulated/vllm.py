@@ -1,4 +1,4 @@
-"""A simulated vLLM, as 0.32.0 speaks (tests/contract has recordings of the real one) and batches."""
+"""A simulated vLLM that speaks and batches like 0.32.0. tests/contract has recordings of the real one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from loadgen.servers.simulated.vllm_checks import bad_request, request_error
 from loadgen.servers.simulated.vllm_responses import responses
 
 VERSION = "0.32.0"
-# `max_tokens` of /v1/completions where nothing is asked (entrypoints/openai/completion/protocol.py).
-_COMPLETION_TOKENS = 16
+_DEFAULT_MAX_TOKENS = 16
+"""Default `max_tokens` of /v1/completions (entrypoints/openai/completion/protocol.py)."""
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -30,21 +30,24 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
     vllm_checks.check_body(state, body, chat=False)
     prompt: Any = body.get("prompt")
     if body.get("suffix") is not None:
-        texts = isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
-        why = "is only supported for models with" if texts else "requires text prompt input for"
-        raise request_error(f"suffix {why} FIM completion rendering", "suffix")
+        only_texts = isinstance(prompt, str) or all(isinstance(item, str) for item in prompt)
+        reason = "is only supported for models with" if only_texts else "requires text prompt input for"
+        raise request_error(f"suffix {reason} FIM completion rendering", "suffix")
     if body.get("prompt_embeds") is not None:
         raise bad_request("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds")
     if not prompt:
         raise bad_request("You must pass at least one prompt")
-    single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
     only_echo = bool(body.get("echo")) and protocol.integer(body.get("max_tokens")) == 0
-    requested = 1 if only_echo else vllm_checks.requested_tokens(state, body.get("max_tokens"), _COMPLETION_TOKENS)
-    add_bos, prompts = body.get("add_special_tokens", True), list[Prompt]()
-    for each in [prompt] if single else prompt:
-        ids = vllm_checks.prompt_ids(state, each, add_bos=add_bos)
-        prompts.append((ids, each if isinstance(each, str) else None))
-    return _encoding(state, request, prompts, requested, chat=False)
+    max_tokens = 1
+    if not only_echo:
+        max_tokens = vllm_checks.requested_tokens(state, body.get("max_tokens"), _DEFAULT_MAX_TOKENS)
+    is_single = isinstance(prompt, str) or not isinstance(prompt[0], str | list)
+    add_bos = body.get("add_special_tokens", True)
+    prompts: list[Prompt] = []
+    for item in [prompt] if is_single else prompt:
+        ids = vllm_checks.prompt_ids(state, item, add_bos=add_bos)
+        prompts.append((ids, item if isinstance(item, str) else None))
+    return _encoding(state, request, prompts, max_tokens, chat=False)
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -52,35 +55,44 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     vllm_checks.check_body(state, body, chat=True)
     vllm_checks.check_chat(state, body)
-    messages = body["messages"]
     requested = body.get("max_completion_tokens") or body.get("max_tokens")
-    limit = None if requested is None else vllm_checks.requested_tokens(state, requested, 0)
-    text = tokenizer.chat_text(messages)
+    max_tokens = state.max_model_len
+    if requested is not None:
+        max_tokens = vllm_checks.requested_tokens(state, requested, 0)
+    text = tokenizer.chat_text(body["messages"])
     ids = vllm_checks.prompt_ids(state, text, add_bos=True)
-    return _encoding(state, request, [(ids, text)], state.max_model_len if limit is None else limit, chat=True)
+    return _encoding(state, request, [(ids, text)], max_tokens, chat=True)
 
 
 def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> int:
+    """Return the number of tokens of a prompt for embeddings or scores."""
     vllm_checks.check_model(state, body)
     return len(vllm_checks.prompt_ids(state, prompt, add_bos=True))
 
 
 def _encoding(
-    state: ServerState, request: CompletionRequest, prompts: list[Prompt], asked: int, *, chat: bool
+    state: ServerState, request: CompletionRequest, prompts: list[Prompt], max_tokens: int, *, chat: bool
 ) -> Encoding:
-    """The answers to prompts that fit, of what the context leaves of `asked` (`get_max_tokens`)."""
-    body, limits = request.body, [min(asked, state.max_model_len - len(ids)) for ids, _ in prompts]
+    """Answer prompts that fit, with `max_tokens` or the rest of the context if that is less (`get_max_tokens`)."""
+    body = request.body
+    limits = [min(max_tokens, state.max_model_len - len(ids)) for ids, _ in prompts]
     for limit in limits:
         vllm_checks.check_sampling(body, limit)
     logprobs = protocol.integer(body.get("top_logprobs" if chat else "logprobs"))
     vllm_checks.check_engine(body, [ids for ids, _ in prompts], logprobs)
-    said = vllm_answers.generate_answers(state, request, prompts, limits)
-    return vllm_answers.encode_answers(state, request, said, chat=chat)
+    answers = vllm_answers.generate_answers(state, request, prompts, limits)
+    return vllm_answers.encode_answers(state, request, answers, chat=chat)
 
 
 def _bad_json(message: str, position: int) -> Reply:
-    told = {"type": "json_invalid", "loc": f"body.{position}", "msg": "JSON decode error"}
-    return vllm_checks.validation_error({**told, "input": "<dict of 0 items>", "ctx": {"error": message}}).reply
+    problem = {
+        "type": "json_invalid",
+        "loc": f"body.{position}",
+        "msg": "JSON decode error",
+        "input": "<dict of 0 items>",
+        "ctx": {"error": message},
+    }
+    return vllm_checks.validation_error(problem).reply
 
 
 def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -89,8 +101,9 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
     for right in ("create_engine", "sampling", "logprobs", "search_indices", "view", "fine_tuning"):
         permission[f"allow_{right}"] = right in allowed
     permission |= {"organization": "*", "group": None, "is_blocking": False}
-    rest = {"parent": None, "max_model_len": state.max_model_len, "permission": [permission]}
-    return state.models("vllm", root=state.config.model, **rest)
+    return state.models(
+        "vllm", root=state.config.model, parent=None, max_model_len=state.max_model_len, permission=[permission]
+    )
 
 
 def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -99,55 +112,61 @@ def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     text = tokenizer.chat_text(fields["messages"]) if is_chat else fields.get("prompt")
     if not isinstance(text, str):
         raise vllm_checks.missing_fields(fields, "prompt", "messages")
-    ids = [tokenizer.BOS_ID] * bool(is_chat or fields.get("add_special_tokens", True)) + tokenizer.encode(text)
-    strings = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
+    ids = tokenizer.encode(text)
+    if is_chat or fields.get("add_special_tokens", True):
+        ids = [tokenizer.BOS_ID, *ids]
+    texts = [tokenizer.decode([token]) for token in ids] if fields.get("return_token_strs") else None
     return protocol.json_reply(
-        {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, "token_strs": strings}
+        {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, "token_strs": texts}
     )
 
 
 def _detokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     vllm_checks.check_model(state, fields)
-    if not isinstance(tokens := fields.get("tokens"), list):
+    tokens = fields.get("tokens")
+    if not isinstance(tokens, list):
         raise vllm_checks.missing_fields(fields, "tokens")
     return protocol.json_reply({"prompt": tokenizer.decode(vllm_checks.checked_ids(tokens))})
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Names without `_total` in vLLM's code get it at export. Numbers that it has and we do not are left out."""
-    begun = sum(stream.completion.prompt_tokens for stream in state.streams if stream.token_count)
+    """Return the metrics page. Metrics of the real server that have no value here are left out.
+
+    vLLM adds the suffix `_total` to counters at export; its code has names without it.
+    """
+    started_prompt_tokens = sum(stream.completion.prompt_tokens for stream in state.streams if stream.token_count)
+    streaming_tokens = sum(stream.completion.generated_tokens(stream.token_count) for stream in state.streams)
     overloaded = state.refused_by_reason["overloaded"]
     reasons = ("stop", "length", "abort", "error", "repetition")
     figures: dict[str, MetricValue] = {
-        "generated": state.output_tokens
-        + sum(stream.completion.generated_tokens(stream.token_count) for stream in state.streams),
-        "prefilled": state.prompt_tokens + begun,
+        "generated": state.output_tokens + streaming_tokens,
+        "prefilled": state.prompt_tokens + started_prompt_tokens,
         "waiting_by_reason": {("reason", "capacity"): state.gauges().waiting, ("reason", "deferred"): 0},
         "ended_by_reason": {("finished_reason", reason): state.finished_by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
     page = state.metrics("vllm:", {"engine": "0", **state.metric_labels}, figures, rows=slice(-1))
-    page += state.metrics(
-        "vllm:", state.metric_labels, figures, rows=slice(-1, None)
-    )  # its front end rejects, not an engine
+    # The last metric has no engine label, because the front end rejects requests.
+    page += state.metrics("vllm:", state.metric_labels, figures, rows=slice(-1, None))
     page += state.mark_metrics()
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 
-def _buckets(longest: int) -> dict[str, Sequence[float]]:
-    """v1/metrics/loggers.py and buckets.py: lengths go 1, 2, 5, 10, 20, 50, ... up to the model's."""
+def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
+    """Return the bucket bounds of v1/metrics/loggers.py and buckets.py. Lengths are 1, 2, 5, 10, 20, 50, ..."""
     latency = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
     ttft = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
     itl = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-    lengths = [float(digit * 10**power) for power in range(9) for digit in (1, 2, 5) if digit * 10**power <= longest]
-    seconds = dict.fromkeys(DURATION_HISTOGRAMS, latency) | {"ttft_s": (*ttft, 2560), "itl_s": itl, "tpot_s": itl}
-    return {**seconds, **dict.fromkeys(LENGTH_HISTOGRAMS, lengths)}
+    bounds = [float(digit * 10**power) for power in range(9) for digit in (1, 2, 5)]
+    lengths = [bound for bound in bounds if bound <= max_model_len]
+    durations = dict.fromkeys(DURATION_HISTOGRAMS, latency) | {"ttft_s": (*ttft, 2560), "itl_s": itl, "tpot_s": itl}
+    return {**durations, **dict.fromkeys(LENGTH_HISTOGRAMS, lengths)}
 
 
-def _overloaded(refused: Encoding) -> Reply:
-    """Past max_num_queued_reqs. A streamed request has its 200 by then, so the refusal is an event."""
+def _overloaded(encoding: Encoding) -> Reply:
+    """Return the refusal above max_num_queued_reqs. A stream has its status 200 already, so it is an event."""
     reply = vllm_answers.failure(503)
-    return protocol.events_reply(reply.body, b"[DONE]") if refused.completion.streamed else reply
+    return protocol.events_reply(reply.body, b"[DONE]") if encoding.completion.streamed else reply
 
 
 _NOT_JSON = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
@@ -170,7 +189,7 @@ PROTOCOL = ServerProtocol(
         ("GET", "/ping"): _EMPTY,
         ("POST", "/ping"): _EMPTY,
         ("GET", "/version"): lambda state, _: protocol.json_reply({"version": VERSION, **state.mark}),
-        ("GET", "/load"): protocol.json_reply({"server_load": 0}),  # counts only with --enable-server-load-tracking
+        ("GET", "/load"): protocol.json_reply({"server_load": 0}),  # needs --enable-server-load-tracking to count
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/tokenize"): _tokenize,

@@ -1,5 +1,8 @@
-"""A simulated vLLM's answers as bytes: one or several, streamed or whole, with log probabilities and the prompt echoed
-where asked. Pieces that do not change are encoded once per request."""
+"""Responses of a simulated vLLM as bytes: one or several answers, streamed or whole.
+
+Log probabilities and the prompt's echo are included on request. The constant parts of events are encoded once per
+request.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ from loadgen.servers.simulated import protocol, tokenizer, vllm_checks
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, Reply
 from loadgen.servers.simulated.state import ServerState
 
-_VERSION = "vllm-0.32.0"  # in a fingerprint, before the word that marks a simulated server
-_LIKELY = -0.5  # the log probability of what is said; each place behind it is one less
-_NO_CHOICE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+_VERSION = "vllm-0.32.0"
+"""First part of the fingerprint. The word that marks a simulated server follows."""
+_LOGPROB = -0.5
+"""Log probability of every generated token. Each lower rank is 1 less likely."""
+_EMPTY_MESSAGE_FIELDS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
-Prompt = tuple[Sequence[int], str | None]  # ids, and the text where that is what came
+Prompt = tuple[Sequence[int], str | None]
+"""Token ids, and the text if the request contains a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,226 +34,334 @@ class GeneratedAnswer:
 
     completion: Completion
     prompt: Sequence[int]
-    prompt_text: str  # what `echo` puts before it
-    stop: str = ""  # the stop string that ended it
+    prompt_text: str
+    """The text that `echo` puts before the answer."""
+    stop: str = ""
+    """The stop string that ended the answer."""
 
 
 def generate_answers(
-    state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], asked: Sequence[int]
+    state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], limits: Sequence[int]
 ) -> list[GeneratedAnswer]:
-    """`n` answers to each prompt, of at most so many tokens."""
+    """Generate `n` answers to each prompt. `limits` are the maximum lengths by prompt, in tokens."""
     body = request.body
-    answers, stops = protocol.integer(body.get("n")) or 1, vllm_checks.stop_strings(body)
-    keeps, result = bool(body.get("include_stop_str_in_output")), list[GeneratedAnswer]()
-    echo = body.get("echo") and not body.get("return_token_ids")
-    for (ids, given), limit in zip(prompts, asked, strict=True):
-        text = "" if not echo else tokenizer.decode(ids) if given is None else given
-        for _ in range(answers):
-            said, stop = state.complete(request, len(ids), limit, "stop", len(result)), ""
+    answers_per_prompt = protocol.integer(body.get("n")) or 1
+    stops = vllm_checks.stop_strings(body)
+    shows_stop = bool(body.get("include_stop_str_in_output"))
+    echo = bool(body.get("echo")) and not body.get("return_token_ids")
+    answers: list[GeneratedAnswer] = []
+    for (ids, text), limit in zip(prompts, limits, strict=True):
+        prompt_text = ""
+        if echo:
+            prompt_text = tokenizer.decode(ids) if text is None else text
+        for _ in range(answers_per_prompt):
+            completion = state.complete(request, len(ids), limit, "stop", len(answers))
+            stop = ""
             if stops:
-                said, stop, index = said.cut_at_stop(stops, "stop", anywhere=True)
-                back = 0 if keeps else max(map(len, stops)) - 1
-                said = replace(said, texts=_withhold_characters(said.texts, index + len(stop) * keeps, back))
-            result.append(GeneratedAnswer(said, ids, text, stop))
-    return result
+                completion, stop, stop_start = completion.cut_at_stop(stops, "stop", anywhere=True)
+                length = stop_start + len(stop) if shows_stop else stop_start
+                withheld = 0 if shows_stop else max(map(len, stops)) - 1
+                completion = replace(completion, texts=_withhold_characters(completion.texts, length, withheld))
+            answers.append(GeneratedAnswer(completion, ids, prompt_text, stop))
+    return answers
 
 
-def _withhold_characters(texts: Sequence[bytes], length: int, back: int) -> Sequence[bytes]:
-    """As vLLM streams texts that a stop string may yet cut: the last `back` characters wait, all are there at the end,
-    and what is past `length` never comes."""
-    whole, ends = b"".join(texts)[:length], [*accumulate(map(len, texts))]
-    ends = [*(max(0, min(end - back, length)) for end in ends[:-1]), length]
+def _withhold_characters(texts: Sequence[bytes], length: int, withheld: int) -> Sequence[bytes]:
+    """Distribute a text over its tokens as vLLM does while a stop string may still cut it.
+
+    The last `withheld` characters wait for the next token. The last token sends the rest, up to `length` characters of
+    the whole text.
+    """
+    whole = b"".join(texts)[:length]
+    token_ends = list(accumulate(map(len, texts)))
+    ends = [max(0, min(end - withheld, length)) for end in token_ends[:-1]]
+    ends.append(length)
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def encode_answers(
     state: ServerState, request: CompletionRequest, answers: Sequence[GeneratedAnswer], *, chat: bool
 ) -> Encoding:
-    """All answers on the wire. They leave together, a token of each at a time."""
-    body, made = request.body, [answer.completion for answer in answers]
+    """Encode all answers to a request. They are sent together, one token of each at a time."""
+    body = request.body
+    completions = [answer.completion for answer in answers]
     prompts = {id(answer.prompt): answer.prompt for answer in answers}.values()
-    prompt_tokens, output_tokens = sum(map(len, prompts)), sum(each.output_tokens for each in made)
-    known = answers[0].prompt if state.config.clock == "batching" else ()
-    completion = replace(made[0], prompt_tokens=prompt_tokens, siblings=tuple(made[1:]), prompt=known)
-    completion = replace(completion, cache_salt=str(body.get("cache_salt", "")))
+    prompt_tokens = sum(map(len, prompts))
+    output_tokens = sum(completion.output_tokens for completion in completions)
+    completion = replace(
+        completions[0],
+        prompt_tokens=prompt_tokens,
+        siblings=tuple(completions[1:]),
+        prompt=answers[0].prompt if state.config.clock == "batching" else (),
+        cache_salt=str(body.get("cache_salt", "")),
+    )
     options = body.get("stream_options") or {}
     include_usage = bool(options.get("include_usage"))
-    name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
-    number = f"{name}-{state.mark_word}-{state.started_s:08x}{request.index:08x}"
-    identity = {"id": number, "object": kind, "created": request.created_s, "model": state.config.model}
-    stream = b"data: " + protocol.dumps(identity | {"object": "chat.completion.chunk"} if chat else identity)[:-1]
-    named = f"{_VERSION}-{state.mark_word}"
-    fingerprint = b',"system_fingerprint":"%b"' % named.encode()
-    continuous = include_usage and bool(options.get("continuous_usage_stats"))
-    looks = _looks(body, stream, b"" if include_usage else fingerprint, continuous=continuous, chat=chat)
-    opening = tuple(looks.role(index, each) for index, each in enumerate(answers)) if chat else ()
-    counts = b'%b,"choices":[],"usage":%b%b}\n\n' % (stream, usage(prompt_tokens, output_tokens), fingerprint)
-    closing = (counts, protocol.DONE) if include_usage else (protocol.DONE,)
-    encoders = [looks.encoder(index, each) for index, each in enumerate(answers)]
-    encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, made, encoders)
-    counted = usage(prompt_tokens, output_tokens)
-    answer = partial(_answer, answers, looks, identity, {"system_fingerprint": named}, counted)
-    return Encoding(completion, encode, answer, FAILURE, merges=True, opening=opening, closing=closing)
+    identity = _identity(state, request, chat=chat)
+    stream_identity = identity | {"object": "chat.completion.chunk"} if chat else identity
+    event_start = b"data: " + protocol.dumps(stream_identity)[:-1]
+    fingerprint = f"{_VERSION}-{state.mark_word}"
+    fingerprint_field = b',"system_fingerprint":"%b"' % fingerprint.encode()
+    style = _response_style(
+        body,
+        event_start,
+        b"" if include_usage else fingerprint_field,
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        chat=chat,
+    )
+    opening = tuple(style.role_event(index, answer) for index, answer in enumerate(answers)) if chat else ()
+    usage = usage_json(prompt_tokens, output_tokens)
+    usage_event = b'%b,"choices":[],"usage":%b%b}\n\n' % (event_start, usage, fingerprint_field)
+    closing = (usage_event, protocol.DONE) if include_usage else (protocol.DONE,)
+    encoders = [style.encoder(index, answer) for index, answer in enumerate(answers)]
+    encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, completions, encoders)
+    whole_reply = partial(_whole_reply, answers, style, identity, {"system_fingerprint": fingerprint}, usage)
+    return Encoding(completion, encode, whole_reply, FAILURE, merges=True, opening=opening, closing=closing)
 
 
-@dataclass(frozen=True, slots=True)
+def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> dict[str, Any]:
+    """Return the first fields of a whole response."""
+    prefix, object_name = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
+    return {
+        "id": f"{prefix}-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
+        "object": object_name,
+        "created": request.created_s,
+        "model": state.config.model,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseStyle:
-    """What of a request decides how its answers look."""
+    """The options of a request that decide the form of its response."""
 
     chat: bool
-    stream: bytes  # the beginning of every event
-    end: bytes  # what only the last event has
-    continuous: bool  # every event carries usage
+    event_start: bytes
+    """The beginning of every event."""
+    last_event_end: bytes
+    """Fields that only the last event has."""
+    continuous_usage: bool
+    """Every event contains the usage."""
     shows_ids: bool
-    logprobs: int | None  # how many are given beside that of the token itself
+    logprobs: int | None
+    """Number of alternatives per token. None: the response contains no log probabilities."""
     echo: bool
-    only_echo: bool  # `max_tokens` 0: the prompt and nothing else
+    only_echo: bool
+    """`max_tokens` is 0: the response contains the prompt only."""
     prompt_logprobs: int | None
 
-    def role(self, place: int, answer: GeneratedAnswer) -> bytes:
-        """The event that opens an answer of a chat."""
-        counted = b',"usage":' + usage(len(answer.prompt), 0) if self.continuous else b""
-        given = protocol.dumps(list(answer.prompt) if self.shows_ids else None)
-        head = self.stream + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % place
-        return head + b'"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (
-            counted,
-            given,
+    def role_event(self, index: int, answer: GeneratedAnswer) -> bytes:
+        """Return the event that opens an answer of a chat."""
+        usage = b',"usage":' + usage_json(len(answer.prompt), 0) if self.continuous_usage else b""
+        prompt_ids = protocol.dumps(list(answer.prompt) if self.shows_ids else None)
+        start = self.event_start + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % index
+        return start + b'"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (
+            usage,
+            prompt_ids,
         )
 
-    def encoder(self, place: int, answer: GeneratedAnswer) -> protocol.EventEncoder:
-        """Events of one answer, joined from pieces."""
-        chat, completion, end = self.chat, answer.completion, self.end
-        ids, texts, prompt_tokens = completion.ids, completion.texts, len(answer.prompt)
-        head = self.stream + b',"choices":[{"index":%d,%b' % (place, b'"delta":{"content":"' if chat else b'"text":"')
-        given = protocol.dumps(list(answer.prompt) if self.shows_ids or self.echo else None)
-        stop, nothing = protocol.dumps(answer.stop or None), self.logprobs is None
-        tail = b'"%b,"logprobs":' % (b"}" * chat)
-        inner = b',"finish_reason":null,%b' % (b"" if chat else b'"stop_reason":null,')
-        final = b',"finish_reason":"%b","stop_reason":%b,' % (completion.finish_reason.encode(), stop)
-        offsets = [0] if nothing else [*accumulate(map(len, texts), initial=0)]
+    def encoder(self, index: int, answer: GeneratedAnswer) -> protocol.EventEncoder:
+        """Return the encoder of one answer, which joins events from constant parts."""
+        chat = self.chat
+        completion = answer.completion
+        ids = completion.ids
+        texts = completion.texts
+        prompt_tokens = len(answer.prompt)
+        last_event_end = self.last_event_end
+        no_logprobs = self.logprobs is None
+        text_key = b'"delta":{"content":"' if chat else b'"text":"'
+        start = self.event_start + b',"choices":[{"index":%d,%b' % (index, text_key)
+        prompt_ids = protocol.dumps(list(answer.prompt) if self.shows_ids or self.echo else None)
+        after_text = b'"},"logprobs":' if chat else b'","logprobs":'
+        unfinished = b',"finish_reason":null,' if chat else b',"finish_reason":null,"stop_reason":null,'
+        stop = protocol.dumps(answer.stop or None)
+        finished = b',"finish_reason":"%b","stop_reason":%b,' % (completion.finish_reason.encode(), stop)
+        offsets = [0] if no_logprobs else [*accumulate(map(len, texts), initial=0)]
 
         def encode(first: int, tokens: int, last: bool) -> bytes:
             text = texts[first] if tokens == 1 else b"".join(texts[first : first + tokens])
-            shown = protocol.dumps(ids[first : first + tokens]) if self.shows_ids else b"null"
-            likely = b"null" if nothing else self.likely(answer, first, tokens, offsets[first])
+            token_ids = protocol.dumps(ids[first : first + tokens]) if self.shows_ids else b"null"
+            logprobs = b"null" if no_logprobs else self.logprobs_json(answer, first, tokens, offsets[first])
             if self.echo and not first:
                 text = protocol.dumps(answer.prompt_text)[1:-1] + (b"" if self.only_echo else text)
-            before = b"" if chat else b'"prompt_token_ids":%b,' % (b"null" if first else given)
-            counted = b',"usage":' + usage(prompt_tokens, first + tokens) if self.continuous else b""
-            pieces = (head, text, tail, likely, final if last else inner, before, b'"token_ids":', shown, b"}]")
-            return b"".join((*pieces, counted, end if last else b"", b"}\n\n"))
+            prompt_field = b"" if chat else b'"prompt_token_ids":%b,' % (b"null" if first else prompt_ids)
+            usage = b',"usage":' + usage_json(prompt_tokens, first + tokens) if self.continuous_usage else b""
+            return b"".join(
+                (
+                    start,
+                    text,
+                    after_text,
+                    logprobs,
+                    finished if last else unfinished,
+                    prompt_field,
+                    b'"token_ids":',
+                    token_ids,
+                    b"}]",
+                    usage,
+                    last_event_end if last else b"",
+                    b"}\n\n",
+                )
+            )
 
         return encode
 
-    def likely(self, answer: GeneratedAnswer, first: int, tokens: int, offset: int) -> bytes:
-        """The log probabilities of so many tokens; of an echo the prompt's before them."""
-        ids, echoed = answer.completion.ids[first : first + tokens], self.echo and not first
-        prompt = list(answer.prompt) if echoed else []
-        shown = prompt if echoed and self.only_echo else [*prompt, *ids]
-        words = [tokenizer.decode([token]) for token in shown]
-        top = self.logprobs or 0
-        if self.chat:
-            content = [
-                {**_word(word, _LIKELY), "top_logprobs": [_word(*each) for each in _ranked(token, top)]}
-                for token, word in zip(shown, words, strict=True)
-            ]
-            return protocol.dumps({"content": content})
-        known = [None if echoed and not index else _LIKELY for index in range(len(shown))]
-        tops = [known[index] and dict(_ranked(token, max(1, top))) for index, token in enumerate(shown)]
-        offset += len(answer.prompt_text) * (self.echo and bool(first))
-        offsets = list(accumulate(map(len, words[:-1]), initial=offset))
-        return protocol.dumps({"text_offset": offsets, "token_logprobs": known, "tokens": words, "top_logprobs": tops})
+    def logprobs_json(self, answer: GeneratedAnswer, first: int, tokens: int, offset: int) -> bytes:
+        """Encode the log probabilities of `tokens` tokens from `first` on.
 
-    def prompt_likely(self, prompt: Sequence[int]) -> list[Any] | None:
-        """`prompt_logprobs` of a whole answer."""
+        With `echo`, those of the prompt come before the first token. `offset` is the position of the first token in the
+        text of the answer.
+        """
+        echoed = self.echo and not first
+        ids = list(answer.prompt) if echoed else []
+        if not (echoed and self.only_echo):
+            ids += answer.completion.ids[first : first + tokens]
+        texts = [tokenizer.decode([token]) for token in ids]
+        alternatives = self.logprobs or 0
+        if self.chat:
+            content = []
+            for token, text in zip(ids, texts, strict=True):
+                top = [_chat_logprob(*candidate) for candidate in _candidates(token, alternatives)]
+                content.append({**_chat_logprob(text, _LOGPROB), "top_logprobs": top})
+            return protocol.dumps({"content": content})
+        # The first token of a prompt has no log probability.
+        token_logprobs = [None if echoed and not index else _LOGPROB for index in range(len(ids))]
+        top_logprobs = [
+            None if token_logprobs[index] is None else dict(_candidates(token, max(1, alternatives)))
+            for index, token in enumerate(ids)
+        ]
+        if self.echo and first:
+            offset += len(answer.prompt_text)
+        text_offsets = list(accumulate(map(len, texts[:-1]), initial=offset))
+        return protocol.dumps(
+            {
+                "text_offset": text_offsets,
+                "token_logprobs": token_logprobs,
+                "tokens": texts,
+                "top_logprobs": top_logprobs,
+            }
+        )
+
+    def prompt_logprobs_of(self, prompt: Sequence[int]) -> list[Any] | None:
+        """Return `prompt_logprobs` of a whole response."""
         if self.prompt_logprobs is None:
             return None
         result: list[Any] = [None]
         for token in prompt[1:]:
-            words = enumerate(_near(token, max(1, self.prompt_logprobs)), 1)
-            told = {str(each): (rank, tokenizer.decode([each])) for rank, each in words}
-            result.append(
-                {
-                    each: {"logprob": _LIKELY + 1 - rank, "rank": rank, "decoded_token": word}
-                    for each, (rank, word) in told.items()
-                }
-            )
+            candidates = {}
+            for rank, candidate in enumerate(_candidate_ids(token, max(1, self.prompt_logprobs)), 1):
+                text = tokenizer.decode([candidate])
+                candidates[str(candidate)] = {"logprob": _LOGPROB + 1 - rank, "rank": rank, "decoded_token": text}
+            result.append(candidates)
         return result
 
 
-def _looks(body: Mapping[str, Any], stream: bytes, end: bytes, *, continuous: bool, chat: bool) -> ResponseStyle:
+def _response_style(
+    body: Mapping[str, Any], event_start: bytes, last_event_end: bytes, *, continuous_usage: bool, chat: bool
+) -> ResponseStyle:
     logprobs = protocol.integer(body.get("logprobs"))
     if chat:
-        logprobs = protocol.integer(body.get("top_logprobs")) or 0 if body.get("logprobs") else None
+        logprobs = (protocol.integer(body.get("top_logprobs")) or 0) if body.get("logprobs") else None
     echo = bool(body.get("echo")) and not chat
     prompt_logprobs = protocol.integer(body.get("prompt_logprobs"))
     if prompt_logprobs is None and echo:
         prompt_logprobs = logprobs
-    only, ids = echo and protocol.integer(body.get("max_tokens")) == 0, bool(body.get("return_token_ids"))
-    return ResponseStyle(chat, stream, end, continuous, ids, logprobs, echo, only, prompt_logprobs)
+    return ResponseStyle(
+        chat=chat,
+        event_start=event_start,
+        last_event_end=last_event_end,
+        continuous_usage=continuous_usage,
+        shows_ids=bool(body.get("return_token_ids")),
+        logprobs=logprobs,
+        echo=echo,
+        only_echo=echo and protocol.integer(body.get("max_tokens")) == 0,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
-def _ranked(token: int, most: int) -> Iterator[tuple[str, float]]:
-    """The likeliest tokens in a token's place, itself first: the model is sure of what it says."""
-    for index, each in enumerate(_near(token, most)):
-        yield tokenizer.decode([each]), _LIKELY - index
+def _candidates(token: int, number: int) -> Iterator[tuple[str, float]]:
+    """Yield text and log probability of the likeliest tokens at a position. The generated token is the likeliest."""
+    for index, candidate in enumerate(_candidate_ids(token, number)):
+        yield tokenizer.decode([candidate]), _LOGPROB - index
 
 
-def _near(token: int, most: int) -> list[int]:
-    return [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(most)]
+def _candidate_ids(token: int, number: int) -> list[int]:
+    return [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(number)]
 
 
-def _word(text: str, logprob: float) -> dict[str, Any]:
+def _chat_logprob(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _answer(
+def _whole_reply(
     answers: Sequence[GeneratedAnswer],
-    looks: ResponseStyle,
+    style: ResponseStyle,
     identity: Mapping[str, Any],
-    named: Mapping[str, Any],
-    counted: bytes,
-    _: float,
+    fingerprint: Mapping[str, Any],
+    usage: bytes,
+    _duration_s: float,
 ) -> Reply:
-    """All answers whole, and the same things in another order than in a stream."""
-    chat, choices = looks.chat, []
-    for index, each in enumerate(answers):
-        completion, prompt = each.completion, list(each.prompt) if looks.shows_ids else None
+    """Return all answers without streaming. The fields have another order than in a stream."""
+    choices = []
+    prompt_fields: dict[str, Any] = {}
+    for index, answer in enumerate(answers):
+        completion = answer.completion
         text = completion.text
-        if looks.echo:
-            text = each.prompt_text + ("" if looks.only_echo else text)
-        message = {"role": "assistant", "content": text, **_NO_CHOICE}
-        likely = None if looks.logprobs is None else looks.likely(each, 0, completion.output_tokens, 0)
-        choice: dict[str, Any] = {"index": index, **({"message": message} if chat else {"text": text})}
-        choice |= {"logprobs": None if likely is None else msgspec.Raw(likely)}
-        choice |= {"finish_reason": completion.finish_reason, "stop_reason": each.stop or None}
-        choice |= {"token_ids": list(completion.ids) if looks.shows_ids else None}
-        about = {"prompt_logprobs": looks.prompt_likely(each.prompt), "prompt_token_ids": prompt}
-        choices.append(choice | ({} if chat else about) | {"routed_experts": None})
+        if style.echo:
+            text = answer.prompt_text + ("" if style.only_echo else text)
+        logprobs = None
+        if style.logprobs is not None:
+            logprobs = msgspec.Raw(style.logprobs_json(answer, 0, completion.output_tokens, 0))
+        choice: dict[str, Any] = {"index": index}
+        if style.chat:
+            choice["message"] = {"role": "assistant", "content": text, **_EMPTY_MESSAGE_FIELDS}
+        else:
+            choice["text"] = text
+        choice |= {
+            "logprobs": logprobs,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": answer.stop or None,
+            "token_ids": list(completion.ids) if style.shows_ids else None,
+        }
+        prompt_fields = {
+            "prompt_logprobs": style.prompt_logprobs_of(answer.prompt),
+            "prompt_token_ids": list(answer.prompt) if style.shows_ids else None,
+        }
+        if not style.chat:
+            choice |= prompt_fields
+        choice["routed_experts"] = None
+        choices.append(choice)
     details = b',"prompt_tokens_details":null,"completion_tokens_details":null}'
-    rest: dict[str, Any] = {"service_tier": None, **named}
-    rest |= {"usage": msgspec.Raw(counted[:-1] + details)}
-    rest |= {**about, "prompt_text": None} if chat else {}
-    rest |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
-    return protocol.json_reply({**identity, "choices": choices, **rest})
+    response: dict[str, Any] = {**identity, "choices": choices, "service_tier": None, **fingerprint}
+    response["usage"] = msgspec.Raw(usage[:-1] + details)
+    if style.chat:  # all answers of a chat have the same prompt
+        response |= {**prompt_fields, "prompt_text": None}
+    response |= dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+    return protocol.json_reply(response)
 
 
-def usage(prompt: int, output: int) -> bytes:
-    """Counts as JSON."""
-    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (prompt, prompt + output, output)
+def usage_json(prompt_tokens: int, output_tokens: int) -> bytes:
+    """Encode the token counts of a response."""
+    total_tokens = prompt_tokens + output_tokens
+    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+        prompt_tokens,
+        total_tokens,
+        output_tokens,
+    )
 
 
 def failure(status: int) -> Reply:
-    """503 and 429 in the words of the queue limits (v1/engine/async_llm.py); vLLM itself has no 429."""
+    """Return an error with status 500, 503 or 429.
+
+    503 and 429 have the message of the queue limits (v1/engine/async_llm.py). vLLM itself has no 429.
+    """
     if status == 500:
-        gone = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-        return protocol.openai_error(gone, "InternalServerError", 500)
-    kind = "ServiceUnavailableError" if status == 503 else "RateLimitError"
-    return protocol.openai_error("The server is overloaded, please try again later.", kind, status)
+        message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+        return protocol.openai_error(message, "InternalServerError", 500)
+    error_type = "ServiceUnavailableError" if status == 503 else "RateLimitError"
+    return protocol.openai_error("The server is overloaded, please try again later.", error_type, status)
 
 
 FAILURE = (
     protocol.sse_event(protocol.openai_error("Internal server error", "InternalServerError", 500).body),
     protocol.DONE,
 )
-"""What ends a stream whose engine is gone."""
+"""The events that end a stream when the engine has failed."""

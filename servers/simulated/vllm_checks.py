@@ -1,5 +1,8 @@
-"""What a simulated vLLM refuses before it makes a token, in the words and the order of 0.32.0: what a body may say
-(entrypoints/openai/*/protocol.py), its types, and the values of sampling (sampling_params.py)."""
+"""Request checks of a simulated vLLM, with the messages and in the order of 0.32.0.
+
+They cover combinations of fields and their types (entrypoints/openai/*/protocol.py), and the values of sampling
+parameters (sampling_params.py).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ from loadgen.servers.simulated import protocol, tokenizer
 from loadgen.servers.simulated.protocol import ErrorReply
 from loadgen.servers.simulated.state import ServerState
 
-MAX_LOGPROBS, _MOST_PROMPTS = 20, 1024
-# A text with more than so many characters per token of the context is refused unread (err_toolong_text).
-_TOKEN_CHARACTERS = 9
+MAX_LOGPROBS = 20
+_MAX_PROMPTS = 1024
+_MAX_CHARACTERS_PER_TOKEN = 9
+"""A text with more characters per token of the context is refused without tokenizing it (err_toolong_text)."""
 
 _INTEGERS = ("logprobs", "max_tokens", "max_completion_tokens", "n", "seed", "top_k", "min_tokens", "prompt_logprobs")
 _NUMBERS = ("frequency_penalty", "presence_penalty", "temperature", "top_p", "min_p", "repetition_penalty")
 _FLAGS = ("echo", "logprobs", "stream", "ignore_eos", "include_stop_str_in_output", "return_token_ids")
 _NEVER_NULL = ("min_tokens", "ignore_eos", "include_stop_str_in_output")
 
-# Name, what is allowed, the words for the rest, and whether the parameter and its value stand behind them.
+# (name, allowed values, message for other values, whether the parameter and its value follow the message)
 _SAMPLING: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
     ("n", lambda value: value >= 1, "n must be at least 1, got {}.", False),
     ("presence_penalty", lambda value: -2 <= value <= 2, "presence_penalty must be in [-2, 2], got {}.", False),
@@ -35,42 +39,44 @@ _SAMPLING: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
 
 
 def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> None:
-    """All that needs neither prompt nor engine."""
-    if not chat:
-        _check_prompt(body)
-    else:
+    """Check everything that needs neither the prompt's tokens nor the engine. Raises ErrorReply."""
+    if chat:
         _check_tools(body)
-    _check_counts(body, chat=chat)
+    else:
+        _check_prompt(body)
+    _check_logprobs_fields(body, chat=chat)
     if body.get("stream_options") and not body.get("stream"):
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-    if problems := _schema(body, chat=chat):
+    problems = _schema_problems(body, chat=chat)
+    if problems:
         raise validation_error(*problems)
     check_model(state, body)
 
 
-def _check_counts(body: Mapping[str, Any], *, chat: bool) -> None:
-    logprobs = "top_logprobs" if chat else "logprobs"
-    for name in ("prompt_logprobs", logprobs):
-        value = body.get(name)
+def _check_logprobs_fields(body: Mapping[str, Any], *, chat: bool) -> None:
+    name = "top_logprobs" if chat else "logprobs"
+    logprobs = body.get(name)
+    prompt_logprobs = body.get("prompt_logprobs")
+    for field, value in (("prompt_logprobs", prompt_logprobs), (name, logprobs)):
         if value is not None and not isinstance(value, int | float):
-            raise bad_request(f"`{name}` must be an integer.", name, value)
-    if (prompt_logprobs := body.get("prompt_logprobs")) is not None:
+            raise bad_request(f"`{field}` must be an integer.", field, value)
+    if prompt_logprobs is not None:
         if body.get("stream") and (prompt_logprobs > 0 or prompt_logprobs == -1):
             raise bad_request("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
         if prompt_logprobs < 0 and prompt_logprobs != -1:
             raise bad_request("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", prompt_logprobs)
-    if (top := body.get(logprobs)) is not None:
-        if top < 0 and top != -1:
-            raise bad_request(f"`{logprobs}` must be a positive value or -1.", logprobs, top)
-        if chat and top and not body.get("logprobs"):
-            raise bad_request("when using `top_logprobs`, `logprobs` must be set to true.", logprobs)
+    if logprobs is not None:
+        if logprobs < 0 and logprobs != -1:
+            raise bad_request(f"`{name}` must be a positive value or -1.", name, logprobs)
+        if chat and logprobs and not body.get("logprobs"):
+            raise bad_request("when using `top_logprobs`, `logprobs` must be set to true.", name)
 
 
 def _check_prompt(body: Mapping[str, Any]) -> None:
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) > _MOST_PROMPTS and not all(type(token) is int for token in prompt):
+    if isinstance(prompt, list) and len(prompt) > _MAX_PROMPTS and not all(type(token) is int for token in prompt):
         raise bad_request(
-            f"prompt list length {len(prompt)} exceeds the maximum allowed count of {_MOST_PROMPTS}. To increase this "
+            f"prompt list length {len(prompt)} exceeds the maximum allowed count of {_MAX_PROMPTS}. To increase this "
             "limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
             "prompt",
         )
@@ -83,68 +89,75 @@ def _check_tools(body: Mapping[str, Any]) -> None:
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     if body.get("tools") == []:
-        why = "Either provide at least one tool or omit the field entirely."
-        raise bad_request(f"`tools` must not be an empty array. {why}", "tools")
+        advice = "Either provide at least one tool or omit the field entirely."
+        raise bad_request(f"`tools` must not be an empty array. {advice}", "tools")
     if choice not in ("none", None):
         if body.get("tools") is None:
             raise bad_request("When using `tool_choice`, `tools` must be set.", "tool_choice")
         if choice not in ("auto", "required") and not isinstance(choice, dict):
-            kinds = 'Only named tools, "none", "auto" or "required" are supported.'
-            raise bad_request(f"Invalid value for `tool_choice`: {choice}! {kinds}", "tool_choice")
+            supported = 'Only named tools, "none", "auto" or "required" are supported.'
+            raise bad_request(f"Invalid value for `tool_choice`: {choice}! {supported}", "tool_choice")
 
 
 def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
-    """What has no parser, no template, or no pictures here."""
+    """Refuse chats that need a tool parser, a chat template of the request, or images. Raises ErrorReply."""
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
     if choice == "auto":
         raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     if choice not in ("none", None):
         function = choice.get("function") if isinstance(choice, Mapping) else None
-        named = function.get("name") if isinstance(function, Mapping) else None
-        named = f'"{choice}"' if named is None else f'function "{named}"'
-        raise bad_request(f"tool_choice={named} requires --tool-call-parser to be set")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        shown = f'"{choice}"' if name is None else f'function "{name}"'
+        raise bad_request(f"tool_choice={shown} requires --tool-call-parser to be set")
     options = body.get("chat_template_kwargs")
     if body.get("chat_template") is not None or (isinstance(options, Mapping) and options.get("chat_template")):
-        why = "Chat template is passed with request, but --trust-request-chat-template is not set."
-        raise bad_request(f"{why} Refused request with untrusted chat template.")
+        reason = "Chat template is passed with request, but --trust-request-chat-template is not set."
+        raise bad_request(f"{reason} Refused request with untrusted chat template.")
     if not body["messages"]:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    contents = (each.get("content") for each in body["messages"])
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    if any(isinstance(part, Mapping) and part.get("type", "text") != "text" for part in parts):
-        raise bad_request(f"{state.config.model} is not a multimodal model")
+    for message in body["messages"]:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, Mapping) and part.get("type", "text") != "text":
+                raise bad_request(f"{state.config.model} is not a multimodal model")
 
 
 def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
-    """Raises ErrorReply for a name that is not served."""
+    """Raise ErrorReply if the request names another model than the one served."""
     if body.get("model") not in (None, state.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
         raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
 
 
-def check_sampling(body: Mapping[str, Any], asked: int) -> None:
-    """`SamplingParams._verify_args`; `asked` is `max_tokens` after clamping."""
-    for name, allows, words, named in _SAMPLING:
+def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
+    """Apply `SamplingParams._verify_args`, with `max_tokens` after clamping. Raises ErrorReply."""
+    for name, allows, message, shows_parameter in _SAMPLING:
         value = protocol.number(body.get(name))
         if value is not None and not allows(value):
             shown = int(value) if name in _INTEGERS else value
-            raise bad_request(words.format(shown), *((name, shown) if named else ()))
-    if asked < 1:
-        raise bad_request(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
-    minimum = protocol.integer(body.get("min_tokens")) or 0
-    if minimum < 0:
-        raise bad_request(f"min_tokens must be greater than or equal to 0, got {minimum}.")
-    if minimum > asked:
-        raise bad_request(f"min_tokens must be less than or equal to max_tokens={asked}, got {minimum}.")
+            if shows_parameter:
+                raise bad_request(message.format(shown), name, shown)
+            raise bad_request(message.format(shown))
+    if max_tokens < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    min_tokens = protocol.integer(body.get("min_tokens")) or 0
+    if min_tokens < 0:
+        raise bad_request(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+    if min_tokens > max_tokens:
+        raise bad_request(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.")
     if not all(stop_strings(body)):
         raise bad_request("stop cannot contain an empty string.")
-    temperature, answers = protocol.number(body.get("temperature")), protocol.integer(body.get("n")) or 1
+    temperature = protocol.number(body.get("temperature"))
+    answers = protocol.integer(body.get("n")) or 1
     if temperature is not None and temperature < 1e-5 and answers > 1:
         raise bad_request(f"n must be 1 when using greedy sampling, got {answers}.")
 
 
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
-    """What only the engine refuses: a stream has its 200 by then, and gets an event."""
+    """Apply the checks of the engine. A stream has its status 200 by then, so its error is an event.
+
+    Raises ErrorReply.
+    """
     try:
         for ids in prompts:
             checked_ids(ids)
@@ -156,75 +169,88 @@ def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logp
         raise ErrorReply(protocol.events_reply(problem.reply.body, b"[DONE]")) from None
 
 
-def _check_logprobs(logprobs: int | None, of: str = "sample", name: str = "logprobs") -> None:
-    logprobs = tokenizer.VOCABULARY_SIZE if logprobs == -1 else logprobs  # all of them
+def _check_logprobs(logprobs: int | None, subject: str = "sample", name: str = "logprobs") -> None:
+    if logprobs == -1:  # all of them
+        logprobs = tokenizer.VOCABULARY_SIZE
     if logprobs is not None and logprobs > MAX_LOGPROBS:
-        why = f"Requested {of} logprobs of {logprobs}, which is greater than max allowed: {MAX_LOGPROBS}"
-        raise bad_request(why, name, logprobs)
+        message = f"Requested {subject} logprobs of {logprobs}, which is greater than max allowed: {MAX_LOGPROBS}"
+        raise bad_request(message, name, logprobs)
 
 
 def stop_strings(body: Mapping[str, Any]) -> Sequence[str]:
-    """Strings at which the answer ends."""
-    given = body.get("stop")
-    return [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    """Return the strings at which the answer ends."""
+    stop = body.get("stop")
+    if isinstance(stop, str):
+        return [stop]
+    return stop if isinstance(stop, list) else []
 
 
-def requested_tokens(state: ServerState, asked: Any, default: int) -> int:
-    """The limit on new tokens as asked; past the context it is refused before the prompt is looked at."""
-    tokens = default if (given := protocol.integer(asked)) is None else given
+def requested_tokens(state: ServerState, value: Any, default: int) -> int:
+    """Return the requested limit on new tokens.
+
+    Raises ErrorReply if it exceeds the context, before the prompt is looked at.
+    """
+    tokens = protocol.integer(value)
+    if tokens is None:
+        tokens = default
     if tokens > state.max_model_len:
-        why = f"max_tokens={tokens} cannot be greater than max_model_len={state.max_model_len}."
-        why += " Please request fewer output tokens."
-        raise bad_request(why, "max_tokens", tokens)
+        message = f"max_tokens={tokens} cannot be greater than max_model_len={state.max_model_len}."
+        raise bad_request(f"{message} Please request fewer output tokens.", "max_tokens", tokens)
     return tokens
 
 
 def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[int]:
-    """A text, or token ids as they are."""
-    longest = state.max_model_len
-    limit = f"This model's maximum context length is {longest} tokens. However, your prompt contains "
-    ending = "Please reduce the length of the input prompt."
+    """Return the token ids of a prompt, which is a text, a list of ids or one id. Raises ErrorReply if it does not
+    fit."""
+    max_model_len = state.max_model_len
+    limit = f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+    advice = "Please reduce the length of the input prompt."
     if isinstance(prompt, str):
-        maximum = _TOKEN_CHARACTERS * longest
-        if len(prompt) > maximum:
-            bound = f"(more than {maximum} characters, which is the upper bound for {longest} input tokens)"
-            raise bad_request(f"{limit}{len(prompt)} characters {bound}. {ending}", "input_text", len(prompt))
-        ids: Sequence[int] = [tokenizer.BOS_ID] * bool(add_bos) + tokenizer.encode(prompt)
+        max_characters = _MAX_CHARACTERS_PER_TOKEN * max_model_len
+        if len(prompt) > max_characters:
+            bound = (
+                f"(more than {max_characters} characters, which is the upper bound for {max_model_len} input tokens)"
+            )
+            raise bad_request(f"{limit}{len(prompt)} characters {bound}. {advice}", "input_text", len(prompt))
+        ids: Sequence[int] = tokenizer.encode(prompt)
+        if add_bos:
+            ids = [tokenizer.BOS_ID, *ids]
     else:
         ids = prompt if isinstance(prompt, list) else [prompt]
     if not ids:
         raise bad_request("The decoder prompt cannot be empty")
-    if len(ids) >= longest:
-        why = "which exceeds this limit even without any output tokens."
-        raise bad_request(f"{limit}{len(ids)} input tokens, {why} {ending}", "input_tokens", len(ids))
+    if len(ids) >= max_model_len:
+        reason = "which exceeds this limit even without any output tokens."
+        raise bad_request(f"{limit}{len(ids)} input tokens, {reason} {advice}", "input_tokens", len(ids))
     return ids
 
 
 def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
-    """Token ids of the vocabulary, or ErrorReply."""
-    outside = next(
-        (token for token in prompt if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE), None
-    )
-    if outside is not None:
-        raise bad_request(f"Token id {outside} is out of vocabulary")
+    """Return the token ids. Raises ErrorReply if one is not in the vocabulary."""
+    for token in prompt:
+        if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE:
+            raise bad_request(f"Token id {token} is out of vocabulary")
     return prompt
 
 
 def bad_request(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
-    """The parameter stands behind the message, and the value where that is at fault."""
-    shown = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
-    return request_error(f"{message} ({shown})" if parameter else message, parameter)
+    """Return an error whose message ends with the parameter, and with the value if that is the cause."""
+    if parameter is None:
+        return request_error(message, None)
+    details = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
+    return request_error(f"{message} ({details})", parameter)
 
 
 def request_error(message: str, parameter: str | None) -> ErrorReply:
-    """With nothing behind the message."""
+    """Return an error with status 400 and exactly this message."""
     return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
 
 
-# What pydantic says about a body that does not fit the schema.
+# Validation errors of pydantic, for a body that does not fit the schema.
 
-_MOST_PROBLEMS, _MOST_CHARACTERS = 10, 200
-_KINDS = {
+_MAX_PROBLEMS = 10
+_MAX_SHOWN_CHARACTERS = 200
+_MESSAGES = {
     "int_type": "Input should be a valid integer",
     "int_parsing": "Input should be a valid integer, unable to parse string as an integer",
     "int_from_float": "Input should be a valid integer, got a number with a fractional part",
@@ -243,106 +269,124 @@ Problem = Mapping[str, Any]
 
 
 def validation_error(*problems: Problem) -> ErrorReply:
-    """The first of them by name."""
-    what, more = f"validation error{'s' * (len(problems) > 1)}", len(problems) - _MOST_PROBLEMS
-    said = "\n".join([f"{len(problems)} {what}:", *(f"  {problem}" for problem in problems[:_MOST_PROBLEMS])])
-    said += f"\n  ...and {more} more errors" if more > 0 else ""
-    return ErrorReply(protocol.openai_error(said, "Bad Request", 400, problems[0]["loc"]))
+    """Return an error that lists the problems. The error names the field of the first one."""
+    shown = problems[:_MAX_PROBLEMS]
+    lines = [f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}:"]
+    lines += [f"  {problem}" for problem in shown]
+    if len(problems) > len(shown):
+        lines.append(f"  ...and {len(problems) - len(shown)} more errors")
+    return ErrorReply(protocol.openai_error("\n".join(lines), "Bad Request", 400, problems[0]["loc"]))
 
 
 def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:
-    """Fields of which one has to be there."""
+    """Return the error for a body without any of these fields."""
     return validation_error(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 
-def _problem(where: str, kind: str, value: Any, **more: Any) -> Problem:
+def _problem(location: str, error_type: str, value: Any, **extra: Any) -> Problem:
     if isinstance(value, list | dict):
         shown = f"<{type(value).__name__} of {len(value)} items>"
     else:
         shown = str(value)
-        shown = f"{shown[:_MOST_CHARACTERS]}...[truncated]" if len(shown) > _MOST_CHARACTERS else shown
-    return {"type": kind, "loc": where, "msg": _KINDS[kind], "input": shown, **more}
+        if len(shown) > _MAX_SHOWN_CHARACTERS:
+            shown = f"{shown[:_MAX_SHOWN_CHARACTERS]}...[truncated]"
+    return {"type": error_type, "loc": location, "msg": _MESSAGES[error_type], "input": shown, **extra}
 
 
-def _schema(body: Mapping[str, Any], *, chat: bool) -> list[Problem]:
-    """In the order of kinds, where pydantic has that of its fields."""
-    result = _messages(body) if chat else _prompts("body.prompt", body.get("prompt"))
+def _schema_problems(body: Mapping[str, Any], *, chat: bool) -> list[Problem]:
+    """Return the problems of a body, ordered by type. pydantic has the order of its fields instead."""
+    problems = _message_problems(body) if chat else _prompt_problems("body.prompt", body.get("prompt"))
+    # `logprobs` is a flag of a chat, and a number on /v1/completions.
     integers = [name for name in _INTEGERS if name != "logprobs" or not chat]
     flags = [name for name in _FLAGS if name != "logprobs" or chat]
-    for names, check in ((integers, _integer), (_NUMBERS, _number), (flags, _flag)):
-        for name in (name for name in names if name in body):
+    for names, check in ((integers, _integer_problems), (_NUMBERS, _number_problems), (flags, _flag_problems)):
+        for name in names:
+            if name not in body:
+                continue
             if body[name] is not None or name in _NEVER_NULL or (name == "n" and not chat):
-                result += check(f"body.{name}", body[name])
-    if not isinstance(options := body.get("stream_options") or {}, Mapping):
-        result.append(_problem("body.stream_options", "model_attributes_type", options))
+                problems += check(f"body.{name}", body[name])
+    options = body.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        problems.append(_problem("body.stream_options", "model_attributes_type", options))
     stop = body.get("stop") or []
     if isinstance(stop, list):
-        result += [each for index, value in enumerate(stop) for each in _string(f"body.stop.{index}", value)]
+        for index, value in enumerate(stop):
+            problems += _string_problems(f"body.stop.{index}", value)
     elif not isinstance(stop, str):
-        result += [_problem("body.stop", "string_type", stop), _problem("body.stop", "list_type", stop)]
-    return result
+        problems += [_problem("body.stop", "string_type", stop), _problem("body.stop", "list_type", stop)]
+    return problems
 
 
-def _messages(body: Mapping[str, Any]) -> list[Problem]:
+def _message_problems(body: Mapping[str, Any]) -> list[Problem]:
     if "messages" not in body:
         return [_problem("body.messages", "missing", body)]
-    if not isinstance(messages := body["messages"], list):
+    messages = body["messages"]
+    if not isinstance(messages, list):
         return [_problem("body.messages", "list_type", messages)]
-    for index, each in enumerate(messages):
-        if not isinstance(each, Mapping):
-            return [_problem(f"body.messages.{index}", "dict_type", each)]
-        if not isinstance(each.get("role"), str):
-            return [_problem(f"body.messages.{index}.role", "missing", each)]
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            return [_problem(f"body.messages.{index}", "dict_type", message)]
+        if not isinstance(message.get("role"), str):
+            return [_problem(f"body.messages.{index}.role", "missing", message)]
     return []
 
 
-def _prompts(where: str, prompt: Any) -> list[Problem]:
-    """A prompt is ids, a list of ids, a text or a list of texts; what is none of them is refused as each of them."""
+def _prompt_problems(location: str, prompt: Any) -> list[Problem]:
+    """Check a prompt, which is a list of ids, a list of such lists, a text or a list of texts.
+
+    Any other value has the problems of each of these types.
+    """
     if prompt is None or isinstance(prompt, str):
         return []
     if not isinstance(prompt, list):
-        return [_problem(where, kind, prompt) for kind in ("list_type", "list_type", "string_type", "list_type")]
-    if all(type(each) is int and each >= 0 for each in prompt):  # most prompts, and long ones
+        types = ("list_type", "list_type", "string_type", "list_type")
+        return [_problem(location, error_type, prompt) for error_type in types]
+    if all(type(token) is int and token >= 0 for token in prompt):  # the usual case, also for long prompts
         return []
-    ids, many, texts = list[Problem](), list[Problem](), list[Problem]()
-    for index, each in enumerate(prompt):
-        at = f"{where}.{index}"
-        ids += _token(at, each)
-        if isinstance(each, list):
-            many += [result for spot, token in enumerate(each) for result in _token(f"{at}.{spot}", token)]
+    as_ids: list[Problem] = []
+    as_lists: list[Problem] = []
+    as_texts: list[Problem] = []
+    for index, item in enumerate(prompt):
+        item_location = f"{location}.{index}"
+        as_ids += _token_problems(item_location, item)
+        if isinstance(item, list):
+            for token_index, token in enumerate(item):
+                as_lists += _token_problems(f"{item_location}.{token_index}", token)
         else:
-            many.append(_problem(at, "list_type", each))
-        texts += _string(at, each)
-    return [*ids, *many, _problem(where, "string_type", prompt), *texts] if ids and many and texts else []
+            as_lists.append(_problem(item_location, "list_type", item))
+        as_texts += _string_problems(item_location, item)
+    if not (as_ids and as_lists and as_texts):
+        return []
+    return [*as_ids, *as_lists, _problem(location, "string_type", prompt), *as_texts]
 
 
-def _token(where: str, value: Any) -> list[Problem]:
+def _token_problems(location: str, value: Any) -> list[Problem]:
     if type(value) is int and value < 0:
-        return [_problem(where, "greater_than_equal", value, ctx={"ge": 0})]
-    return _integer(where, value)
+        return [_problem(location, "greater_than_equal", value, ctx={"ge": 0})]
+    return _integer_problems(location, value)
 
 
-def _string(where: str, value: Any) -> list[Problem]:
-    return [] if isinstance(value, str) else [_problem(where, "string_type", value)]
+def _string_problems(location: str, value: Any) -> list[Problem]:
+    return [] if isinstance(value, str) else [_problem(location, "string_type", value)]
 
 
-def _integer(where: str, value: Any) -> list[Problem]:
+def _integer_problems(location: str, value: Any) -> list[Problem]:
     if protocol.integer(value) is not None or isinstance(value, bool):
         return []
-    kinds = {str: "int_parsing", float: "int_from_float"}
-    return [_problem(where, kinds.get(type(value), "int_type"), value)]
+    error_types = {str: "int_parsing", float: "int_from_float"}
+    return [_problem(location, error_types.get(type(value), "int_type"), value)]
 
 
-def _number(where: str, value: Any) -> list[Problem]:
+def _number_problems(location: str, value: Any) -> list[Problem]:
     if isinstance(value, str):
         with suppress(ValueError):
             float(value)
             return []
-        return [_problem(where, "float_parsing", value)]
-    return [] if isinstance(value, int | float) else [_problem(where, "float_type", value)]
+        return [_problem(location, "float_parsing", value)]
+    return [] if isinstance(value, int | float) else [_problem(location, "float_type", value)]
 
 
-def _flag(where: str, value: Any) -> list[Problem]:
+def _flag_problems(location: str, value: Any) -> list[Problem]:
     if isinstance(value, str | int | float):
-        return [] if value in (0, 1, "0", "1", "true", "false") else [_problem(where, "bool_parsing", value)]
-    return [_problem(where, "bool_type", value)]
+        return [] if value in (0, 1, "0", "1", "true", "false") else [_problem(location, "bool_parsing", value)]
+    return [_problem(location, "bool_type", value)]

@@ -1,4 +1,4 @@
-"""A simulated LightLLM, as 0.0.1 speaks (lightllm/server/api_*.py of the package on PyPI, August 2024)."""
+"""A simulated LightLLM that speaks like 0.0.1 (lightllm/server/api_*.py of the package on PyPI, August 2024)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,31 @@ from loadgen.servers.simulated import lightllm, protocol, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, exponential_buckets
 
-_DEFAULT_TOKENS, _MOST_BEST_OF = 16, 8
+_DEFAULT_MAX_TOKENS = 16
+_MAX_BEST_OF = 8
 _LOGPROB = -1.5
 _PARAMETERS = (
-    *("best_of", "n", "do_sample", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("exponential_decay_length_penalty", "temperature", "top_p", "top_k", "ignore_eos", "max_new_tokens"),
-    *("min_new_tokens", "stop_sequences", "skip_special_tokens", "add_spaces_between_special_tokens"),
-    *("print_eos_token", "input_penalty"),
+    "best_of",
+    "n",
+    "do_sample",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "exponential_decay_length_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "ignore_eos",
+    "max_new_tokens",
+    "min_new_tokens",
+    "stop_sequences",
+    "skip_special_tokens",
+    "add_spaces_between_special_tokens",
+    "print_eos_token",
+    "input_penalty",
 )
-# Parameters of TGI that `--use_tgi_api` takes and leaves out (api_tgi.py).
-_TGI_ALONE = (
+# Parameters of TGI that `--use_tgi_api` accepts and drops (api_tgi.py).
+_TGI_PARAMETERS = (
     "typical_p",
     "return_full_text",
     "stop",
@@ -30,9 +45,9 @@ _TGI_ALONE = (
     "decoder_input_details",
     "seed",
 )
-# Name, the values that are allowed, and the words of `SamplingParams.verify` for others.
+# (name, allowed values, message of `SamplingParams.verify` for other values)
 _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("best_of", lambda value: 0 < value <= _MOST_BEST_OF, f"need 0 < best_of <= {_MOST_BEST_OF}, but get {{}}"),
+    ("best_of", lambda value: 0 < value <= _MAX_BEST_OF, f"need 0 < best_of <= {_MAX_BEST_OF}, but get {{}}"),
     ("presence_penalty", lambda value: value >= 0, "presence_penalty must >= 0.0, got {}"),
     ("frequency_penalty", lambda value: value >= 0, "frequency_penalty must >= 0.0, got {}"),
     ("repetition_penalty", lambda value: value >= 1, "repetition_penalty must >= 1.0, got {}"),
@@ -42,18 +57,19 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("max_new_tokens", lambda value: value >= 1, "max_new_tokens must be at least 1 , got {}."),
     ("min_new_tokens", lambda value: value >= 1, "min_new_tokens must be at least 1 , got {}."),
 )
-_ONLY_SAMPLED = ("temperature", "top_p", "top_k")
-# Names that later versions have on their pages of metrics.
-_LATER = ("request_failure_total", "num_running_reqs", "prompt_tokens_total", "generation_tokens_total")
+# These are checked with `do_sample` only.
+_SAMPLING_ONLY = ("temperature", "top_p", "top_k")
+# Metrics that only later versions have.
+_LATER_METRICS = ("request_failure_total", "num_running_reqs", "prompt_tokens_total", "generation_tokens_total")
 
 
 def error(message: str, status: int = 417) -> Reply:
-    """Every error of a route that generates."""
+    """Return an error of a route that generates."""
     return Reply(protocol.dumps({"message": message}), status)
 
 
 def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> Encoding:
-    """`/generate` and `/generate_stream`, in LightLLM's own form or in one that is like TGI's."""
+    """POST /generate and /generate_stream, in LightLLM's form or, with `tgi_api`, in a form similar to TGI's."""
     body = request.body
     for name in ("inputs", "parameters"):
         if name not in body:
@@ -65,52 +81,64 @@ def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> 
         raise ErrorReply(error("the simulated server only supports best_of == 1"))
     completion = _completion(state, request, body["inputs"], parameters)
     encode = partial(_event, completion, state.mark, tgi_api=tgi_api, details=details)
-    whole = _whole_tgi if tgi_api else _whole
-    return Encoding(completion, encode, lambda _: whole(completion, state.mark, details=details), ())
+    whole_reply = _whole_tgi_reply if tgi_api else _whole_reply
+    return Encoding(completion, encode, lambda _: whole_reply(completion, state.mark, details=details), ())
 
 
-def _parameters(given: Any, *, tgi_api: bool) -> tuple[dict[str, Any], bool]:
-    """The parameters, and whether the details of the tokens are wanted. Raises ErrorReply for wrong ones."""
-    if not isinstance(given, Mapping):
+def _parameters(value: Any, *, tgi_api: bool) -> tuple[dict[str, Any], bool]:
+    """Return the parameters, and whether the response contains details of the tokens. Raises ErrorReply."""
+    if not isinstance(value, Mapping):
         raise ErrorReply(error("argument after ** must be a mapping"))
-    parameters = dict(given)
+    parameters = dict(value)
     if tgi_api:
         parameters.setdefault("return_details", parameters.get("details", False))
         parameters.setdefault("stop_sequences", parameters.get("stop"))
-        parameters = {name: value for name, value in parameters.items() if name not in _TGI_ALONE}
+        parameters = {name: value for name, value in parameters.items() if name not in _TGI_PARAMETERS}
     details = bool(parameters.pop("return_details", False))
     for name in parameters:
         if name not in _PARAMETERS:
             raise ErrorReply(error(f"SamplingParams.__init__() got an unexpected keyword argument '{name}'"))
-    for name, allows, words in _RULES:
-        value = protocol.number(parameters.get(name))
-        ignored = name in _ONLY_SAMPLED and not parameters.get("do_sample")
-        if value is not None and not ignored and not allows(value):
-            raise ErrorReply(error(words.format(parameters[name])))
+    for name, allows, message in _RULES:
+        number = protocol.number(parameters.get(name))
+        ignored = name in _SAMPLING_ONLY and not parameters.get("do_sample")
+        if number is not None and not ignored and not allows(number):
+            raise ErrorReply(error(message.format(parameters[name])))
     return parameters, details
 
 
 def _completion(
     state: ServerState, request: CompletionRequest, prompt: Any, parameters: Mapping[str, Any]
 ) -> Completion:
-    """Raises ErrorReply for a prompt or an output that does not fit: a stream has begun by then, and breaks off."""
-    tokens = 1 + tokenizer.count(prompt) if isinstance(prompt, str) else 0
-    requested = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_TOKENS)) or _DEFAULT_TOKENS
-    problem = ""
-    if not tokens:
-        problem = "text input must be of type `str`"  # this version takes no token ids
-    elif tokens > state.max_model_len - 1:
-        problem = f"the input prompt token len {tokens} is too long > {state.max_model_len - 1}"
-    elif tokens + requested > state.max_model_len:
-        problem = f"the req total len (input len + output len) is too long > max_req_total_len:{state.max_model_len}"
+    """Check the lengths and generate. Raises ErrorReply.
+
+    The real server checks lengths after a stream has begun. The stream then breaks off after its head.
+    """
+    prompt_tokens = 1 + tokenizer.count(prompt) if isinstance(prompt, str) else 0
+    requested = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_MAX_TOKENS)) or _DEFAULT_MAX_TOKENS
+    problem = _length_problem(prompt_tokens, requested, state.max_model_len)
     if problem and request.streamed:
         raise ErrorReply(Reply(headers=protocol.EVENTS_TYPE, chunked=True, cut=True))
     if problem:
         raise ErrorReply(error(problem))
-    made = state.complete(request, tokens, requested, "stop")
+    completion = state.complete(request, prompt_tokens, requested, "stop")
     stops = parameters.get("stop_sequences")
-    listed = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
-    return made.cut_at_stop([stop for stop in listed if isinstance(stop, str) and stop], "stop", anywhere=False)[0]
+    if isinstance(stops, str):
+        stops = [stops]
+    elif not isinstance(stops, list):
+        stops = []
+    usable_stops = [stop for stop in stops if isinstance(stop, str) and stop]
+    return completion.cut_at_stop(usable_stops, "stop", anywhere=False)[0]
+
+
+def _length_problem(prompt_tokens: int, requested: int, max_model_len: int) -> str:
+    """Return the server's message for lengths that do not fit, or an empty string."""
+    if not prompt_tokens:
+        return "text input must be of type `str`"  # this version accepts no token ids
+    if prompt_tokens > max_model_len - 1:
+        return f"the input prompt token len {prompt_tokens} is too long > {max_model_len - 1}"
+    if prompt_tokens + requested > max_model_len:
+        return f"the req total len (input len + output len) is too long > max_req_total_len:{max_model_len}"
+    return ""
 
 
 def _event(
@@ -123,45 +151,72 @@ def _event(
     tgi_api: bool,
     details: bool,
 ) -> bytes:
-    """One event, in the spelling of Python's json module, with the mark in the first."""
-    token = {"id": completion.ids[first], "text": completion.texts[first].decode(), "logprob": _LOGPROB}
-    told: dict[str, Any] = {"token": {**token, "special": False, "count_output_tokens": first + 1}}
+    """Encode one event in the style of Python's json module. The first event contains the mark."""
     reason = completion.finish_reason if last else None
-    told |= {"generated_text": None, "finished": last, "finish_reason": reason, "details": None}
+    event: dict[str, Any] = {
+        "token": {
+            "id": completion.ids[first],
+            "text": completion.texts[first].decode(),
+            "logprob": _LOGPROB,
+            "special": False,
+            "count_output_tokens": first + 1,
+        },
+        "generated_text": None,
+        "finished": last,
+        "finish_reason": reason,
+        "details": None,
+    }
     if last and tgi_api:
-        told["generated_text"] = completion.text
+        event["generated_text"] = completion.text
         if details:
-            told["details"] = {"generated_tokens": completion.output_tokens, "finish_reason": reason}
-    text = json.dumps(told | ({} if first else dict(mark)), ensure_ascii=False)
-    return b"data:%b\n\n" % text.encode()
+            event["details"] = {"generated_tokens": completion.output_tokens, "finish_reason": reason}
+    if first == 0:
+        event |= mark
+    return b"data:%b\n\n" % json.dumps(event, ensure_ascii=False).encode()
 
 
-def _tokens_of(completion: Completion) -> list[dict[str, Any]]:
-    same = {"logprob": _LOGPROB, "special": False}
-    pairs = enumerate(zip(completion.ids, completion.texts, strict=True), 1)
-    counted = completion.prompt_tokens
+def _token_details(completion: Completion) -> list[dict[str, Any]]:
     return [
-        {"id": token, **same, "count_output_tokens": index, "prompt_tokens": counted, "text": text.decode()}
-        for index, (token, text) in pairs
+        {
+            "id": token,
+            "logprob": _LOGPROB,
+            "special": False,
+            "count_output_tokens": index,
+            "prompt_tokens": completion.prompt_tokens,
+            "text": text.decode(),
+        }
+        for index, (token, text) in enumerate(zip(completion.ids, completion.texts, strict=True), 1)
     ]
 
 
-def _whole(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """A whole response: no content type, and the spelling of Python's json module."""
-    output = completion.output_tokens
-    told = {"generated_text": [completion.text], "count_output_tokens": output}
-    told |= {"finish_reason": completion.finish_reason}
-    told |= {"tokens": _tokens_of(completion)} if details else {}
-    return Reply(json.dumps(told | dict(mark), ensure_ascii=False).encode(), headers=())
-
-
-def _whole_tgi(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """A whole response in the form of `--use_tgi_api`: a list of one."""
-    reason, output = completion.finish_reason, completion.output_tokens
-    told: dict[str, Any] = {"generated_text": completion.text, "count_output_tokens": output, "finish_reason": reason}
+def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
+    """Return a whole response, without a content type and in the style of Python's json module."""
+    response: dict[str, Any] = {
+        "generated_text": [completion.text],
+        "count_output_tokens": completion.output_tokens,
+        "finish_reason": completion.finish_reason,
+    }
     if details:
-        told["details"] = {"tokens": _tokens_of(completion), "generated_tokens": output, "finish_reason": reason}
-    return protocol.json_reply([told | dict(mark)])
+        response["tokens"] = _token_details(completion)
+    return Reply(json.dumps(response | dict(mark), ensure_ascii=False).encode(), headers=())
+
+
+def _whole_tgi_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
+    """Return a whole response in the form of `--use_tgi_api`: a list with one entry."""
+    reason = completion.finish_reason
+    output_tokens = completion.output_tokens
+    response: dict[str, Any] = {
+        "generated_text": completion.text,
+        "count_output_tokens": output_tokens,
+        "finish_reason": reason,
+    }
+    if details:
+        response["details"] = {
+            "tokens": _token_details(completion),
+            "generated_tokens": output_tokens,
+            "finish_reason": reason,
+        }
+    return protocol.json_reply([response | dict(mark)])
 
 
 def _bad_json(message: str, position: int) -> Reply:
@@ -169,7 +224,7 @@ def _bad_json(message: str, position: int) -> Reply:
 
 
 def chat(_: ServerState, _request: CompletionRequest) -> Encoding:
-    """The recorded server failed on this route whatever was asked."""
+    """POST /v1/chat/completions. The recorded server failed on this route for every request."""
     raise ErrorReply(Reply(b"Internal Server Error", 500, protocol.TEXT_TYPE))
 
 
@@ -179,7 +234,7 @@ _LOADS = ("current_load", "logical_max_load", "dynamic_max_load")
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    page = state.metrics("lightllm_", state.metric_labels, without=_LATER)
+    page = state.metrics("lightllm_", state.metric_labels, without=_LATER_METRICS)
     return Reply(page + state.mark_metrics(), headers=())
 
 
@@ -193,7 +248,7 @@ _PAGES: dict[tuple[str, str], Page | Reply] = {
 }
 
 
-def _speaking(*, tgi_api: bool) -> ServerProtocol:
+def _protocol(*, tgi_api: bool) -> ServerProtocol:
     generate = partial(native, tgi_api=tgi_api)
     return ServerProtocol(
         head_prefix="date: {date}\r\nserver: uvicorn\r\n",
@@ -215,4 +270,5 @@ def _speaking(*, tgi_api: bool) -> ServerProtocol:
     )
 
 
-PROTOCOL, TGI_PROTOCOL = _speaking(tgi_api=False), _speaking(tgi_api=True)
+PROTOCOL = _protocol(tgi_api=False)
+TGI_PROTOCOL = _protocol(tgi_api=True)

@@ -1,4 +1,4 @@
-"""A simulated TGI, as 3.3.7 speaks (router/src/server.rs at that tag) and batches."""
+"""A simulated TGI that speaks and batches like 3.3.7 (router/src/server.rs at that tag)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from loadgen.servers.simulated.tgi_checks import (
     flat_error,
 )
 
-VERSION, SHA = "3.3.6-dev0", "dfb3fbe78e0d1d69251bd33065591c61bafdfaa8"  # what the tag v3.3.7 calls itself
-_SAMPLED: Mapping[str, Any] = {"do_sample": True}  # the parameters of a request that has none
+# The tag v3.3.7 reports this version and commit.
+VERSION = "3.3.6-dev0"
+SHA = "dfb3fbe78e0d1d69251bd33065591c61bafdfaa8"
+_DEFAULT_PARAMETERS: Mapping[str, Any] = {"do_sample": True}
 
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST on NATIVE."""
-    body, compat = request.body, request.path == "/"
-    parameters: Mapping[str, Any] = body.get("parameters", _SAMPLED)
-    if compat and parameters.get("return_full_text") is None:
+    """POST on NATIVE_ROUTES."""
+    body = request.body
+    compatible = request.path == "/"
+    parameters: Mapping[str, Any] = body.get("parameters", _DEFAULT_PARAMETERS)
+    if compatible and parameters.get("return_full_text") is None:
         parameters = {**parameters, "return_full_text": True}
     prompt = TextPrompt(body["inputs"], parameters)
-    refuse = _refusing(request, [prompt])
+    refuse = _refuse_for(request, [prompt])
     best_of = parameters.get("best_of")
     if request.streamed:
         if best_of not in (None, 1):
@@ -39,8 +42,8 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
     answers = best_of if best_of and not request.streamed else 1
     if answers > MAX_BEST_OF:
         raise refuse(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {answers}")
-    said = [tgi_answers.generate(state, request, prompt, refuse, index) for index in range(answers)]
-    return tgi_answers.native(said, prompt, listed=compat, mark=state.mark)
+    responses = [tgi_answers.generate(state, request, prompt, refuse, index) for index in range(answers)]
+    return tgi_answers.native(responses, prompt, listed=compatible, mark=state.mark)
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -48,18 +51,19 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     body = request.body
     prompt, tools = _chat_prompt(body)
     if tools:
-        word = tokenizer.decode(state.vocabulary.ids[:1]).strip()
-        prompt = TextPrompt(prompt.text, prompt.parameters, tgi_tools.call_text(tools[0], word))
-    said = tgi_answers.generate(state, request, prompt, _refusing(request, [prompt]))
-    named = body.get("model")
-    identity = _identity(state, request, "chat.completion", state.config.model if named in (None, "tgi") else named)
-    wish = ChatOptions(
+        call = tgi_tools.call_text(tools[0], tgi_answers.first_word(state))
+        prompt = TextPrompt(prompt.text, prompt.parameters, call)
+    response = tgi_answers.generate(state, request, prompt, _refuse_for(request, [prompt]))
+    model = body.get("model")
+    if model in (None, "tgi"):
+        model = state.config.model
+    options = ChatOptions(
         logprobs=bool(body.get("logprobs")),
-        top=body.get("top_logprobs") or 0,
-        usage=bool(body.get("stream_options", {}).get("include_usage")),
-        tool_id=tgi_tools.call_id(body["messages"]) if tools else None,
+        top_logprobs=body.get("top_logprobs") or 0,
+        include_usage=bool(body.get("stream_options", {}).get("include_usage")),
+        tool_call_id=tgi_tools.call_id(body["messages"]) if tools else None,
     )
-    return tgi_answers.chat(said, prompt, identity, wish)
+    return tgi_answers.chat(response, prompt, _identity(state, request, "chat.completion", model), options)
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -74,29 +78,29 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
         raise ErrorReply(flat_error(message, "batch size exceeded", 422))
     parameters = _openai_parameters(body) | {"repetition_penalty": body.get("repetition_penalty")}
     prompts = [TextPrompt(text, parameters) for text in texts]
-    refuse = _refusing(request, prompts)
-    said = [tgi_answers.generate(state, request, prompt, refuse, index) for index, prompt in enumerate(prompts)]
+    refuse = _refuse_for(request, prompts)
+    responses = [tgi_answers.generate(state, request, prompt, refuse, index) for index, prompt in enumerate(prompts)]
     identity = _identity(state, request, "text_completion", state.config.model)
-    return tgi_answers.completions(said, prompts, identity)
+    return tgi_answers.completions(responses, prompts, identity)
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> tuple[TextPrompt, list[Mapping[str, Any]]]:
-    """The prompt of a chat, and the tools that the model may call. Raises ErrorReply."""
+    """Return the prompt of a chat, and the tools that the model may call. Raises ErrorReply."""
     tools = tgi_tools.usable_tools(body)
     messages = tgi_tools.with_tools(body, tools) if tools else body["messages"]
-    penalty = body.get("presence_penalty")
+    presence_penalty = body.get("presence_penalty")
     parameters = _openai_parameters(body) | {
-        "repetition_penalty": None if penalty is None else penalty + 2.0,
+        "repetition_penalty": None if presence_penalty is None else presence_penalty + 2.0,
         "top_n_tokens": body.get("top_logprobs"),
         "grammar": body.get("response_format"),
-        # Completions have no such alias: there the real server ignores the field, whatever its type.
+        # /v1/completions has no such alias: there the real server ignores the field, whatever its type.
         "max_new_tokens": body.get("max_tokens", body.get("max_completion_tokens")),
     }
     return TextPrompt(tokenizer.chat_text(messages), parameters), tools
 
 
 def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The native parameters that the OpenAI routes make. A temperature of zero is the legal way to ask for greedy."""
+    """Return the native parameters that the OpenAI routes derive from a body. A temperature of zero selects greedy."""
     temperature = body.get("temperature")
     return {
         "temperature": temperature or None,
@@ -109,53 +113,71 @@ def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refusing(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse:
-    """What makes the refusals of this request."""
+def _refuse_for(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse:
+    """Return a function that makes the validation errors of this request."""
     head = tgi_checks.stream_headers(sum(len(prompt.text) for prompt in prompts))
     openai = request.path.startswith("/v1/")
 
     def refuse(message: str) -> ErrorReply:
-        said = f"Input validation error: {message}"
-        return ErrorReply(tgi_checks.refusal(said, "validation", 422, head, streamed=request.streamed, openai=openai))
+        text = f"Input validation error: {message}"
+        return ErrorReply(tgi_checks.refusal(text, "validation", 422, head, streamed=request.streamed, openai=openai))
 
     return refuse
 
 
-def _overloaded(refused: Encoding) -> Reply:
-    streamed, openai = refused.completion.streamed, bool(refused.closing)
-    return tgi_checks.refusal(*tgi_checks.OVERLOADED, 429, refused.head, streamed=streamed, openai=openai)
+def _overloaded(encoding: Encoding) -> Reply:
+    """Return the refusal above the limit on concurrent requests."""
+    return tgi_checks.refusal(
+        *tgi_checks.OVERLOADED,
+        429,
+        encoding.head,
+        streamed=encoding.completion.streamed,
+        openai=bool(encoding.closing),
+    )
 
 
 def _failure(status: int) -> Reply:
-    said = {500: ("Incomplete generation", "incomplete_generation"), 503: ("unhealthy", "healthcheck")}
-    return flat_error(*said.get(status, tgi_checks.OVERLOADED), status)
+    errors = {500: ("Incomplete generation", "incomplete_generation"), 503: ("unhealthy", "healthcheck")}
+    message, error_type = errors.get(status, tgi_checks.OVERLOADED)
+    return flat_error(message, error_type, status)
 
 
-def _label(state: ServerState) -> str:
-    """The label of the image. A real one has a commit there."""
+def _docker_label(state: ServerState) -> str:
+    """Return the label of the image. A real server reports a commit here."""
     return state.mark_word
 
 
-def _identity(state: ServerState, request: CompletionRequest, kind: str, model: str) -> dict[str, Any]:
-    made = {"object": kind, "id": "", "created": request.created_s, "model": model}
-    return made | {"system_fingerprint": f"{VERSION}-{_label(state)}"}
+def _identity(state: ServerState, request: CompletionRequest, object_name: str, model: str) -> dict[str, Any]:
+    return {
+        "object": object_name,
+        "id": "",
+        "created": request.created_s,
+        "model": model,
+        "system_fingerprint": f"{VERSION}-{_docker_label(state)}",
+    }
 
 
 def _info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     config = state.config
-    names = {"model_id": config.model, "model_sha": None, "model_pipeline_tag": None}
-    limits = {"max_concurrent_requests": config.max_concurrent_requests, "max_best_of": MAX_BEST_OF}
-    limits |= {
-        "max_stop_sequences": MAX_STOP_SEQUENCES,
-        "max_input_tokens": state.max_model_len - 1,
-    }  # launcher/src/main.rs
-    limits |= {
-        "max_total_tokens": state.max_model_len,
-        "validation_workers": 2,
-        "max_client_batch_size": MAX_CLIENT_BATCH_SIZE,
-    }
-    version = {"version": VERSION, "sha": SHA, "docker_label": _label(state)}
-    return protocol.json_reply({**names, **limits, "router": "text-generation-router", **version, **state.mark})
+    return protocol.json_reply(
+        {
+            "model_id": config.model,
+            "model_sha": None,
+            "model_pipeline_tag": None,
+            "max_concurrent_requests": config.max_concurrent_requests,
+            "max_best_of": MAX_BEST_OF,
+            "max_stop_sequences": MAX_STOP_SEQUENCES,
+            "max_input_tokens": state.max_model_len - 1,  # launcher/src/main.rs
+            "max_total_tokens": state.max_model_len,
+            "validation_workers": 2,
+            "max_client_batch_size": MAX_CLIENT_BATCH_SIZE,
+            "router": "text-generation-router",
+            "version": VERSION,
+            "sha": SHA,
+            "docker_label": _docker_label(state),
+            **state.mark,
+        }
+    )
 
 
 def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
@@ -168,21 +190,24 @@ def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _token_list(text: str) -> list[dict[str, Any]]:
-    """With the token that the server puts before every text; it has no place in it."""
-    places = ((tokenizer.BOS_ID, 0, 0), *tokenizer.offsets(text))
-    return [{"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in places]
+    """Return the tokens of a text. The first is the one that the server puts before it; its text is empty."""
+    spans = ((tokenizer.BOS_ID, 0, 0), *tokenizer.offsets(text))
+    return [{"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in spans]
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Counters carry no `_total`, and nothing carries a model name. What we do not know is left out."""
+    """Return the metrics page. Metrics of the real server that have no value here are left out.
+
+    Counters have no suffix `_total`, and no metric has a label with the model name.
+    """
     failures = {**state.refused_by_reason, "dropped": state.finished_by_reason["abort"]}
-    failed = {("err", kind): times for kind, times in failures.items() if times}
-    page = state.metrics("tgi_", {}, {"failed_by_kind": failed})
+    failed_by_kind = {("err", reason): number for reason, number in failures.items() if number}
+    page = state.metrics("tgi_", {}, {"failed_by_kind": failed_by_kind})
     return Reply(page + state.mark_metrics(), headers=protocol.TEXT_TYPE)
 
 
 _EMPTY = Reply(headers=())
-_PAGES: Mapping[str, Page | Reply] = {  # axum answers HEAD wherever it answers GET
+_PAGES: Mapping[str, Page | Reply] = {  # axum answers HEAD on every GET route
     "/": _EMPTY,
     "/health": _EMPTY,
     "/ping": _EMPTY,
@@ -201,8 +226,11 @@ PROTOCOL = ServerProtocol(
     stream_headers=tgi_checks.STREAM_TYPE,
     keep_alive_s=3600,
     body_limit=2_000_000,
-    generate={"/v1/chat/completions": chat, "/v1/completions": completions}
-    | dict.fromkeys(protocol.NATIVE_ROUTES, native),
+    generate={
+        "/v1/chat/completions": chat,
+        "/v1/completions": completions,
+        **dict.fromkeys(protocol.NATIVE_ROUTES, native),
+    },
     pages={
         **{(method, path): page for path, page in _PAGES.items() for method in ("GET", "HEAD")},
         ("POST", "/tokenize"): _tokenize,

@@ -1,5 +1,7 @@
-"""A simulated TGI's responses as bytes: one or several, streamed or whole, with log probabilities, the likeliest tokens
-and the prompt's tokens where a request wants them."""
+"""Responses of a simulated TGI as bytes: one or several, streamed or whole.
+
+Log probabilities, the likeliest tokens and the tokens of the prompt are included on request.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +15,27 @@ from typing import Any
 import msgspec
 
 from loadgen.servers.simulated import grammar, protocol, tgi_checks, tgi_tools, tokenizer
-from loadgen.servers.simulated.protocol import (
-    Completion,
-    CompletionRequest,
-    Encoding,
-    ErrorReply,
-    Events,
-    Headers,
-    Reply,
-)
+from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, Events, Headers, Reply
 from loadgen.servers.simulated.state import ServerState
 from loadgen.servers.simulated.tgi_checks import Refuse
 
 FAILED = ("Request failed during generation: Server error: simulated failure", "generation")
+"""Message and error type of a generation that fails."""
 _OPENAI_REASONS = {"eos_token": "stop", "length": "length", "stop_sequence": "stop_sequence"}
-_LOGPROB = -1.5  # the model is equally sure of everything that it says
+_LOGPROB = -1.5
+"""Log probability of every token."""
 _EOS_TEXT = tokenizer.EOS_TEXT.encode()
 _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """One text to go on from, with the native parameters for it."""
+    """A prompt with its native parameters."""
 
     text: str
     parameters: Mapping[str, Any]
     guided: str | None = None
-    """What the model says, where a grammar or a tool decides it."""
+    """The output of the model, if a tool decides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +49,31 @@ class TgiResponse:
 
     @property
     def tokens(self) -> list[dict[str, Any]]:
-        """Every token as `/generate` shows it."""
+        """Every token in the form of `/generate`."""
         return [_token(token, text) for token, text in zip(self.completion.ids, self.texts, strict=True)]
 
+    @property
+    def finish_details(self) -> dict[str, Any]:
+        """Finish reason, number of tokens and seed, as in `details`."""
+        return {
+            "finish_reason": self.completion.finish_reason,
+            "generated_tokens": self.completion.output_tokens,
+            "seed": self.seed,
+        }
 
-def guided_text(given: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
-    """What the model says under a grammar. None without one. Raises the refusal of a grammar that no text can fit."""
-    if given is None:
+
+def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
+    """Return the output of the model under a grammar, or None without one.
+
+    Strings in it are `word`. Raises the refusal of a grammar that is not supported.
+    """
+    if grammar_value is None:
         return None
-    kind, value = given["type"], given["value"]
+    value = grammar_value["value"]
     try:
-        if kind == "regex":
+        if grammar_value["type"] == "regex":
             return grammar.regex_text(value)
-        schema = value["schema"] if kind == "json_schema" else value
+        schema = value["schema"] if grammar_value["type"] == "json_schema" else value
         if isinstance(schema, str):
             schema = msgspec.json.decode(schema)
         if not isinstance(schema, Mapping):
@@ -78,149 +86,165 @@ def guided_text(given: Mapping[str, Any] | None, word: str, refuse: Refuse) -> s
 
 
 def generate(
-    state: ServerState, request: CompletionRequest, prompt: TextPrompt, refuse: Refuse, place: int = 0
+    state: ServerState, request: CompletionRequest, prompt: TextPrompt, refuse: Refuse, answer: int = 0
 ) -> TgiResponse:
-    """One response, after everything that the router checks. `place`: which of a request's responses. Raises the
-    refusal."""
-    values = prompt.parameters
-    tgi_checks.check_parameters(values, prompt.text, refuse, state.max_model_len)
+    """Apply the checks of the router and generate one response. Raises the refusal.
+
+    `answer` is the index among the responses to one request.
+    """
+    parameters = prompt.parameters
+    tgi_checks.check_parameters(parameters, prompt.text, refuse, state.max_model_len)
     prompt_tokens = 1 + tokenizer.count(prompt.text)  # the server puts one token before every text
-    if truncate := values.get("truncate"):
+    truncate = parameters.get("truncate")
+    if truncate:
         prompt_tokens = min(prompt_tokens, truncate)
-    pieces = tgi_checks.output_pieces(state, prompt_tokens, values.get("max_new_tokens"), refuse)
+    pieces = tgi_checks.output_pieces(state, prompt_tokens, parameters.get("max_new_tokens"), refuse)
+    limit = sum(pieces)
     guided = prompt.guided
     if guided is None:
-        guided = guided_text(values.get("grammar"), tokenizer.decode(state.vocabulary.ids[:1]).strip(), refuse)
-    limit = sum(pieces)
-    made = _guided(request, prompt_tokens, limit, guided) if guided is not None else None
-    made = made or _unguided(state, request, prompt_tokens, limit, place)
-    stops = [stop for stop in values.get("stop") or [] if stop]
-    made = made.cut_at_stop(stops, "stop_sequence", anywhere=False)[0]  # the stop stays in the text (tokens.py)
-    # The router counts a prompt again for each piece, with what was said before as a part of it.
-    starts = [prompt_tokens + sum(pieces[:number]) for number in range(len(pieces))]
-    begun = [start for start in starts if start - prompt_tokens < made.output_tokens]
-    made = replace(made, metric_requests=tuple(zip(begun, pieces, strict=False)))
-    return TgiResponse(made, _seed(state, request, values, place), [_plain(text) for text in made.texts])
+        guided = guided_text(parameters.get("grammar"), first_word(state), refuse)
+    if guided is None:
+        completion = _unguided(state, request, prompt_tokens, limit, answer)
+    else:
+        completion = _guided(request, prompt_tokens, limit, guided)
+    stops = [stop for stop in parameters.get("stop") or [] if stop]
+    # The stop string stays in the text (tokens.py).
+    completion = completion.cut_at_stop(stops, "stop_sequence", anywhere=False)[0]
+    # The router counts the prompt again for each piece, together with the output before it.
+    piece_starts = [sum(pieces[:index]) for index in range(len(pieces))]
+    metric_requests = tuple(
+        (prompt_tokens + start, piece)
+        for start, piece in zip(piece_starts, pieces, strict=True)
+        if start < completion.output_tokens
+    )
+    completion = replace(completion, metric_requests=metric_requests)
+    seed = _seed(state, request, parameters, answer)
+    return TgiResponse(completion, seed, [_unescape(text) for text in completion.texts])
 
 
-def _unguided(state: ServerState, request: CompletionRequest, prompt_tokens: int, limit: int, place: int) -> Completion:
-    """Words of the vocabulary, up to where the model ends by itself."""
-    if (mean := state.config.eos_mean_tokens) is not None:
-        # Where the model ends by itself: geometric, as if each token were the last with the same probability.
+def first_word(state: ServerState) -> str:
+    """Return the word that the model uses for strings under a grammar."""
+    return tokenizer.decode(state.vocabulary.ids[:1]).strip()
+
+
+def _unguided(
+    state: ServerState, request: CompletionRequest, prompt_tokens: int, limit: int, answer: int
+) -> Completion:
+    """Generate words of the vocabulary, up to the end that the model chooses by itself."""
+    mean = state.config.eos_mean_tokens
+    if mean is not None:
+        # The length is geometric: every token is the last one with the same probability.
         uniform = Random(f"eos/{state.config.seed}/{request.index}").random()  # noqa: S311 - not secret
-        ends = 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
-        request = replace(request, stop_after=min(ends, request.stop_after or ends))
-    made = state.complete(request, prompt_tokens, limit, "eos_token", place)
-    if made.finish_reason != "length":
-        made = replace(made, ids=[*made.ids[:-1], tokenizer.EOS_ID], texts=[*made.texts[:-1], _EOS_TEXT])
-    return made
+        length = 1 if mean <= 1 else 1 + int(log(1 - uniform) / log(1 - 1 / mean))
+        request = replace(request, stop_after=min(length, request.stop_after or length))
+    completion = state.complete(request, prompt_tokens, limit, "eos_token", answer)
+    if completion.finish_reason == "length":
+        return completion
+    return replace(completion, ids=[*completion.ids[:-1], tokenizer.EOS_ID], texts=[*completion.texts[:-1], _EOS_TEXT])
 
 
 def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: str) -> Completion:
-    """A text that a grammar decides, and the end-of-text token, if the limit does not come first."""
+    """Generate a given text and the end-of-text token, as far as the limit allows."""
     limit = min(limit, request.stop_after or limit)
     ids = [*tokenizer.encode(text), tokenizer.EOS_ID]
-    texts = [_escaped(tokenizer.pieces()[token]) for token in ids[:-1]]
+    texts = [_escape(tokenizer.pieces()[token]) for token in ids[:-1]]
+    texts.append(_EOS_TEXT)
     reason = "length" if len(ids) > limit else "eos_token"
-    return Completion(request.streamed, prompt_tokens, limit, ids[:limit], [*texts, _EOS_TEXT][:limit], reason)
+    return Completion(request.streamed, prompt_tokens, limit, ids[:limit], texts[:limit], reason)
 
 
-def _escaped(piece: bytes) -> bytes:
-    """A token's text as it stands inside a JSON string. Half of a character has none."""
+def _escape(piece: bytes) -> bytes:
+    """Escape a token's text for a JSON string. The text of an incomplete character is empty."""
     return protocol.dumps(piece.decode("utf-8", "ignore"))[1:-1]
 
 
-def _plain(text: bytes) -> str:
-    """A token's text as it stands inside a JSON string, as a text again."""
+def _unescape(text: bytes) -> str:
+    """Return a token's text from its escaped form."""
     if b"\\" not in text:
         return text.decode()
-    plain: str = msgspec.json.decode(b'"%b"' % text)
-    return plain
+    unescaped: str = msgspec.json.decode(b'"%b"' % text)
+    return unescaped
 
 
-def _seed(state: ServerState, request: CompletionRequest, values: Mapping[str, Any], place: int) -> int | None:
-    """The seed that the details show: none without sampling, and a random one where a request gives none."""
-    if not tgi_checks.is_sampled(values):
+def _seed(state: ServerState, request: CompletionRequest, parameters: Mapping[str, Any], answer: int) -> int | None:
+    """Return the seed in `details`: None without sampling, and a random one if the request has none."""
+    if not tgi_checks.is_sampled(parameters):
         return None
-    drawn = Random(f"seed/{state.config.seed}/{request.index}/{place}").randrange(_SEEDS)  # noqa: S311 - not secret
-    given = values.get("seed")
-    return drawn if given is None else int(given)
+    random = Random(f"seed/{state.config.seed}/{request.index}/{answer}")  # noqa: S311 - not secret
+    seed = parameters.get("seed")
+    return random.randrange(_SEEDS) if seed is None else int(seed)
 
 
 def _token(token: int, text: str) -> dict[str, Any]:
     return {"id": token, "text": text, "logprob": _LOGPROB, "special": token == tokenizer.EOS_ID}
 
 
-def _likeliest(token: int, text: str, number: int) -> list[dict[str, Any]]:
-    """The likeliest tokens in a token's place, the token itself first."""
-    near = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
-    return [_token(token, text), *(_token(each, tokenizer.decode([each])) for each in near)][:number]
+def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
+    """Return the likeliest tokens at a position. The generated token is the likeliest."""
+    others = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
+    return [_token(token, text), *(_token(other, tokenizer.decode([other])) for other in others)][:number]
 
 
 # The native routes.
 
 
-def native(said: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool, mark: Mapping[str, Any]) -> Encoding:
-    """`/generate`, `/generate_stream` and `/`; `listed`: a whole response is a list of one. The first of several
-    responses is the best."""
-    first, values = said[0], prompt.parameters
-    full = prompt.text if values.get("return_full_text") else ""
-    top = values.get("top_n_tokens") or 0
-    ended = {
-        "finish_reason": first.completion.finish_reason,
-        "generated_tokens": first.completion.output_tokens,
-        "seed": first.seed,
-    }
-    shown = {**ended, "input_length": first.completion.prompt_tokens} if values.get("details") else None
-    final = protocol.dumps({"generated_text": full + first.completion.text, "details": shown})[1:-1]
-    ids, texts, marked = first.completion.ids, first.completion.texts, b",%b}\n\n" % protocol.dumps(mark)[1:-1]
+def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool, mark: Mapping[str, Any]) -> Encoding:
+    """Encode responses of `/generate`, `/generate_stream` and `/`.
 
-    def encode(place: int, _tokens: int, last: bool) -> bytes:
-        token = ids[place]
+    With `listed`, a whole response is a list with one entry. The first of several responses is the best.
+    """
+    best = responses[0]
+    parameters = prompt.parameters
+    ids = best.completion.ids
+    texts = best.completion.texts
+    text = best.completion.text
+    prompt_text = prompt.text if parameters.get("return_full_text") else ""
+    top = parameters.get("top_n_tokens") or 0
+    details = None
+    if parameters.get("details"):
+        details = {**best.finish_details, "input_length": best.completion.prompt_tokens}
+    final_fields = protocol.dumps({"generated_text": prompt_text + text, "details": details})[1:-1]
+    first_event_end = b",%b}\n\n" % protocol.dumps(mark)[1:-1]
+
+    def encode(index: int, _tokens: int, last: bool) -> bytes:
+        token = ids[index]
         special = b"true" if token == tokenizer.EOS_ID else b"false"
-        begin = b'data: {"index":%d,"token":{"id":%d,"text":"%b","logprob":-1.5,"special":%b},'
-        event = begin % (place + 1, token, texts[place], special)
+        start = b'data: {"index":%d,"token":{"id":%d,"text":"%b","logprob":-1.5,"special":%b},'
+        event = start % (index + 1, token, texts[index], special)
         if top:
-            event += b'"top_tokens":%b,' % protocol.dumps(_likeliest(token, first.texts[place], top))
-        event += final if last else b'"generated_text":null,"details":null'
-        return event + (b"}\n\n" if place else marked)
+            event += b'"top_tokens":%b,' % protocol.dumps(_top_tokens(token, best.texts[index], top))
+        event += final_fields if last else b'"generated_text":null,"details":null'
+        return event + (b"}\n\n" if index else first_event_end)
 
     def whole() -> Any:
-        answer: dict[str, Any] = {"generated_text": full + first.completion.text}
-        if values.get("details") or values.get("decoder_input_details"):
-            details = _details(first, prompt)
-            if len(said) > 1:
-                others = [
-                    {"generated_text": full + each.completion.text, **_details(each, prompt)} for each in said[1:]
+        answer: dict[str, Any] = {"generated_text": prompt_text + text}
+        if parameters.get("details") or parameters.get("decoder_input_details"):
+            whole_details = _details(best, prompt)
+            if len(responses) > 1:
+                whole_details["best_of_sequences"] = [
+                    {"generated_text": prompt_text + response.completion.text, **_details(response, prompt)}
+                    for response in responses[1:]
                 ]
-                details["best_of_sequences"] = others
             if top:
-                details["top_tokens"] = _all_likeliest(first, top)
-            answer["details"] = details
+                whole_details["top_tokens"] = [
+                    _top_tokens(token, token_text, top) for token, token_text in zip(ids, best.texts, strict=True)
+                ]
+            answer["details"] = whole_details
         answer |= mark
         return [answer] if listed else answer
 
-    return _encoding(said, [prompt], encode, whole)
+    return _encoding(responses, [prompt], encode, whole)
 
 
-def _details(said: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
-    """`details` of a whole response."""
+def _details(response: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
+    """Return `details` of a whole response."""
     prefill: list[dict[str, Any]] = []
     if prompt.parameters.get("decoder_input_details"):
-        ids = [tokenizer.BOS_ID, *tokenizer.encode(prompt.text)][-said.completion.prompt_tokens :]
-        pieces = ["<s>" if token == tokenizer.BOS_ID else tokenizer.decode([token]) for token in ids]
-        prefill = [
-            {"id": token, "text": text, "logprob": _LOGPROB if index else None}
-            for index, (token, text) in enumerate(zip(ids, pieces, strict=True))
-        ]
-    completion = said.completion
-    ended = {"finish_reason": completion.finish_reason, "generated_tokens": completion.output_tokens, "seed": said.seed}
-    return {**ended, "prefill": prefill, "tokens": said.tokens}
-
-
-def _all_likeliest(said: TgiResponse, number: int) -> list[list[dict[str, Any]]]:
-    ids = said.completion.ids
-    return [_likeliest(token, text, number) for token, text in zip(ids, said.texts, strict=True)]
+        ids = [tokenizer.BOS_ID, *tokenizer.encode(prompt.text)][-response.completion.prompt_tokens :]
+        for index, token in enumerate(ids):
+            text = "<s>" if token == tokenizer.BOS_ID else tokenizer.decode([token])
+            prefill.append({"id": token, "text": text, "logprob": _LOGPROB if index else None})
+    return {**response.finish_details, "prefill": prefill, "tokens": response.tokens}
 
 
 # /v1/chat/completions
@@ -228,122 +252,147 @@ def _all_likeliest(said: TgiResponse, number: int) -> list[list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What of a chat request decides how its response looks."""
+    """The options of a chat request that decide the form of its response."""
 
     logprobs: bool
-    top: int
-    usage: bool
-    tool_id: str | None
-    """The id of the call, where the response is one."""
+    top_logprobs: int
+    include_usage: bool
+    tool_call_id: str | None
+    """The id of the tool call, if the response is one."""
 
 
-def chat(said: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], wish: ChatOptions) -> Encoding:
-    """Every event has role and content, so no event has the role alone."""
-    completion = said.completion
-    ended = _OPENAI_REASONS[completion.finish_reason]
-    streamed = {**identity, "object": "chat.completion.chunk"}
+def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], options: ChatOptions) -> Encoding:
+    """Encode the response of a chat. Every event has role and content, so that no event has the role alone."""
+    completion = response.completion
+    finish_reason = _OPENAI_REASONS[completion.finish_reason]
+    chunk_identity = {**identity, "object": "chat.completion.chunk"}
 
-    def chunk(delta: Mapping[str, Any], place: int, reason: str | None) -> dict[str, Any]:
-        shown = {"content": [_logprob(said, place, wish.top)]} if wish.logprobs else None
-        choice = {"index": 0, "delta": {"role": "assistant", **delta}, "logprobs": shown, "finish_reason": reason}
-        return {**streamed, "choices": [choice], "usage": None}
+    def chunk(delta: Mapping[str, Any], index: int, reason: str | None) -> dict[str, Any]:
+        logprobs = {"content": [_chat_logprob(response, index, options.top_logprobs)]} if options.logprobs else None
+        choice = {"index": 0, "delta": {"role": "assistant", **delta}, "logprobs": logprobs, "finish_reason": reason}
+        return {**chunk_identity, "choices": [choice], "usage": None}
 
-    usage = protocol.json_event({**streamed, "choices": [], "usage": completion.usage})
-    closing = (usage, protocol.DONE) if wish.usage else (protocol.DONE,)
-    shown = [
+    closing: Events = (protocol.DONE,)
+    if options.include_usage:
+        usage_event = protocol.json_event({**chunk_identity, "choices": [], "usage": completion.usage})
+        closing = (usage_event, protocol.DONE)
+    texts = [
         b"" if token == tokenizer.EOS_ID else text for token, text in zip(completion.ids, completion.texts, strict=True)
     ]
-    text = {"content": protocol.TEXT}
-    if wish.tool_id is not None:
-        encode = _listed_events(_call_events(said, wish.tool_id, chunk))
-    elif wish.logprobs:
-        last = len(shown) - 1
-        contents = [_plain(each) for each in shown]
-        chunks = [chunk({"content": each}, at, ended if at == last else None) for at, each in enumerate(contents)]
-        encode = _listed_events([protocol.json_event(chunk) for chunk in chunks])
+    role_only: Events = (protocol.json_event(chunk({"content": ""}, 0, None)),)
+    if options.tool_call_id is not None:
+        encode = _listed_events(_tool_call_events(response, options.tool_call_id, chunk))
+        role_only = ()
+    elif options.logprobs:
+        last = len(texts) - 1
+        encode = _listed_events(
+            [
+                protocol.json_event(
+                    chunk({"content": _unescape(text)}, index, finish_reason if index == last else None)
+                )
+                for index, text in enumerate(texts)
+            ]
+        )
     else:
-        encode = protocol.text_events(shown, chunk(text, 0, None), chunk(text, 0, ended))
-    made = _encoding([said], [prompt], encode, partial(_whole_chat, said, identity, wish), closing)
-    role_only = () if wish.tool_id is not None else (protocol.json_event(chunk({"content": ""}, 0, None)),)
-    return replace(made, role_only=role_only, silent=wish.tool_id is not None)
+        content = {"content": protocol.TEXT}
+        encode = protocol.text_events(texts, chunk(content, 0, None), chunk(content, 0, finish_reason))
+    whole = partial(_whole_chat, response, identity, options)
+    encoding = _encoding([response], [prompt], encode, whole, closing)
+    return replace(encoding, role_only=role_only, silent=options.tool_call_id is not None)
 
 
 def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
-    """Events that are known beforehand."""
-    return lambda place, _tokens, _last: events[place]
+    """Return an encoder for events that are known in advance, one per token."""
+    return lambda index, _tokens, _last: events[index]
 
 
-def _call_events(
-    said: TgiResponse, number: str, chunk: Callable[[Mapping[str, Any], int, str | None], Any]
+def _tool_call_events(
+    response: TgiResponse, call_id: str, chunk: Callable[[Mapping[str, Any], int, str | None], Any]
 ) -> list[bytes]:
-    """The events of a tool call; empty for tokens that have none."""
+    """Return the event of each token of a tool call. It is empty for tokens without an event."""
     events = []
-    for index, piece in enumerate(tgi_tools.call_pieces(said.texts)):
+    for index, piece in enumerate(tgi_tools.call_pieces(response.texts)):
         if piece is None:
             events.append(b"")
             continue
         name, arguments = piece
-        call = {"index": 0, "id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+        call = {"index": 0, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         events.append(protocol.json_event(chunk({"tool_calls": [call]}, index, None)))
     return events
 
 
-def _logprob(said: TgiResponse, place: int, top: int) -> dict[str, Any]:
-    token, text = said.completion.ids[place], said.texts[place]
-    near = [{"token": each["text"], "logprob": each["logprob"]} for each in _likeliest(token, text, top)]
-    return {"token": text, "logprob": _LOGPROB, "top_logprobs": near}
+def _chat_logprob(response: TgiResponse, index: int, top: int) -> dict[str, Any]:
+    text = response.texts[index]
+    top_logprobs = [
+        {"token": candidate["text"], "logprob": candidate["logprob"]}
+        for candidate in _top_tokens(response.completion.ids[index], text, top)
+    ]
+    return {"token": text, "logprob": _LOGPROB, "top_logprobs": top_logprobs}
 
 
-def _whole_chat(said: TgiResponse, identity: Mapping[str, Any], wish: ChatOptions) -> dict[str, Any]:
-    completion = said.completion
+def _whole_chat(response: TgiResponse, identity: Mapping[str, Any], options: ChatOptions) -> dict[str, Any]:
+    """Return a chat's response without streaming. Raises ErrorReply for a tool call that the limit cut short."""
+    completion = response.completion
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-    if wish.tool_id is not None:
+    if options.tool_call_id is not None:
         call = tgi_tools.parse_call(completion.text)
         if call is None:
-            written = protocol.dumps(completion.text).decode()
-            raise tgi_tools.tool_error(f"Failed to parse generated text: EOF while parsing an object {written}")
-        function = {"description": None, "name": call[0], "arguments": protocol.dumps(call[1]).decode()}
+            text_json = protocol.dumps(completion.text).decode()
+            raise tgi_tools.tool_error(f"Failed to parse generated text: EOF while parsing an object {text_json}")
+        name, arguments = call
+        function = {"description": None, "name": name, "arguments": protocol.dumps(arguments).decode()}
         message = {"role": "assistant", "tool_calls": [{"id": "0", "type": "function", "function": function}]}
-    logprobs = {"content": [_logprob(said, at, wish.top) for at in range(completion.output_tokens)]}
-    choice = {"index": 0, "message": message, "logprobs": logprobs if wish.logprobs else None}
-    choice |= {"finish_reason": _OPENAI_REASONS[completion.finish_reason]}
+    logprobs = None
+    if options.logprobs:
+        positions = range(completion.output_tokens)
+        logprobs = {"content": [_chat_logprob(response, index, options.top_logprobs) for index in positions]}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": _OPENAI_REASONS[completion.finish_reason],
+    }
     return {**identity, "object": "chat.completion", "choices": [choice], "usage": completion.usage}
 
 
 # /v1/completions
 
 
-def completions(said: Sequence[TgiResponse], prompts: Sequence[TextPrompt], identity: Mapping[str, Any]) -> Encoding:
-    """The event with the last token of a response always has usage, and only that one."""
-    encoders = [_completion_events(each.completion, place, identity) for place, each in enumerate(said)]
-    made = [each.completion for each in said]
-    encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, made, encoders)
+def completions(
+    responses: Sequence[TgiResponse], prompts: Sequence[TextPrompt], identity: Mapping[str, Any]
+) -> Encoding:
+    """Encode the responses of /v1/completions. Only the event with the last token of a response has usage."""
+    encoded = [response.completion for response in responses]
+    encoders = [_completion_events(completion, index, identity) for index, completion in enumerate(encoded)]
+    encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, encoded, encoders)
 
     def whole() -> dict[str, Any]:
-        choices = [_choice(index, each.text, _OPENAI_REASONS[each.finish_reason]) for index, each in enumerate(made)]
-        usage = {name: sum(each.usage[name] for each in made) for name in made[0].usage}
+        choices = [
+            _choice(index, completion.text, _OPENAI_REASONS[completion.finish_reason])
+            for index, completion in enumerate(encoded)
+        ]
+        usage = {name: sum(completion.usage[name] for completion in encoded) for name in encoded[0].usage}
         return {**identity, "choices": choices, "usage": usage}
 
-    return _encoding(said, prompts, encode, whole, (protocol.DONE,), timed=False)
+    return _encoding(responses, prompts, encode, whole, (protocol.DONE,), timed=False)
 
 
-def _choice(place: int, text: str, reason: str) -> dict[str, Any]:
-    return {"index": place, "text": text, "logprobs": None, "finish_reason": reason}
+def _choice(index: int, text: str, reason: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _completion_events(made: Completion, place: int, identity: Mapping[str, Any]) -> protocol.EventEncoder:
-    """In an inner event the choices stand in another place than in the last."""
-    inner = {name: identity[name] for name in ("object", "id", "created")}
-    inner |= {
-        "choices": [_choice(place, protocol.TEXT, "")],
-        **{name: identity[name] for name in identity if name not in inner},
-    }
-    final = {**identity, "choices": [_choice(place, protocol.TEXT, made.finish_reason)], "usage": made.usage}
-    return protocol.text_events(made.texts, inner, final)
+def _completion_events(completion: Completion, index: int, identity: Mapping[str, Any]) -> protocol.EventEncoder:
+    """Return the encoder of one response. The position of `choices` differs between inner events and the last one."""
+    inner: dict[str, Any] = {name: identity[name] for name in ("object", "id", "created")}
+    inner["choices"] = [_choice(index, protocol.TEXT, "")]
+    inner |= {name: value for name, value in identity.items() if name not in inner}
+    final_choice = _choice(index, protocol.TEXT, completion.finish_reason)
+    final = {**identity, "choices": [final_choice], "usage": completion.usage}
+    return protocol.text_events(completion.texts, inner, final)
 
 
 def _encoding(
-    said: Sequence[TgiResponse],
+    responses: Sequence[TgiResponse],
     prompts: Sequence[TextPrompt],
     encode: protocol.EventEncoder,
     whole: Callable[[], Any],
@@ -351,40 +400,42 @@ def _encoding(
     *,
     timed: bool = True,
 ) -> Encoding:
-    """All that the routes have in common. `timed`: a whole response says in seconds how long it took."""
-    made = [each.completion for each in said]
-    completion = replace(made[0], siblings=tuple(made[1:]))
-    if len(prompts) > 1:  # each has a prompt of its own
-        completion = replace(completion, prompt_tokens=sum(each.prompt_tokens for each in made))
-    completion = replace(completion, metric_requests=tuple(count for each in made for count in each.metric_requests))
+    """Add the parts that all routes have in common. With `timed`, a whole response has the header x-compute-time."""
+    completions_ = [response.completion for response in responses]
+    first = completions_[0]
+    prompt_tokens = first.prompt_tokens
+    generated_tokens = first.output_tokens
+    if len(prompts) > 1:  # otherwise all responses have the same prompt
+        prompt_tokens = sum(completion.prompt_tokens for completion in completions_)
+        generated_tokens = sum(completion.output_tokens for completion in completions_)
+    completion = replace(
+        first,
+        siblings=tuple(completions_[1:]),
+        prompt_tokens=prompt_tokens,
+        metric_requests=tuple(request for completion in completions_ for request in completion.metric_requests),
+    )
     characters = sum(len(prompt.text) for prompt in prompts)
-    one = tuple(map(protocol.sse_event, tgi_checks.error_payloads(*FAILED, openai=bool(closing))))
-    failure = one[:1] * len(prompts) + one[1:]
+    error_events = tuple(map(protocol.sse_event, tgi_checks.error_payloads(*FAILED, openai=bool(closing))))
+    failure = error_events[:1] * len(prompts) + error_events[1:]  # one error per prompt, then [DONE] if there is one
 
-    def answer(total_s: float) -> Reply:
-        """Milliseconds, rounded down; what the simulated server does not know apart counts as inference."""
-        total_ms, output = int(total_s * 1e3), made[0].output_tokens
-        spent: dict[str, Any] = {"total-time": total_ms, "validation-time": 0, "queue-time": 0}
-        spent |= {"inference-time": total_ms, "time-per-token": total_ms // output}
-        spent |= {"prompt-tokens": completion.prompt_tokens}
-        spent |= {"generated-tokens": output if len(prompts) == 1 else sum(each.output_tokens for each in made)}
-        kind, counted = tgi_checks.compute_headers(characters)
-        compute: Headers = (kind, ("x-compute-time", f"{total_s:.9f}"), counted) if timed else (kind, counted)
-        times: Headers = tuple((f"x-{name}", str(value)) for name, value in spent.items())
+    def answer(duration_s: float) -> Reply:
+        # Milliseconds are rounded down. The simulated server cannot tell the phases apart: all time is inference.
+        total_ms = int(duration_s * 1e3)
+        values = {
+            "total-time": total_ms,
+            "validation-time": 0,
+            "queue-time": 0,
+            "inference-time": total_ms,
+            "time-per-token": total_ms // first.output_tokens,
+            "prompt-tokens": prompt_tokens,
+            "generated-tokens": generated_tokens,
+        }
+        compute_type, compute_characters = tgi_checks.compute_headers(characters)
+        compute: Headers = (compute_type, compute_characters)
+        if timed:
+            compute = (compute_type, ("x-compute-time", f"{duration_s:.9f}"), compute_characters)
+        times: Headers = tuple((f"x-{name}", str(value)) for name, value in values.items())
         return protocol.json_reply(whole(), protocol.JSON_TYPE + compute + times)
 
     head = tgi_checks.stream_headers(characters)
     return Encoding(completion, encode, answer, failure, closing=closing, head=head)
-
-
-__all__ = [
-    "ChatOptions",
-    "ErrorReply",
-    "TextPrompt",
-    "TgiResponse",
-    "chat",
-    "completions",
-    "generate",
-    "guided_text",
-    "native",
-]

@@ -1,14 +1,14 @@
-"""Texts that fit a grammar: what a simulated model says when a request wants a JSON schema or a regular expression."""
+"""Texts that match a JSON schema or a regular expression: the output of a simulated model under a grammar."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from re import _parser  # type: ignore[attr-defined]  # the one parser of regular expressions in the standard library
+from re import _parser  # type: ignore[attr-defined]  # the only regular expression parser in the standard library
 from typing import Any
 
-_DEEPEST = 32
+_MAX_DEPTH = 32
 _CATEGORIES = {
     "CATEGORY_DIGIT": "0",
     "CATEGORY_NOT_DIGIT": "a",
@@ -20,30 +20,30 @@ _CATEGORIES = {
 
 
 class GrammarError(ValueError):
-    """A grammar without a text that fits it."""
+    """Raised for a grammar that no text can match, or that is not supported."""
 
 
 def json_text(schema: Mapping[str, Any], word: str) -> str:
-    """A JSON document that fits a schema. Its strings are `word`. Raises GrammarError."""
+    """Return a JSON document that matches a schema, with `word` for its strings. Raises GrammarError."""
     return json.dumps(_value(schema, schema, word, 0), ensure_ascii=False)
 
 
 def _value(schema: Any, root: Mapping[str, Any], word: str, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         raise GrammarError("the schema is not an object, or nested too deeply")
     if "const" in schema:
         return schema["const"]
     enum = schema.get("enum")
     if isinstance(enum, list) and enum:
         return enum[0]
-    other = _referred(str(schema["$ref"]), root) if "$ref" in schema else _first_choice(schema)
-    if other is not None:
-        return _value(other, root, word, depth + 1)
+    subschema = _referred(str(schema["$ref"]), root) if "$ref" in schema else _first_choice(schema)
+    if subschema is not None:
+        return _value(subschema, root, word, depth + 1)
     return _value_of_type(schema, root, word, depth)
 
 
 def _first_choice(schema: Mapping[str, Any]) -> Any:
-    """The first of several schemas of which one has to fit."""
+    """Return the first of several alternative schemas, or None if there are no alternatives."""
     for name in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(name)
         if isinstance(choices, list) and choices:
@@ -52,16 +52,18 @@ def _first_choice(schema: Mapping[str, Any]) -> Any:
 
 
 def _value_of_type(schema: Mapping[str, Any], root: Mapping[str, Any], word: str, depth: int) -> Any:
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "object":
-        return {name: _value(each, root, word, depth + 1) for name, each in _properties(schema).items()}
-    if kind == "array":
+    type_ = schema.get("type", "object" if "properties" in schema else "string")
+    if isinstance(type_, list) and type_:
+        type_ = type_[0]
+    if type_ == "object":
+        properties = _properties(schema)
+        return {name: _value(subschema, root, word, depth + 1) for name, subschema in properties.items()}
+    if type_ == "array":
         items = schema.get("items", {"type": "string"})
         return [_value(items, root, word, depth + 1) for _ in range(int(schema.get("minItems", 1)))]
-    if kind == "string" and isinstance(schema.get("pattern"), str):
+    if type_ == "string" and isinstance(schema.get("pattern"), str):
         return regex_text(schema["pattern"])
-    return {"string": word, "integer": 7, "number": 0.5, "boolean": True}.get(str(kind))
+    return {"string": word, "integer": 7, "number": 0.5, "boolean": True}.get(str(type_))
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,6 +72,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _referred(path: str, root: Mapping[str, Any]) -> Any:
+    """Return the schema that a `$ref` points to, or None."""
     result: Any = root
     for step in filter(None, path.removeprefix("#").split("/")):
         result = result.get(step) if isinstance(result, Mapping) else None
@@ -77,7 +80,7 @@ def _referred(path: str, root: Mapping[str, Any]) -> Any:
 
 
 def regex_text(pattern: str) -> str:
-    """A text that a regular expression matches as a whole. Raises GrammarError."""
+    """Return a text that a regular expression matches completely. Raises GrammarError."""
     try:
         return _matched(_parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as problem:
@@ -89,10 +92,10 @@ def _matched(parsed: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _piece(operation: str, argument: Any) -> str:
-    """The shortest text for one piece of a pattern, but one turn of what may be left out."""
-    if operation not in _PIECES:
+    """Return the shortest text for one piece of a pattern, except that optional pieces occur once."""
+    if operation not in _GENERATORS:
         raise GrammarError(f"{operation} is not supported")
-    return _PIECES[operation](argument)
+    return _GENERATORS[operation](argument)
 
 
 def _repeated(argument: tuple[int, int, Any]) -> str:
@@ -101,17 +104,18 @@ def _repeated(argument: tuple[int, int, Any]) -> str:
 
 
 def _member(members: Sequence[tuple[Any, Any]]) -> str:
-    """A character of a set."""
+    """Return a character of a set."""
     if str(members[0][0]) == "NEGATE":
-        taken = re.compile("[" + "".join(_as_written(*member) for member in members[1:]) + "]")
-        return next((letter for letter in "abcdefghij0 " if not taken.match(letter)), "\x7f")
+        excluded = re.compile("[" + "".join(_pattern_of(*member) for member in members[1:]) + "]")
+        return next((letter for letter in "abcdefghij0 " if not excluded.match(letter)), "\x7f")
     operation, argument = members[0]
     if str(operation) == "RANGE":
         return chr(argument[0])
     return _CATEGORIES.get(str(argument), "a") if str(operation) == "CATEGORY" else chr(argument)
 
 
-def _as_written(operation: Any, argument: Any) -> str:
+def _pattern_of(operation: Any, argument: Any) -> str:
+    """Return one member of a set in the syntax of regular expressions."""
     if str(operation) == "RANGE":
         return f"{re.escape(chr(argument[0]))}-{re.escape(chr(argument[1]))}"
     if str(operation) == "CATEGORY":
@@ -119,7 +123,7 @@ def _as_written(operation: Any, argument: Any) -> str:
     return re.escape(chr(argument))
 
 
-_PIECES: Mapping[str, Callable[[Any], str]] = {
+_GENERATORS: Mapping[str, Callable[[Any], str]] = {
     "LITERAL": chr,
     "NOT_LITERAL": lambda code: "b" if chr(code) == "a" else "a",
     "ANY": lambda _: "a",

@@ -1,7 +1,7 @@
-"""Errors of a Rust server about a JSON body: what serde_json and axum say, with line and column.
+"""Errors of serde_json and axum about a JSON body, with line and column, as a Rust server reports them.
 
 A body is first decoded by msgspec and compared with its type, which is fast. Only a body that does not fit is read
-again here, byte by byte, to find the words and the position that the real server reports.
+again here, byte by byte, to find the message and the position that the real server reports.
 
 Sources: serde_json 1.0.140 (`src/de.rs`, `src/read.rs`, `src/error.rs`), serde 1.0.219, serde_path_to_error 0.1.17 and
 axum 0.7.9 (`axum/src/json.rs`).
@@ -20,99 +20,108 @@ import msgspec
 
 from loadgen.servers.errors import DECODE_ERRORS
 
-_NESTED = 127  # serde_json gives up at 128 levels
+_MAX_DEPTH = 127  # serde_json fails at 128 levels
 _BLANKS = re.compile(rb"[ \n\t\r]*")
 _NUMBER = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+_UNESCAPED = re.compile(rb'[^"\\\x00-\x1f]*')
 _ESCAPES = re.compile(rb'["\\/bfnrt]|u[0-9a-fA-F]{4}')
-_WORDS = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+_LITERALS = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+"""The literals of JSON with their values, by first byte."""
 
 
 class BodyError(Exception):
-    """A body that does not fit. `syntax`: it is not JSON at all, which gets status 400 instead of 422."""
+    """Raised for a body that does not fit. With `syntax`, it is not JSON, and the status is 400 instead of 422."""
 
     def __init__(self, message: str, position: str = "", *, syntax: bool = False) -> None:
         super().__init__(message)
-        self.message, self.position, self.syntax = message, position, syntax
+        self.message = message
+        self.position = position
+        self.syntax = syntax
         self.path = ""
 
     @property
     def text(self) -> str:
-        """The response body: plain text that ends in the position."""
-        what = (
-            "Failed to parse the request body as JSON"
-            if self.syntax
-            else "Failed to deserialize the JSON body into the target type"
-        )
-        return f"{what}: {self.path}{': ' if self.path else ''}{self.message}{self.position}"
+        """The response body: plain text that ends with the position."""
+        problem = "Failed to deserialize the JSON body into the target type"
+        if self.syntax:
+            problem = "Failed to parse the request body as JSON"
+        path = f"{self.path}: " if self.path else ""
+        return f"{problem}: {path}{self.message}{self.position}"
 
 
 class JsonType(Protocol):
-    """The type of a JSON value. `accepts` compares a decoded value with it; `read` reads one, and raises BodyError."""
+    """The type of a JSON value."""
 
-    def accepts(self, value: Any) -> bool: ...
+    def accepts(self, value: Any) -> bool:
+        """Return whether a decoded value has this type."""
+        ...
 
-    def read(self, reader: Reader) -> Any: ...
+    def read(self, reader: Reader) -> Any:
+        """Read a value of this type. Raises BodyError."""
+        ...
 
 
-def decode(body: bytes | bytearray, kind: JsonType) -> Any:
-    """The value that a body holds. Raises BodyError in the words of serde_json."""
+def decode(body: bytes | bytearray, json_type: JsonType) -> Any:
+    """Return the value of a body. Raises BodyError with the message of serde_json."""
     try:
         value = msgspec.json.decode(body)
-        if kind.accepts(value):
+        if json_type.accepts(value):
             return value
     except DECODE_ERRORS:
         pass
-    return Reader(bytes(body)).read(kind)
+    return Reader(bytes(body)).read(json_type)
 
 
 class Reader:
-    """Reads JSON as serde_json does, and knows where it is."""
+    """A JSON reader that follows serde_json and tracks its position. `offset` is the number of bytes read."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.depth = data, 0, 0
+        self.data = data
+        self.offset = 0
+        self.depth = 0
 
-    def read(self, kind: JsonType) -> Any:
-        """One value. What comes after the value is ignored, as axum 0.7 ignores it."""
-        return kind.read(self)
+    def read(self, json_type: JsonType) -> Any:
+        """Read one value. Bytes after the value are ignored, as by axum 0.7."""
+        return json_type.read(self)
 
     def peek(self) -> bytes:
-        """The next byte that is not blank; empty at the end."""
-        result = _BLANKS.match(self.data, self.at)
-        self.at = result.end() if result else self.at
-        return self.data[self.at : self.at + 1]
+        """Skip blanks and return the next byte, or nothing at the end."""
+        blanks = _BLANKS.match(self.data, self.offset)
+        self.offset = blanks.end() if blanks else self.offset
+        return self.data[self.offset : self.offset + 1]
 
-    def place(self, at: int) -> str:
-        """A position in the words of serde_json. Columns count bytes."""
-        line_start = self.data.rfind(b"\n", 0, at) + 1
+    def position(self, offset: int) -> str:
+        """Return a position in the form of serde_json. Columns count bytes."""
+        line_start = self.data.rfind(b"\n", 0, offset) + 1
         line = self.data.count(b"\n", 0, line_start) + 1
-        return f" at line {line} column {at - line_start}"
+        return f" at line {line} column {offset - line_start}"
 
-    def syntax(self, message: str, at: int) -> BodyError:
-        """Not JSON, noticed when `at` bytes were read."""
-        return BodyError(message, self.place(at), syntax=True)
+    def syntax_error(self, message: str, offset: int) -> BodyError:
+        """Return the error for invalid JSON that is noticed after `offset` bytes."""
+        return BodyError(message, self.position(offset), syntax=True)
 
     def unexpected(self, message: str) -> BodyError:
-        """Not JSON, noticed at the next byte."""
-        return self.syntax(message, min(len(self.data), self.at + 1))
+        """Return the error for invalid JSON that is noticed at the next byte."""
+        return self.syntax_error(message, min(len(self.data), self.offset + 1))
 
-    def located(self, error: BodyError) -> BodyError:
-        """The error, at this place if it has none yet."""
-        error.position = error.position or self.place(self.at)
+    def with_position(self, error: BodyError) -> BodyError:
+        """Return the error, with the current position if it has none yet."""
+        error.position = error.position or self.position(self.offset)
         return error
 
     def wrong_type(self, expected: str) -> BodyError:
-        """The next value is of another type than the one expected. A list or an object is not read any further."""
+        """Return the error for a value of another type. A list or an object is not read any further."""
         first = self.peek()
-        if first in (b"[", b"{"):
-            result = "sequence" if first == b"[" else "map"
+        if first == b"[":
+            actual = "sequence"
+        elif first == b"{":
+            actual = "map"
         else:
-            value = self.any()
-            result = _named(value)
-        return self.located(BodyError(f"invalid type: {result}, expected {expected}"))
+            actual = _describe(self.any())
+        return self.with_position(BodyError(f"invalid type: {actual}, expected {expected}"))
 
     def any(self) -> Any:
-        """A value of any type."""
+        """Read a value of any type."""
         first = self.peek()
         if not first:
             raise self.unexpected("EOF while parsing a value")
@@ -122,94 +131,97 @@ class Reader:
             return self.items(AnyValue())
         if first == b"{":
             return self.fields(lambda _name: AnyValue())
-        if first in _WORDS:
-            return self.word(*_WORDS[first])
+        if first in _LITERALS:
+            return self.literal(*_LITERALS[first])
         if first == b"-" or first.isdigit():
             return self.number()
         raise self.unexpected("expected value")
 
-    def word(self, word: bytes, value: bool | None) -> bool | None:
-        """`null`, `true` or `false`."""
-        for index, byte in enumerate(word):
-            if self.at + index >= len(self.data):
-                raise self.syntax("EOF while parsing a value", len(self.data))
-            if self.data[self.at + index] != byte:
-                raise self.syntax("expected ident", self.at + index + 1)
-        self.at += len(word)
+    def literal(self, text: bytes, value: bool | None) -> bool | None:
+        """Read `null`, `true` or `false`."""
+        for index, byte in enumerate(text):
+            if self.offset + index >= len(self.data):
+                raise self.syntax_error("EOF while parsing a value", len(self.data))
+            if self.data[self.offset + index] != byte:
+                raise self.syntax_error("expected ident", self.offset + index + 1)
+        self.offset += len(text)
         return value
 
     def number(self) -> int | float:
-        """A number without a fraction is an int."""
-        result = _NUMBER.match(self.data, self.at)
-        end = result.end() if result else self.at + 1
-        after = self.data[end : end + 1]
-        if result is None or after in (b".", b"e", b"E") or after.isdigit():
-            self.at = end + (result is not None and not after.isdigit())
-            at_end = self.at >= len(self.data)
+        """Read a number. A number without fraction and exponent is an int."""
+        match = _NUMBER.match(self.data, self.offset)
+        end = match.end() if match else self.offset + 1
+        next_byte = self.data[end : end + 1]
+        if match is None or next_byte in (b".", b"e", b"E") or next_byte.isdigit():
+            self.offset = end + (match is not None and not next_byte.isdigit())
+            at_end = self.offset >= len(self.data)
             raise self.unexpected("EOF while parsing a value" if at_end else "invalid number")
-        self.at = end
-        return int(result[0]) if result[2] is None and result[3] is None else float(result[0])
+        self.offset = end
+        return int(match[0]) if match[2] is None and match[3] is None else float(match[0])
 
     def text(self) -> str:
-        """A string."""
-        start, self.at = self.at, self.at + 1
+        """Read a string. The next byte is its quotation mark."""
+        start = self.offset
+        self.offset += 1
         while True:
-            result = _PLAIN.match(self.data, self.at)
-            self.at = result.end() if result else self.at
-            byte = self.data[self.at : self.at + 1]
+            unescaped = _UNESCAPED.match(self.data, self.offset)
+            self.offset = unescaped.end() if unescaped else self.offset
+            byte = self.data[self.offset : self.offset + 1]
             if not byte:
-                raise self.syntax("EOF while parsing a string", self.at)
+                raise self.syntax_error("EOF while parsing a string", self.offset)
             if byte == b'"':
                 break
             if byte != b"\\":
-                raise self.syntax("control character (\\u0000-\\u001F) found while parsing a string", self.at + 1)
-            escape = _ESCAPES.match(self.data, self.at + 1)
+                message = "control character (\\u0000-\\u001F) found while parsing a string"
+                raise self.syntax_error(message, self.offset + 1)
+            escape = _ESCAPES.match(self.data, self.offset + 1)
             if escape is None:
-                short = self.at + 2 > len(self.data)
-                raise self.syntax("EOF while parsing a string" if short else "invalid escape", self.at + 2 - short)
-            self.at = escape.end()
-        self.at += 1
+                if self.offset + 2 > len(self.data):
+                    raise self.syntax_error("EOF while parsing a string", self.offset + 1)
+                raise self.syntax_error("invalid escape", self.offset + 2)
+            self.offset = escape.end()
+        self.offset += 1
         try:
-            return str(json.loads(self.data[start : self.at].decode()))
+            return str(json.loads(self.data[start : self.offset].decode()))
         except UnicodeDecodeError:
-            raise self.syntax("invalid unicode code point", self.at) from None
+            raise self.syntax_error("invalid unicode code point", self.offset) from None
 
-    def items(self, kind: JsonType) -> list[Any]:
-        """A list; the next byte is its bracket."""
+    def items(self, json_type: JsonType) -> list[Any]:
+        """Read a list. The next byte is its bracket."""
         result: list[Any] = []
         with self.nested():
             while True:
                 byte = self.peek()
                 if byte == b"]":
-                    self.at += 1
+                    self.offset += 1
                     return result
                 if not byte:
                     raise self.unexpected("EOF while parsing a list")
                 if result:
                     if byte != b",":
                         raise self.unexpected("expected `,` or `]`")
-                    self.at += 1
+                    self.offset += 1
                     if self.peek() == b"]":
                         raise self.unexpected("trailing comma")
                 with path_step(f"[{len(result)}]"):
-                    result.append(kind.read(self))
+                    result.append(json_type.read(self))
 
-    def fields(self, kind_of: Callable[[str], JsonType]) -> dict[str, Any]:
-        """An object; the next byte is its brace."""
+    def fields(self, type_of: Callable[[str], JsonType]) -> dict[str, Any]:
+        """Read an object whose fields have the types of `type_of`. The next byte is its brace."""
         result: dict[str, Any] = {}
         with self.nested():
             first = True
             while True:
                 byte = self.peek()
                 if byte == b"}":
-                    self.at += 1
+                    self.offset += 1
                     return result
                 if not byte:
                     raise self.unexpected("EOF while parsing an object")
                 if not first:
                     if byte != b",":
                         raise self.unexpected("expected `,` or `}`")
-                    self.at += 1
+                    self.offset += 1
                     byte = self.peek()
                     if byte == b"}":
                         raise self.unexpected("trailing comma")
@@ -217,21 +229,21 @@ class Reader:
                 if byte != b'"':
                     raise self.unexpected("key must be a string" if byte else "EOF while parsing a value")
                 name = self.text()
-                kind = kind_of(name)
+                json_type = type_of(name)
                 if self.peek() != b":":
-                    at_end = self.at >= len(self.data)
+                    at_end = self.offset >= len(self.data)
                     raise self.unexpected("EOF while parsing an object" if at_end else "expected `:`")
-                self.at += 1
+                self.offset += 1
                 with path_step(name):
-                    result[name] = kind.read(self)
+                    result[name] = json_type.read(self)
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """One level deeper, behind the opening bracket."""
-        if self.depth >= _NESTED:
+        """Go one level deeper, past the opening bracket."""
+        if self.depth >= _MAX_DEPTH:
             raise self.unexpected("recursion limit exceeded")
         self.depth += 1
-        self.at += 1
+        self.offset += 1
         try:
             yield
         finally:
@@ -240,12 +252,12 @@ class Reader:
 
 @contextmanager
 def path_step(step: str) -> Iterator[None]:
-    """Put a field's name or an item's index in front of the path of an error."""
+    """Prepend a field's name or an item's index to the path of an error."""
     try:
         yield
     except BodyError as error:
-        joint = "." if error.path and not error.path.startswith("[") else ""
-        error.path = f"{step}{joint}{error.path}"
+        separator = "." if error.path and not error.path.startswith("[") else ""
+        error.path = f"{step}{separator}{error.path}"
         raise
 
 
@@ -253,7 +265,7 @@ def path_step(step: str) -> Iterator[None]:
 class AnyValue:
     """Any JSON value."""
 
-    def accepts(self, value: Any) -> bool:  # noqa: ARG002 - the shape of a Kind
+    def accepts(self, value: Any) -> bool:  # noqa: ARG002 - as JsonType
         return True
 
     def read(self, reader: Reader) -> Any:
@@ -283,21 +295,23 @@ class Boolean:
     def read(self, reader: Reader) -> bool:
         first = reader.peek()
         if first in (b"t", b"f"):
-            return bool(reader.word(*_WORDS[first]))
+            return bool(reader.literal(*_LITERALS[first]))
         raise _missing_or_wrong(reader, "a boolean")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number by its name in Rust: `u32`, `u64`, `usize`, `i32` or `f32`."""
+    """A number. `name` is its type in Rust: `u32`, `u64`, `usize`, `i32` or `f32`."""
 
     name: str
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Lowest and highest integer."""
+        """Lowest and highest integer of the type."""
         bits = {"u32": 32, "i32": 32}.get(self.name, 64)
-        return (0, (1 << bits) - 1) if self.name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        if self.name.startswith("u"):
+            return 0, (1 << bits) - 1
+        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def accepts(self, value: Any) -> bool:
         if isinstance(value, bool):
@@ -315,117 +329,125 @@ class Number:
         if self.accepts(value):
             return value
         problem = "type" if isinstance(value, float) else "value"
-        raise reader.located(BodyError(f"invalid {problem}: {_named(value)}, expected {self.name}"))
+        raise reader.with_position(BodyError(f"invalid {problem}: {_describe(value)}, expected {self.name}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Optional:
     """A value or null."""
 
-    kind: JsonType
+    item: JsonType
 
     def accepts(self, value: Any) -> bool:
-        return value is None or self.kind.accepts(value)
+        return value is None or self.item.accepts(value)
 
     def read(self, reader: Reader) -> Any:
-        return reader.word(*_WORDS[b"n"]) if reader.peek() == b"n" else self.kind.read(reader)
+        return reader.literal(*_LITERALS[b"n"]) if reader.peek() == b"n" else self.item.read(reader)
 
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
     """A list of values of one type."""
 
-    kind: JsonType
+    item: JsonType
 
     def accepts(self, value: Any) -> bool:
-        return isinstance(value, list) and all(map(self.kind.accepts, value))
+        return isinstance(value, list) and all(map(self.item.accepts, value))
 
     def read(self, reader: Reader) -> list[Any]:
         if reader.peek() != b"[":
             raise _missing_or_wrong(reader, "a sequence")
-        return reader.items(self.kind)
+        return reader.items(self.item)
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """An object. Other fields than these are ignored, or left to `rest`."""
+    """An object. Unknown fields are ignored; `check` can look at them."""
 
     name: str
     known: Mapping[str, JsonType]
     required: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    rest: Callable[[Mapping[str, Any]], str] | None = None
-    """What is wrong with the object as a whole; empty for nothing."""
+    check: Callable[[Mapping[str, Any]], str] | None = None
+    """Return the problem of the whole object, or an empty string."""
 
     def accepts(self, value: Any) -> bool:
         if not isinstance(value, dict):
             return False
-        known, aliases = self.known, self.aliases
-        names = [aliases.get(name, name) for name in value] if aliases else list(value)
-        if len({*names}) < len(names) or not {*names}.issuperset(self.required):
+        names = [self.aliases.get(name, name) for name in value] if self.aliases else list(value)
+        distinct_names = set(names)
+        if len(distinct_names) < len(names) or not distinct_names.issuperset(self.required):
             return False
-        fits = all(known[name].accepts(each) for name, each in zip(names, value.values(), strict=True) if name in known)
-        return fits and not (self.rest and self.rest(value))
+        for name, item in zip(names, value.values(), strict=True):
+            if name in self.known and not self.known[name].accepts(item):
+                return False
+        return not (self.check and self.check(value))
 
     def read(self, reader: Reader) -> dict[str, Any]:
         if reader.peek() != b"{":
             raise _missing_or_wrong(reader, f"struct {self.name}")
         seen: set[str] = set()
 
-        def kind_of(given: str) -> JsonType:
-            name = self.aliases.get(given, given)
+        def type_of(field_name: str) -> JsonType:
+            name = self.aliases.get(field_name, field_name)
             if name in self.known and name in seen:
                 raise self.closed(reader, BodyError(f"duplicate field `{name}`"))
             seen.add(name)
             return self.known.get(name, AnyValue())
 
-        value = reader.fields(kind_of)
+        value = reader.fields(type_of)
         for name in self.required:
             if name not in seen:
-                raise reader.located(BodyError(f"missing field `{name}`"))
-        if self.rest and (problem := self.rest(value)):
-            raise reader.located(BodyError(problem))
+                raise reader.with_position(BodyError(f"missing field `{name}`"))
+        problem = self.check(value) if self.check else ""
+        if problem:
+            raise reader.with_position(BodyError(problem))
         return value
 
     @staticmethod
     def closed(reader: Reader, error: BodyError) -> BodyError:
-        """The error at the end of this object, if that is where the reader is."""
+        """Return the error with a position after the closing brace, if that is the next byte."""
         if reader.peek() == b"}":
-            reader.at += 1
-        return reader.located(error)
+            reader.offset += 1
+        return reader.with_position(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Untagged:
-    """One of several types. serde reads the value as a whole before it tries them, so the position is the value's end,
-    or the end of the object when the value comes last."""
+    """One of several types.
+
+    serde reads the whole value before it tries the types. The position of an error is therefore the end of the value,
+    or the end of the object if the value comes last.
+    """
 
     name: str
-    kinds: tuple[JsonType, ...]
-    problem: Callable[[Any], str] | None = None
-    """What is wrong with a value that fits one of the types; empty for nothing."""
+    types: tuple[JsonType, ...]
+    check: Callable[[Any], str] | None = None
+    """Return the problem of a value that has one of the types, or an empty string."""
 
     def accepts(self, value: Any) -> bool:
-        return any(kind.accepts(value) for kind in self.kinds) and not (self.problem and self.problem(value))
+        return any(json_type.accepts(value) for json_type in self.types) and not (self.check and self.check(value))
 
     def read(self, reader: Reader) -> Any:
         value = reader.any()
-        if not any(kind.accepts(value) for kind in self.kinds):
+        if not any(json_type.accepts(value) for json_type in self.types):
             message = f"data did not match any variant of untagged enum {self.name}"
             raise Struct.closed(reader, BodyError(message))
-        if self.problem and (problem := self.problem(value)):
+        problem = self.check(value) if self.check else ""
+        if problem:
             raise Struct.closed(reader, BodyError(problem))
         return value
 
 
 def _missing_or_wrong(reader: Reader, expected: str) -> BodyError:
+    """Return the error for the end of the body, or for a value of another type."""
     if not reader.peek():
         return reader.unexpected("EOF while parsing a value")
     return reader.wrong_type(expected)
 
 
-def _named(value: Any) -> str:
-    """A value in serde's words."""
+def _describe(value: Any) -> str:
+    """Return serde's description of a value."""
     if value is None:
         return "null"
     if isinstance(value, bool):

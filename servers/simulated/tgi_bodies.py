@@ -1,4 +1,4 @@
-"""The bodies that TGI 3.3.7 takes (`router/src/lib.rs` at that tag), and its answers to those that do not fit."""
+"""Request bodies of TGI 3.3.7 (`router/src/lib.rs` at that tag), and its errors for bodies that do not fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`GrammarType`: a `type`, and a `value` that depends on it."""
+    """The router's `GrammarType`: a `type`, and a `value` that depends on it."""
 
     def accepts(self, value: Any) -> bool:
         return not _grammar_problem(value)
@@ -36,31 +36,34 @@ class Grammar:
         if reader.peek() != b"{":
             raise reader.wrong_type("adjacently tagged enum GrammarType")
         value = reader.any()
-        if problem := _grammar_problem(value):
-            raise reader.located(BodyError(problem))
+        problem = _grammar_problem(value)
+        if problem:
+            raise reader.with_position(BodyError(problem))
         return value
 
 
 def _grammar_problem(value: Any) -> str:
     if not isinstance(value, dict):
         return "invalid type"
-    if missing := [name for name in ("type", "value") if name not in value]:
-        return f"missing field `{missing[0]}`"
-    kind, content = value["type"], value["value"]
-    if kind not in GRAMMARS:
-        return f"unknown variant `{kind}`, expected one of {', '.join(f'`{name}`' for name in GRAMMARS)}"
-    if kind == "regex" and not isinstance(content, str):
+    for name in ("type", "value"):
+        if name not in value:
+            return f"missing field `{name}`"
+    grammar_type = value["type"]
+    content = value["value"]
+    if grammar_type not in GRAMMARS:
+        return f"unknown variant `{grammar_type}`, expected one of {', '.join(f'`{name}`' for name in GRAMMARS)}"
+    if grammar_type == "regex" and not isinstance(content, str):
         return "invalid type, expected a string"
-    if kind == "json_schema" and not (isinstance(content, dict) and "schema" in content):
+    if grammar_type == "json_schema" and not (isinstance(content, dict) and "schema" in content):
         return "missing field `schema`"
     return ""
 
 
 def _message_problem(message: Mapping[str, Any]) -> str:
-    """A message has a content, a text or a list of parts, or it has tool calls."""
-    content, calls = message.get("content"), message.get("tool_calls")
+    """Check that a message has either a content, which is a text or a list of parts, or tool calls."""
+    content = message.get("content")
     parts = content if isinstance(content, list) else [None]
-    if isinstance(content, str) or all(map(_PART.accepts, parts)) or _CALLS.accepts(calls):
+    if isinstance(content, str) or all(map(_PART.accepts, parts)) or _CALLS.accepts(message.get("tool_calls")):
         return ""
     return "data did not match any variant of untagged enum MessageBody"
 
@@ -70,17 +73,20 @@ def _prompt_problem(prompt: Any) -> str:
 
 
 def _part_problem(part: Mapping[str, Any]) -> str:
-    known = {"text": Text().accepts(part.get("text")), "image_url": _URL.accepts(part.get("image_url"))}
-    return "" if known.get(str(part["type"])) else "unknown part"
+    valid_types = {"text": Text().accepts(part.get("text")), "image_url": _URL.accepts(part.get("image_url"))}
+    return "" if valid_types.get(str(part["type"])) else "unknown part"
 
 
 def _choice_problem(choice: Mapping[str, Any]) -> str:
     return "" if choice["type"] == "function" else "unknown type"
 
 
-_U32, _U64, _USIZE, _F32 = (Optional(Number(name)) for name in ("u32", "u64", "usize", "f32"))
+_U32 = Optional(Number("u32"))
+_U64 = Optional(Number("u64"))
+_USIZE = Optional(Number("usize"))
+_F32 = Optional(Number("f32"))
 _URL = Struct("Url", {"url": Text()}, ("url",))
-_PART = Struct("MessageChunk", {"type": Text()}, ("type",), rest=_part_problem)
+_PART = Struct("MessageChunk", {"type": Text()}, ("type",), check=_part_problem)
 _FUNCTION = Struct(
     "FunctionDefinition",
     {"description": Optional(Text()), "name": Text()},
@@ -90,9 +96,9 @@ _FUNCTION = Struct(
 _CALL = Struct("ToolCall", {"id": Text(), "type": Text(), "function": _FUNCTION}, ("id", "type", "function"))
 _CALLS = ListOf(_CALL)
 _TOOL = Struct("Tool", {"type": Text(), "function": _FUNCTION}, ("type", "function"))
-_MESSAGE = Struct("Message", {"role": Text(), "name": Optional(Text())}, ("role",), rest=_message_problem)
+_MESSAGE = Struct("Message", {"role": Text(), "name": Optional(Text())}, ("role",), check=_message_problem)
 _NAMED = Struct("FunctionName", {"name": Text()}, ("name",))
-_CHOICE = Struct("TypedChoice", {"type": Text(), "function": _NAMED}, ("type", "function"), rest=_choice_problem)
+_CHOICE = Struct("TypedChoice", {"type": Text(), "function": _NAMED}, ("type", "function"), check=_choice_problem)
 
 _PARAMETERS = Struct(
     "GenerateParameters",
@@ -173,10 +179,10 @@ ROUTES: Mapping[str, Struct] = {
 
 
 def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
-    """The fields of a body. Raises ErrorReply in axum's words, which are plain text."""
-    kind = ROUTES.get(path)
+    """Return the fields of a body. Raises ErrorReply with axum's message, which is plain text."""
+    json_type = ROUTES.get(path)
     try:
-        result = serde.decode(body, kind or AnyValue())
+        result = serde.decode(body, json_type or AnyValue())
     except BodyError as error:
         raise ErrorReply(Reply(error.text.encode(), 400 if error.syntax else 422, protocol.TEXT_TYPE)) from None
     return result if isinstance(result, dict) else {}

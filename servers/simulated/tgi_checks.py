@@ -1,5 +1,7 @@
-"""What a simulated TGI refuses, in the words and the order of 3.3.7 (router/src/validation.rs), and how long its
-responses become."""
+"""Request checks of a simulated TGI, and the lengths of its responses.
+
+Messages and order are those of 3.3.7 (router/src/validation.rs).
+"""
 
 from __future__ import annotations
 
@@ -11,51 +13,56 @@ from loadgen.servers.simulated.protocol import ErrorReply, Headers, Reply
 from loadgen.servers.simulated.state import ServerState
 
 DEFAULT_GENERATION_LENGTH = 1024
-"""Since 3.0 a longer response is generated in pieces of this size (`DEFAULT_GENERATION_LENGTH`)."""
-MAX_STOP_SEQUENCES, MAX_CLIENT_BATCH_SIZE, MAX_BEST_OF, MAX_TOP_N_TOKENS = 4, 4, 2, 5
+"""Since 3.0 longer responses are generated in pieces of this many tokens (the router's constant of this name)."""
+MAX_STOP_SEQUENCES = 4
+MAX_CLIENT_BATCH_SIZE = 4
+MAX_BEST_OF = 2
+MAX_TOP_N_TOKENS = 5
 STREAM_TYPE: Headers = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 OVERLOADED = ("Model is overloaded", "overloaded")
 COMPUTE_TYPE = "gpu+optimized"  # the router's default
 
 Refuse = Callable[[str], ErrorReply]
+"""From a message to the validation error of a request."""
 
 
 def compute_headers(characters: int) -> Headers:
-    """The headers that every answer of a route that generates has, refusals in an event stream included."""
-    return (("x-compute-type", COMPUTE_TYPE), ("x-compute-characters", str(characters)))
+    """Return the headers of every response of a route that generates, including refusals in an event stream."""
+    return ("x-compute-type", COMPUTE_TYPE), ("x-compute-characters", str(characters))
 
 
 def stream_headers(characters: int) -> Headers:
-    """The headers of an event stream behind its content type."""
+    """Return the headers of an event stream after its content type."""
     return (*compute_headers(characters), ("x-accel-buffering", "no"))
 
 
-def flat_error(message: str, kind: str, status: int = 500) -> Reply:
-    """An error as a JSON body."""
-    return Reply(protocol.dumps({"error": message, "error_type": kind}), status)
+def flat_error(message: str, error_type: str, status: int = 500) -> Reply:
+    """Return an error as a JSON body."""
+    return Reply(protocol.dumps({"error": message, "error_type": error_type}), status)
 
 
-def error_payloads(message: str, kind: str, *, openai: bool) -> tuple[bytes, ...]:
-    """An error as events. On the OpenAI routes the code is 422 whatever happened."""
+def error_payloads(message: str, error_type: str, *, openai: bool) -> tuple[bytes, ...]:
+    """Return an error as the payloads of events. On the OpenAI routes its code is always 422."""
     if openai:
         return protocol.dumps({"error": {"message": message, "http_status_code": 422}}), b"[DONE]"
-    return (flat_error(message, kind).body,)
+    return (flat_error(message, error_type).body,)
 
 
-def refusal(message: str, kind: str, status: int, head: Headers, *, streamed: bool, openai: bool) -> Reply:
-    """A refusal with that status. Once a response is a stream, it is an event under status 200."""
+def refusal(message: str, error_type: str, status: int, head: Headers, *, streamed: bool, openai: bool) -> Reply:
+    """Return a refusal. In a stream it is an event, and the status is 200."""
     if streamed:
-        return protocol.events_reply(*error_payloads(message, kind, openai=openai), headers=STREAM_TYPE + head)
-    return flat_error(message, kind, status)
+        payloads = error_payloads(message, error_type, openai=openai)
+        return protocol.events_reply(*payloads, headers=STREAM_TYPE + head)
+    return flat_error(message, error_type, status)
 
 
 def is_sampled(parameters: Mapping[str, Any]) -> bool:
-    """Whether tokens are drawn at random."""
+    """Return whether tokens are sampled."""
     names = ("temperature", "top_k", "top_p", "typical_p")
     return bool(parameters.get("do_sample")) or any(parameters.get(name) is not None for name in names)
 
 
-# Name, the values that are allowed, and the words for others.
+# (name, allowed values, message for other values)
 _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda value: value > 0, "`temperature` must be strictly positive"),
     ("repetition_penalty", lambda value: value > 0, "`repetition_penalty` must be strictly positive"),
@@ -67,8 +74,8 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 
 
-def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, longest: int) -> None:
-    """Raises the refusal of values that the router does not take."""
+def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, max_model_len: int) -> None:
+    """Raise the refusal of parameters that the router does not accept."""
     best_of = parameters.get("best_of") or 1
     if best_of > 1 and not is_sampled(parameters):
         raise refuse("you must use sampling when `best_of` is > 1")
@@ -81,34 +88,37 @@ def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, l
         raise refuse(f"`stop` supports up to {MAX_STOP_SEQUENCES} stop sequences. Given: {len(stops)}")
     if best_of > 1 and parameters.get("seed") is not None:
         raise refuse("`seed` must not be set when `best_of` > 1")
-    if (top := parameters.get("top_n_tokens") or 0) > MAX_TOP_N_TOKENS:
-        raise refuse(f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_N_TOKENS}. Given: {top}")
+    top_n_tokens = parameters.get("top_n_tokens") or 0
+    if top_n_tokens > MAX_TOP_N_TOKENS:
+        raise refuse(f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_N_TOKENS}. Given: {top_n_tokens}")
     if not text:
         raise refuse("`inputs` cannot be empty")
     truncate = parameters.get("truncate")
-    if truncate is not None and not 0 < truncate < longest:
-        raise refuse(f"`truncate` must be strictly positive and less than {longest - 1}. Given: {truncate}")
+    if truncate is not None and not 0 < truncate < max_model_len:
+        raise refuse(f"`truncate` must be strictly positive and less than {max_model_len - 1}. Given: {truncate}")
 
 
-def output_pieces(state: ServerState, prompt_tokens: int, asked: int | None, refuse: Refuse) -> list[int]:
-    """The lengths of the pieces in which a response is generated, if the model does not end it before. Raises the
-    refusal of a prompt or of a first piece that does not fit.
+def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | None, refuse: Refuse) -> list[int]:
+    """Return the lengths of the pieces in which a response is generated, if the model does not stop earlier.
 
-    The router asks every piece for the full number again, so a response ends with the piece that reaches this number,
-    or before a piece that does not fit. Without a number the response fills the context. TGI 1.x has no pieces.
+    Raises the refusal of a prompt or of a first piece that does not fit. The router requests the full number again for
+    every piece. A response therefore ends with the piece that reaches this number, or before a piece that does not fit.
+    Without `max_new_tokens` the response fills the context. TGI 1.x has no pieces.
     """
-    longest = state.max_model_len
-    size = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else longest
-    room = max(0, longest - prompt_tokens)
-    first = min(room if asked is None else asked, size)
-    if prompt_tokens + first > longest:
-        limit = f"`inputs` tokens + `max_new_tokens` must be <= {longest}."
+    max_model_len = state.max_model_len
+    max_piece = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else max_model_len
+    room = max(0, max_model_len - prompt_tokens)
+    requested = room if max_new_tokens is None else max_new_tokens
+    first = min(requested, max_piece)
+    if prompt_tokens + first > max_model_len:
+        limit = f"`inputs` tokens + `max_new_tokens` must be <= {max_model_len}."
         raise refuse(f"{limit} Given: {prompt_tokens} `inputs` tokens and {first} `max_new_tokens`")
-    if prompt_tokens > longest - 1:
-        raise refuse(f"`inputs` must have less than {longest - 1} tokens. Given: {prompt_tokens}")
-    pieces, total = [first], first
-    while total < (room if asked is None else asked):
-        piece = min(room - total, size) if asked is None else first
+    if prompt_tokens > max_model_len - 1:
+        raise refuse(f"`inputs` must have less than {max_model_len - 1} tokens. Given: {prompt_tokens}")
+    pieces = [first]
+    total = first
+    while total < requested:
+        piece = min(room - total, max_piece) if max_new_tokens is None else first
         if not piece or total + piece > room:
             break
         pieces.append(piece)

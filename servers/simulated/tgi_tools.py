@@ -1,5 +1,7 @@
-"""Tool calls of a simulated TGI: how tools get into the prompt, and how the text of a call becomes events
-(router/src/infer/tool_grammar.rs and router/src/chat.rs of 3.3.7)."""
+"""Tool calls of a simulated TGI: tools in the prompt, and the events of a call.
+
+Sources: router/src/infer/tool_grammar.rs and router/src/chat.rs of 3.3.7.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _PROMPT = (
     "best answers the given prompt. Respond in the format {name: function name, parameters: dictionary of argument "
     "name and its value}.Do not use variables.\n"
 )
-_ANSWER_INSTEAD = {
+_NO_TOOL = {
     "type": "function",
     "function": {
         "description": "Open ended response with no specific tool selected",
@@ -27,13 +29,14 @@ _ANSWER_INSTEAD = {
 
 
 def tool_error(message: str) -> ErrorReply:
-    """A mistake in the tools of a request. It is found before a stream begins."""
+    """Return the error for wrong tools in a request. The router finds it before a stream begins."""
     return ErrorReply(flat_error(f"Tool error: {message}", "tool_error", 422))
 
 
 def usable_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tools that the model may call; the first is the one that the simulated model calls. Raises ErrorReply."""
-    tools, choice = body.get("tools"), body.get("tool_choice")
+    """Return the tools that the model may call. The simulated model calls the first one. Raises ErrorReply."""
+    tools = body.get("tools")
+    choice = body.get("tool_choice")
     if tools is None:
         return []
     if body.get("response_format") is not None:
@@ -43,21 +46,20 @@ def usable_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return []
     if name in (None, "auto", "required"):
         return list(tools)
-    named = [tool for tool in tools if tool["function"]["name"] == name]
-    if not named:
+    matching = [tool for tool in tools if tool["function"]["name"] == name]
+    if not matching:
         raise tool_error(f"Tool with name {name} not found")
-    return named[:1]
+    return matching[:1]
 
 
 def with_tools(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The messages of a chat, the last of them with the tools and the request to call one."""
+    """Return the messages of a chat. The last one also contains the tools and the instruction to call one."""
     messages = list(body["messages"])
-    shown = [_shown(tool) for tool in tools]
+    descriptions = [_description(tool) for tool in tools]
     if body.get("tool_choice") in (None, "auto"):
-        shown.append(_ANSWER_INSTEAD)
-    text = (
-        f"\n---\n{json.dumps(shown, separators=(',', ':'), ensure_ascii=False)}\n{body.get('tool_prompt') or _PROMPT}"
-    )
+        descriptions.append(_NO_TOOL)
+    instruction = body.get("tool_prompt") or _PROMPT
+    text = f"\n---\n{_compact_json(descriptions)}\n{instruction}"
     if messages and "content" in messages[-1]:
         content = messages[-1]["content"]
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
@@ -65,28 +67,38 @@ def with_tools(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> l
     return messages
 
 
-def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _description(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     arguments = function.get("arguments", function.get("parameters"))
-    written = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
-    shown = {"description": function.get("description"), "name": function["name"], "arguments": written}
-    return {"type": tool["type"], "function": shown}
+    return {
+        "type": tool["type"],
+        "function": {
+            "description": function.get("description"),
+            "name": function["name"],
+            "arguments": _compact_json(arguments),
+        },
+    }
+
+
+def _compact_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def call_text(tool: Mapping[str, Any], word: str) -> str:
-    """What the model says to call a tool. Raises ErrorReply for a tool whose arguments no text can fit."""
+    """Return the model's text for a call of a tool. Raises ErrorReply if no text fits the schema of its arguments."""
     function = tool["function"]
     schema = function.get("arguments", function.get("parameters"))
     try:
         arguments = json.loads(grammar.json_text(schema, word)) if isinstance(schema, Mapping) else {}
     except grammar.GrammarError as problem:
         raise tool_error(str(problem)) from None
-    filled = arguments if isinstance(arguments, dict) else {}
-    return json.dumps({"function": {"_name": function["name"], **filled}}, ensure_ascii=False)
+    if not isinstance(arguments, dict):
+        arguments = {}
+    return json.dumps({"function": {"_name": function["name"], **arguments}}, ensure_ascii=False)
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of the call that a text is; None for a text that is no call."""
+    """Return name and arguments of a tool call, or None if the text is not a call."""
     try:
         function = dict(json.loads(text)["function"])
         return str(function.pop("_name")), function
@@ -95,30 +107,31 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def call_id(messages: Sequence[Any]) -> str:
-    """The id of the next call in a stream: one more than the highest that the messages have."""
-    given = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
-    if all(number.isdecimal() for number in given):
-        return str(max((int(number) + 1 for number in given), default=0))
-    return "00000000-0000-4000-8000-000000000000"  # the real one draws a UUID
+    """Return the id of the next call in a stream: the highest id in the messages plus 1."""
+    ids = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+    if all(number.isdecimal() for number in ids):
+        return str(max((int(number) + 1 for number in ids), default=0))
+    return "00000000-0000-4000-8000-000000000000"  # the real server draws a UUID
 
 
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
-    """For each token of a call what its event holds: a name and a piece of the arguments, or None for no event.
+    """Return the content of each token's event in a call: (name, piece of the arguments), or None for no event.
 
-    The token with which the function's name becomes known gives a brace and the name. The tokens behind it give
-    themselves, up to the one that completes the call, which loses its last brace. No other token has an event.
+    The token that completes the function's name has the name and an opening brace. Each following token has its own
+    text, up to the token that completes the call, which loses its last brace. No other token has an event.
     """
-    result: list[tuple[str | None, str] | None] = []
-    said, begun, complete = "", False, False
+    pieces: list[tuple[str | None, str] | None] = []
+    so_far = ""
+    started = complete = False
     for text in texts:
-        said += text
-        if complete or not begun:
-            call = None if complete else parse_call(said.rstrip(" \t\r\n,}") + "}}")
-            begun = begun or call is not None
-            result.append((call[0], "{") if call else None)
-        elif parse_call(said) is not None:
+        so_far += text
+        if complete or not started:
+            call = None if complete else parse_call(so_far.rstrip(" \t\r\n,}") + "}}")
+            started = started or call is not None
+            pieces.append((call[0], "{") if call else None)
+        elif parse_call(so_far) is not None:
             complete = True
-            result.append((None, text.rstrip().removesuffix("}")))
+            pieces.append((None, text.rstrip().removesuffix("}")))
         else:
-            result.append((None, text))
-    return result
+            pieces.append((None, text))
+    return pieces

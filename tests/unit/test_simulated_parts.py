@@ -42,7 +42,7 @@ def test_a_text_cut_at_a_token_keeps_its_tokens(text: str) -> None:
 
 def test_what_the_model_says_is_seeded_words() -> None:
     """The same seed says the same; each token is one word; a request near the end of the words has enough of them."""
-    first, same, other = (tokenizer.Vocabulary(seed, longest=100) for seed in (0, 0, 1))
+    first, same, other = (tokenizer.Vocabulary(seed, max_tokens=100) for seed in (0, 0, 1))
     assert first.ids == same.ids != other.ids
     assert len(first.ids) == tokenizer.PERIOD + 100
     text = tokenizer.decode(first.ids[:50])

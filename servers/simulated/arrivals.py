@@ -1,6 +1,7 @@
 """Arrival timestamps of requests at a simulated server, from the packet ring of loadgen.servers.wire.packet_ring.
 
-The server reads the requests of a burst one after the other. The kernel has timestamped each of them before.
+The server reads the requests of a burst one after the other. The kernel timestamps each of them earlier, when it
+arrives.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class TokenTimes:
 
 
 class VirtualEngine:
-    """A Scheduler whose steps last as long as `step_time` says."""
+    """Runs a Scheduler in virtual time, with the step durations of `step_time`."""
 
     def __init__(self, scheduler: Scheduler, step_time: StepDurations) -> None:
         self.scheduler = scheduler

@@ -64,7 +64,7 @@ class CompletionRequest:
 
     @property
     def streamed(self) -> bool:
-        """Whether the response is streamed. Two native routes imply it; on the others the body decides."""
+        """True if the response is streamed. Two native routes imply it; on the others the body decides."""
         return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
 
 

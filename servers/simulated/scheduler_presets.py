@@ -2,7 +2,7 @@
 
 A preset is an engine's batching policy and its overheads in addition to the kernels. Each rule names its source file.
 The constants of `current` are those of vLLM in servers/hardware/frameworks.csv. TGI and LightLLM use them too, because
-nobody has published theirs; this is an assumption. The constants of `2023` are fitted to
+theirs are not published; this is an assumption. The constants of `2023` are fitted to
 github.com/L1aoXingyu/llm-infer-bench (a13f639: 13B on one A800, bursts of 1000 and Poisson arrivals), one set per
 server for all its loads. `python -m benchmarks.schedulers` reports the remaining errors.
 """

@@ -292,7 +292,8 @@ class HttpServer:
         self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """Check what the server checks before it reads the body, and return the body. Raises ErrorReply."""
+        """Run the checks that the real server makes before it reads the body, and return the body. Raises
+        ErrorReply."""
         protocol = self.protocol
         api_key = self.state.config.api_key
         if api_key and protocol.needs_api_key(request.path):

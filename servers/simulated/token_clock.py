@@ -99,7 +99,7 @@ class ScriptClock:
 
 
 class BatchingClock:
-    """A Scheduler in the time of its caller.
+    """A clock that runs a Scheduler in the time of its caller.
 
     A step lasts `step_ns(batch) / speed`, and at its end each sequence that took part emits one token. A step begins
     where the previous one ended and admits only jobs that had arrived by then. The result therefore does not depend on

@@ -171,6 +171,8 @@ class ResponseStyle:
         text_key = b'"delta":{"content":"' if chat else b'"text":"'
         start = self.event_start + b',"choices":[{"index":%d,%b' % (index, text_key)
         prompt_ids = protocol.dumps(list(answer.prompt) if self.shows_ids or self.echo else None)
+        first_prompt_field = b"" if chat else b'"prompt_token_ids":%b,' % prompt_ids
+        later_prompt_field = b"" if chat else b'"prompt_token_ids":null,'
         after_text = b'"},"logprobs":' if chat else b'","logprobs":'
         unfinished = b',"finish_reason":null,' if chat else b',"finish_reason":null,"stop_reason":null,'
         stop = protocol.dumps(answer.stop or None)
@@ -183,7 +185,6 @@ class ResponseStyle:
             logprobs = b"null" if no_logprobs else self.logprobs_json(answer, first, tokens, offsets[first])
             if self.echo and not first:
                 text = protocol.dumps(answer.prompt_text)[1:-1] + (b"" if self.only_echo else text)
-            prompt_field = b"" if chat else b'"prompt_token_ids":%b,' % (b"null" if first else prompt_ids)
             usage = b',"usage":' + usage_json(prompt_tokens, first + tokens) if self.continuous_usage else b""
             return b"".join(
                 (
@@ -192,7 +193,7 @@ class ResponseStyle:
                     after_text,
                     logprobs,
                     finished if last else unfinished,
-                    prompt_field,
+                    later_prompt_field if first else first_prompt_field,
                     b'"token_ids":',
                     token_ids,
                     b"}]",

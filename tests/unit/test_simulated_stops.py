@@ -1,4 +1,4 @@
-"""Where stop strings end an answer."""
+"""Stop strings end an answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from loadgen.servers.simulated.protocol import Completion
 from loadgen.servers.simulated.vllm_answers import _withhold_characters
 
-SAID = Completion(False, 4, 4, [300, 301, 302, 303], [b" the", b" cat", b" sat", b" down"], "length")
+COMPLETION = Completion(False, 4, 4, [300, 301, 302, 303], [b" the", b" cat", b" sat", b" down"], "length")
 
 
 @pytest.mark.parametrize(
-    ("stops", "anywhere", "tokens", "stop", "place"),
+    ("stops", "anywhere", "tokens", "stop", "start"),
     [
         (["sat"], True, 3, "sat", 9),
         (["sat"], False, 3, "sat", 9),
@@ -25,17 +25,17 @@ SAID = Completion(False, 4, 4, [300, 301, 302, 303], [b" the", b" cat", b" sat",
         ([], True, 4, "", 17),
     ],
 )
-def test_an_answer_ends_with_the_token_that_completes_a_stop(
-    stops: Sequence[str], anywhere: bool, tokens: int, stop: str, place: int
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
+    stops: Sequence[str], anywhere: bool, tokens: int, stop: str, start: int
 ) -> None:
-    """The earliest token, then the first stop of the list; TGI and LightLLM want the stop at the end of a token."""
-    ended, found, begins = SAID.cut_at_stop(stops, "stop", anywhere=anywhere)
-    assert (ended.output_tokens, found, begins) == (tokens, stop, place)
-    assert ended.finish_reason == ("stop" if stop else "length")
+    """The earliest token wins, then the first stop of the list. TGI and LightLLM need it at the end of a token."""
+    cut, found_stop, stop_start = COMPLETION.cut_at_stop(stops, "stop", anywhere=anywhere)
+    assert (cut.output_tokens, found_stop, stop_start) == (tokens, stop, start)
+    assert cut.finish_reason == ("stop" if stop else "length")
 
 
 @pytest.mark.parametrize(
-    ("length", "back", "texts"),
+    ("length", "withheld", "texts"),
     [
         (17, 0, [b" the", b" cat", b" sat", b" down"]),
         (17, 2, [b" t", b"he c", b"at s", b"at down"]),
@@ -43,6 +43,6 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop(
         (0, 5, [b"", b"", b"", b""]),
     ],
 )
-def test_text_that_a_stop_may_yet_cut_is_held_back(length: int, back: int, texts: list[bytes]) -> None:
-    """So many characters wait for the next token, all are there at the end, and none past the stop."""
-    assert _withhold_characters(SAID.texts, length, back) == texts
+def test_text_that_a_stop_string_may_still_cut_is_withheld(length: int, withheld: int, texts: list[bytes]) -> None:
+    """The last characters wait for the next token. The last token sends the rest, and nothing after the stop."""
+    assert _withhold_characters(COMPLETION.texts, length, withheld) == texts

@@ -1,1 +1,1 @@
-"""What it means: metrics, statistics and reports."""
+"""Reads runs and computes metrics, statistics, comparisons and reports."""

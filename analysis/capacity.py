@@ -1,4 +1,4 @@
-"""What a capacity is planned by: of a simulated run the figures that objectives speak of."""
+"""Figures of a simulated run that objectives refer to, for capacity planning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadgen.analysis.steady_window import frame_of_run
 
 
 def unplannable(objectives: Sequence[Objective]) -> list[str]:
-    """Those that are no upper bound on a latency, which alone can be planned for."""
+    """Return the objectives that are not an upper bound on a latency; capacity can be planned for no others."""
     return [
         objective.text
         for objective in objectives
@@ -20,30 +20,36 @@ def unplannable(objectives: Sequence[Objective]) -> list[str]:
 
 
 def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
-    """Of a run, for each objective, in seconds; None where no request has that latency, or any was refused or given
-    up."""
+    """Return a function that reads the figure of each objective from a run, in seconds.
+
+    A figure is None where no request has that latency. All are None if any request did not complete.
+    """
 
     def figures(run: Run) -> list[float | None]:
         frame = frame_of_run(run)
         if not bool(frame.complete.all()):
             return [None] * len(objectives)
-        result: list[float | None] = []
+        values: list[float | None] = []
         for objective in objectives:
             samples = LATENCIES[objective.figure].values(frame)
             if not len(samples):
-                result.append(None)
+                values.append(None)
             elif objective.percentile is not None:
-                result += stats.percentiles(samples, objective.percentile)
+                values += stats.percentiles(samples, objective.percentile)
             else:
-                result.append(float(getattr(samples, objective.statistic)()))
-        return result
+                values.append(float(getattr(samples, objective.statistic)()))
+        return values
 
     return figures
 
 
 def objectives_check(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
-    """Whether figures, so many times as large, meet all objectives."""
-    return lambda figures, times: all(
-        figure is not None and each.satisfied_by(figure * times)
-        for each, figure in zip(objectives, figures, strict=True)
-    )
+    """Return a function that tells whether figures, multiplied by a factor, meet all objectives."""
+
+    def check(figures: Sequence[float | None], factor: float) -> bool:
+        return all(
+            figure is not None and objective.satisfied_by(figure * factor)
+            for objective, figure in zip(objectives, figures, strict=True)
+        )
+
+    return check

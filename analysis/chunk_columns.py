@@ -1,5 +1,7 @@
-"""What there is of each chunk of very many requests, exact and in little room: instants are steps from one chunk of a
-request to the next, and where there are too many samples to be sorted, those of given ranks are found by counting.
+"""Compact, exact columns of per-chunk data, for runs with a hundred million chunks.
+
+Arrival times are stored as steps from one chunk of a request to the next. Order statistics of samples that are too many
+to be sorted are found by counting.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 DIGIT_BITS = 20
-"""So many bits of a number are told apart in one pass over all of them, the highest first."""
+"""Maximum bits per digit. Each pass over the numbers determines one digit, the most significant first."""
 MAX_COUNTERS = 1 << 23
 
 
 class GrowingArray:
-    """An array that grows in place: arrays kept in pieces and joined at the end need their room twice."""
+    """An array that grows in place. Joining separate pieces at the end would need twice the memory."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         self._bytes = bytearray()
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append; where the values need a wider type, all change to it."""
+        """Append values; the whole array changes to a wider type if they need one."""
         wider = np.promote_types(self._dtype, values.dtype)
         if wider != self._dtype:
             self._bytes = bytearray(self.array().astype(wider).data)
@@ -35,38 +37,40 @@ class GrowingArray:
         self._bytes += values.astype(wider, copy=False).data
 
     def array(self) -> NDArray[Any]:
-        """What it holds, not copied."""
+        """Return the content, without a copy."""
         return np.frombuffer(self._bytes, self._dtype)
 
 
 class GrowingTokens:
-    """Tokens of each chunk, which take no room while each holds one."""
+    """The number of tokens per chunk. It takes no memory as long as every chunk holds one token."""
 
     def __init__(self) -> None:
-        self._ones, self._all = 0, GrowingArray(np.dtype(np.uint8))
+        self._ones = 0
+        """Number of chunks so far while all of them hold one token; -1 afterwards."""
+        self._counts = GrowingArray(np.dtype(np.uint8))
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append."""
+        """Append the token counts of further chunks."""
         if self._ones >= 0 and bool((values == 1).all()):
             self._ones += len(values)
             return
         if self._ones > 0:
-            self._all.extend(np.ones(self._ones, np.uint8))
+            self._counts.extend(np.ones(self._ones, np.uint8))
         self._ones = -1
-        self._all.extend(values)
+        self._counts.extend(values)
 
     def array(self) -> NDArray[Any]:
-        """What it holds, not copied."""
-        return np.broadcast_to(np.uint8(1), self._ones) if self._ones >= 0 else self._all.array()
+        """Return the content, without a copy."""
+        return np.broadcast_to(np.uint8(1), self._ones) if self._ones >= 0 else self._counts.array()
 
 
 class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
-    """When each chunk came, in nanoseconds; `[first:last]` makes an array of that part."""
+    """Arrival times of all chunks in ns; `[first:last]` returns that part as an array."""
 
     steps: NDArray[np.integer]
-    """From the chunk before; 0 for the first of a row."""
+    """Time since the previous chunk; 0 for the first chunk of a row."""
     first_ns: Floats
-    """Of each row, NaN where it has no chunk."""
+    """Arrival of each row's first chunk; NaN for a row without chunks."""
     offsets: Integers
 
     def __len__(self) -> int:
@@ -76,84 +80,101 @@ class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
         first, last, _ = chunks.indices(len(self.steps))
         if last <= first:
             return np.empty(0)
-        row, end = int(np.searchsorted(self.offsets, first, "right")) - 1, int(np.searchsorted(self.offsets, last))
+        row = int(np.searchsorted(self.offsets, first, "right")) - 1
+        end = int(np.searchsorted(self.offsets, last))
         begins = int(self.offsets[row])
         counts = np.minimum(self.offsets[row + 1 : end + 1], last) - self.offsets[row:end]
-        held = counts > 0
-        reached = np.cumsum(self.steps[begins:last], dtype=np.int64)
-        base = self.first_ns[row:end][held].astype(np.int64) - reached[self.offsets[row:end][held] - begins]
-        reached += np.repeat(base, counts[held])
-        return reached[first - begins :].astype(np.float64)
+        has_chunks = counts > 0
+        instants = np.cumsum(self.steps[begins:last], dtype=np.int64)
+        row_starts = self.offsets[row:end][has_chunks] - begins
+        base = self.first_ns[row:end][has_chunks].astype(np.int64) - instants[row_starts]
+        instants += np.repeat(base, counts[has_chunks])
+        return instants[first - begins :].astype(np.float64)
 
 
 def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
-    """From the chunk before, in four bytes where they fit."""
+    """Return the time from each chunk to the next, in four bytes each if they fit; 0 for the first chunk of a row."""
     steps = np.empty_like(instants)
     np.subtract(instants[1:], instants[:-1], out=steps[1:])
     steps[offsets[:-1][np.diff(offsets) > 0]] = 0
-    fits = int(steps.view(np.uint64).max(initial=0)) < 1 << 32  # what is negative is large there
+    fits = int(steps.view(np.uint64).max(initial=0)) < 1 << 32  # negative steps are large as unsigned integers
     return steps.astype(np.uint32) if fits else steps
 
 
 class OrderStatistics:
-    """Whole numbers of 0 to `most` that come in blocks, and so many zeros more: those of some ranks, counted from 0 in
-    ascending order, divided by `scale`, as if they were sorted."""
+    """The order statistics of whole numbers from 0 to `largest` that come in blocks, divided by `scale`.
+
+    `count` includes `zeros`, the number of zeros that are not in the blocks. Indexing by rank, from 0 in ascending
+    order, returns the same number as a sorted array would.
+    """
 
     def __init__(
-        self, blocks: Callable[[], Iterable[NDArray[np.integer]]], count: int, zeros: int, most: int, scale: float
+        self, blocks: Callable[[], Iterable[NDArray[np.integer]]], count: int, zeros: int, largest: int, scale: float
     ) -> None:
-        self._blocks, self._count, self._zeros, self._scale = blocks, count, zeros, scale
-        self._bits = max(1, most.bit_length())
+        self._blocks = blocks
+        self._count = count
+        self._zeros = zeros
+        self._scale = scale
+        self._bits = max(1, largest.bit_length())
         self._known = dict[int, float]()
 
     def __len__(self) -> int:
-        """The zeros included."""
+        """Return the number of samples, zeros included."""
         return self._count
 
     def __getitem__(self, rank: int) -> float:
-        return self.at([rank])[0]
+        return self.values_at([rank])[0]
 
-    def at(self, ranks: Sequence[int] | Integers) -> list[float]:
-        """The numbers of these ranks."""
+    def values_at(self, ranks: Sequence[int] | Integers) -> list[float]:
+        """Return the numbers of these ranks. One call for several ranks saves passes over the blocks."""
         requested = [int(rank) + self._count * (rank < 0) for rank in ranks]
         self._known |= dict.fromkeys((rank for rank in requested if rank < self._zeros), 0.0)
-        if wanted := sorted({*requested} - self._known.keys()):
-            result = self._found(np.array(wanted) - self._zeros) / self._scale
-            self._known |= dict(zip(wanted, result.tolist(), strict=True))
+        missing = sorted({*requested} - self._known.keys())
+        if missing:
+            values = self._search(np.array(missing) - self._zeros) / self._scale
+            self._known |= dict(zip(missing, values.tolist(), strict=True))
         return [self._known[rank] for rank in requested]
 
-    def _found(self, ranks: Integers) -> Integers:
-        """Digit by digit: which numbers begin as the wanted ones do, and how many of those are smaller."""
-        prefixes, left, bits = np.zeros(len(ranks), np.int64), ranks.copy(), self._bits
+    def _search(self, ranks: Integers) -> Integers:
+        """Find the numbers of these ranks digit by digit.
+
+        Each pass counts the next digit of all numbers that begin like a result so far. The rank among these numbers
+        then decides the digit.
+        """
+        prefixes = np.zeros(len(ranks), np.int64)
+        remaining = ranks.copy()
+        bits = self._bits
         while bits > 0:
-            groups, of = np.unique(prefixes, return_inverse=True)
+            groups, group_of_rank = np.unique(prefixes, return_inverse=True)
             digit = min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // len(groups)).bit_length() - 1))
             counts = np.zeros((len(groups), 1 << digit), np.int64)
             for block in self._blocks():
-                counts += _counted(block, groups, bits, digit, self._bits).reshape(counts.shape)
-            smaller = np.cumsum(counts, axis=1)
-            for each, group in enumerate(of):
-                index = int(np.searchsorted(smaller[group], left[each], "right"))
-                left[each] -= smaller[group][index - 1] if index else 0
-                prefixes[each] = (prefixes[each] << digit) + index
+                counts += _count_digits(block, groups, bits, digit, self._bits).reshape(counts.shape)
+            cumulative = np.cumsum(counts, axis=1)
+            for index, group in enumerate(group_of_rank):
+                value = int(np.searchsorted(cumulative[group], remaining[index], "right"))
+                remaining[index] -= cumulative[group][value - 1] if value else 0
+                prefixes[index] = (prefixes[index] << digit) + value
             bits -= digit
         return prefixes
 
 
-def _counted(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, whole: int) -> Integers:
-    """How many numbers of `whole` bits that begin as each group does, but for their last `bits`, go on with each
-    digit."""
+def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
+    """Count the next digit (of `digit` bits) of the numbers whose leading bits are one of `groups`.
+
+    `bits` is the number of bits that are still unknown, of `total_bits`.
+    """
     length = len(groups) << digit
-    if bits == whole:
+    if bits == total_bits:
         return np.bincount((block >> (bits - digit)).astype(np.intp), minlength=length)
-    begins = block >> bits
-    if whole - bits <= DIGIT_BITS:  # a table is several times as fast
-        table = np.full(1 << (whole - bits), -1, np.int32)
+    prefixes = block >> bits
+    if total_bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.
+        table = np.full(1 << (total_bits - bits), -1, np.int32)
         table[groups] = np.arange(len(groups))
-        index = table[begins]
-        retained = index >= 0
+        index = table[prefixes]
+        matches = index >= 0
     else:
-        index = np.minimum(np.searchsorted(groups, begins), len(groups) - 1)
-        retained = groups[index] == begins
-    digits = (block[retained] >> (bits - digit)).astype(np.int64) & ((1 << digit) - 1)
-    return np.bincount((index[retained].astype(np.int64) << digit) + digits, minlength=length)
+        index = np.minimum(np.searchsorted(groups, prefixes), len(groups) - 1)
+        matches = groups[index] == prefixes
+    digits = (block[matches] >> (bits - digit)).astype(np.int64) & ((1 << digit) - 1)
+    return np.bincount((index[matches].astype(np.int64) << digit) + digits, minlength=length)

@@ -266,7 +266,7 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _ended(frame: Frame, kind: str) -> int:
-    return sum(seen.number for end, seen in frame.outcomes.items() if end.measured and end.kind == kind)
+    return sum(seen.requests for end, seen in frame.outcomes.items() if end.measured and end.kind == kind)
 
 
 def _client_limit_causes(frame: Frame) -> list[str]:
@@ -274,7 +274,7 @@ def _client_limit_causes(frame: Frame) -> list[str]:
     causes = Counter[str]()
     for end, seen in frame.outcomes.items():
         if end.measured and end.kind == CLIENT_LIMIT and end.detail:
-            causes[end.detail] += seen.number
+            causes[end.detail] += seen.requests
     return [cause for cause, _ in causes.most_common(MAX_CAUSES)]
 
 

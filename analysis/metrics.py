@@ -1,11 +1,13 @@
-"""Every Metric: its name, unit, direction, definition and formula. All that knows of a latency or a rate derives from
-this table: summary, objectives, goodput, export, comparison, live page and documentation.
+"""Every metric with its name, unit, direction, definition and formula.
 
-Notation of the definitions: t_due, t_sent; t_1..t_k, the arrivals of the k chunks that hold at least one generated
-token; c_j, the tokens in chunk j; m, the streamed tokens, which is the sum of c_j; n, the tokens generated, which are
-more where a server hides some (loadgen.analysis.run.token_counts); t_end, the arrival of the server's end marker.
+The summary, objectives, goodput, export, comparison, live page and documentation all derive from this table. To add a
+metric, add one entry here and nothing else. This module does not import numpy, so that objectives can be read without
+it.
 
-To add one: an entry below, and nothing else. No numpy here, so that objectives are read without it.
+The definitions use this notation. t_due is when a request is due, and t_sent when its first byte is sent. t_1 to t_k
+are the arrivals of the k chunks that hold at least one generated token, and c_j is the number of tokens in chunk j. m
+is the number of streamed tokens, the sum of all c_j. n is the number of generated tokens, which is larger where a
+server hides tokens (loadgen.analysis.run.token_counts). t_end is the arrival of the server's end marker.
 """
 
 from __future__ import annotations
@@ -23,58 +25,56 @@ if TYPE_CHECKING:
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
 MAX_SORTED_GAPS = 1 << 24
-"""More gaps than this are counted, not sorted: beside them and a sorted copy a machine would have room for little."""
+"""More gaps than this are counted instead of sorted, to save the memory of a sorted copy."""
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A figure worth a name."""
+    """A named figure of a run or of each request."""
 
     name: str
-    """As in summary.json."""
+    """The key in summary.json."""
     short: str
-    """As a table's row says it."""
+    """The short title, for rows of tables."""
     title: str
     definition: str
     formula: Callable[[Frame], Any]
-    """Per request a value for each row, NaN where undefined; per chunk and token the samples of all sampled rows; of a
-    run the figure, or None."""
+    """Computes the metric. Per request: one value per row, NaN where it is undefined. Per chunk or token: the samples
+    of all sampled rows. Per run: one value or None."""
     unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"] = "s"
     direction: Literal["lower", "higher"] = "lower"
     per: Literal["request", "chunk", "token", "run"] = "request"
     stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
-    """Which error bar of the client's stamps holds for it: `error_bar_<stamps>_s` of the summary."""
+    """The error bar of the timestamps that applies: `error_bar_<stamps>_s` of the summary."""
     adjusted: bool = False
-    """Whether the summary also has it with every request that is not complete counted as infinitely slow."""
+    """True if the summary also has the metric with every incomplete request counted as infinitely slow."""
     judged: bool = True
-    """Of a run: whether objectives and comparisons know it."""
+    """True if objectives and comparisons accept this figure of a run."""
 
     @property
     def key(self) -> str:
-        """Its name in objectives and on the command line: `ttft`, `requests_per_s`."""
+        """The name in objectives and on the command line: `ttft`, `requests_per_s`."""
         return self.name if self.unit.endswith("/s") else self.name.removesuffix("_s")
 
     def rows(self, frame: Frame) -> Floats:
-        """Its value for each row of the frame, NaN where the row has none. Of latencies per request."""
+        """Return the value of each row of the frame, NaN for a row without one. Only for metrics per request."""
         return cast("Floats", self.formula(frame))
 
     def values(self, frame: Frame) -> Floats:
-        """Its samples: those of complete requests due in the window."""
+        """Return the samples: those of complete requests that are due in the window."""
         result = self.rows(frame)
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def zero_counts(self, frame: Frame) -> Integers | None:
-        """Of gaps that are too many to stand in memory one by one: how many zeros each row has beside them."""
+        """Return how many samples of zero each row has in addition to its gaps; None if the gaps can be sorted."""
         counts = frame.gap_counts
-        if (
-            self.per not in ("chunk", "token")
-            or int(counts.sum()) <= MAX_SORTED_GAPS
-            or int(frame.chunk_ns.steps.min()) < 0
-        ):
+        if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
+            return None
+        if int(frame.chunk_ns.steps.min()) < 0:  # Counting takes no negative gaps.
             return None
         return (frame.later_counts if self.per == "token" else counts) - counts
 
     def groups(self, frame: Frame) -> Integers | None:
-        """Offsets of the samples that belong to one request; None when each has one at most."""
+        """Return the offsets that delimit the samples of each request; None where a request has one sample at most."""
         from loadgen.analysis.frame import offsets_of
 
         if self.per not in ("chunk", "token"):
@@ -88,20 +88,20 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 
 def _before_tail(frame: Frame) -> Window | None:
-    """A whole run until fewer than a tenth of the requests sent were left in flight."""
+    """Return the part of a whole run until fewer than a tenth of the sent requests are in flight."""
     from loadgen.analysis.frame import Window
 
     ends = frame.end_ns[frame.sent & ~_undefined(frame.end_ns)]
     if not frame.whole or frame.span_ns is None or len(ends) == 0:
         return None
     ends.sort()
-    begun = ends[min(len(ends) - 1, math.floor(len(ends) * (1 - TAIL_SHARE)))]
-    return Window(frame.span_ns[0], float(begun), "auto", "before the tail")
+    tail_starts = ends[min(len(ends) - 1, math.floor(len(ends) * (1 - TAIL_SHARE)))]
+    return Window(frame.span_ns[0], float(tail_starts), "auto", "before the tail")
 
 
 def _tail_share(frame: Frame) -> float | None:
-    steady, span = _before_tail(frame), frame.span_ns
-    return None if steady is None or span is None else (span[1] - steady.to_ns) / (span[1] - span[0])
+    before, span = _before_tail(frame), frame.span_ns
+    return None if before is None or span is None else (span[1] - before.to_ns) / (span[1] - span[0])
 
 
 def _steady_output_tokens_per_s(frame: Frame) -> float | None:
@@ -118,7 +118,7 @@ def _skew_s(frame: Frame) -> float | None:
 
 
 def _undefined(values: Floats) -> Booleans:
-    """Which are NaN: those that differ from themselves."""
+    """Return which values are NaN, without numpy: NaN differs from itself."""
     return cast("Booleans", values != values)  # noqa: PLR0124
 
 
@@ -127,8 +127,8 @@ _TABLE = (
         "ttft_s",
         "TTFT",
         "Time to first token",
-        "t_1 - t_sent. The first chunk that holds a generated token counts, reasoning included; "
-        "role-only, empty and usage-only chunks do not.",
+        "t_1 - t_sent: from the first byte sent to the arrival of the first chunk that holds a generated token. "
+        "Reasoning tokens count; chunks with only a role, usage or no content do not.",
         lambda f: (f.first_ns - f.sent_ns) / NS_PER_S,
         stamps="ttft",
         adjusted=True,
@@ -136,8 +136,8 @@ _TABLE = (
     Metric(
         "ttft_due_s",
         "TTFT from due",
-        "Time to first token, from due",
-        "t_1 - t_due: what a caller sees who also waits for the client to send.",
+        "Time to first token, from due time",
+        "t_1 - t_due: TTFT from the scheduled send time, which includes delays of the client.",
         lambda f: (f.first_ns - f.due_ns) / NS_PER_S,
         stamps="ttft",
     ),
@@ -145,7 +145,7 @@ _TABLE = (
         "tpot_s",
         "TPOT",
         "Time per output token",
-        "(t_k - t_1) / (m - c_1), of streamed tokens; undefined when m <= c_1.",
+        "(t_k - t_1) / (m - c_1): mean time per streamed token after the first chunk. Undefined if m <= c_1.",
         lambda f: (f.last_ns - f.first_ns) / f.later_tokens / NS_PER_S,
         unit="s/token",
         stamps="tpot",
@@ -154,7 +154,7 @@ _TABLE = (
         "icl_s",
         "ICL",
         "Inter-chunk latency",
-        "t_{j+1} - t_j, one sample per gap, never smoothed.",
+        "t_{j+1} - t_j: the gap between consecutive chunks, one sample per gap, without smoothing.",
         lambda f: f.gaps_s(),
         per="chunk",
         stamps="itl",
@@ -163,8 +163,8 @@ _TABLE = (
         "itl_s",
         "ITL",
         "Inter-token latency",
-        "Inter-chunk latency weighted by tokens: a chunk of c tokens gives its gap and c - 1 zeros, so a request of "
-        "m streamed tokens gives m - 1 samples whose sum is t_k - t_1.",
+        "Inter-chunk latency per token: a chunk of c tokens gives its gap and c - 1 zeros. A request of m streamed "
+        "tokens gives m - 1 samples, whose sum is t_k - t_1.",
         lambda f: f.token_gaps_s(),
         per="token",
         stamps="itl",
@@ -173,31 +173,31 @@ _TABLE = (
         "e2e_s",
         "E2E",
         "End-to-end latency",
-        "t_k - t_sent, to the last chunk that holds a token; t_end - t_sent of embeddings and rerank, which have none.",
+        "t_k - t_sent: from the first byte sent to the arrival of the last chunk that holds a token. For embeddings "
+        "and rerank, which have no tokens: t_end - t_sent.",
         lambda f: (f.last_ns - f.sent_ns) / NS_PER_S,
         adjusted=True,
     ),
     Metric(
         "e2e_due_s",
         "E2E from due",
-        "End-to-end latency, from due",
-        "t_k - t_due.",
+        "End-to-end latency, from due time",
+        "t_k - t_due: E2E from the scheduled send time, which includes delays of the client.",
         lambda f: (f.last_ns - f.due_ns) / NS_PER_S,
     ),
     Metric(
         "e2e_stream_s",
-        "E2E to end mark",
+        "E2E to end marker",
         "End-to-end latency, to the end marker",
-        "t_end - t_sent.",
+        "t_end - t_sent: from the first byte sent to the arrival of the end marker.",
         lambda f: (f.end_ns - f.sent_ns) / NS_PER_S,
     ),
     Metric(
         "e2e_asked_s",
-        "E2E at length asked",
-        "End-to-end latency, at the length asked",
-        "t_k - t_sent + TPOT (n_asked - n): what the answer would have taken at the length asked, had it gone on at "
-        "its own pace. Equal to E2E where lengths are as asked; where a server ends answers itself (TGI) it makes them "
-        "comparable.",
+        "E2E at requested length",
+        "End-to-end latency, at the requested length",
+        "t_k - t_sent + TPOT (n_requested - n): E2E extrapolated to the requested output length at the response's own "
+        "TPOT. Equal to E2E if the lengths match. Makes responses comparable if a server ends them early (TGI).",
         lambda f: (
             (f.last_ns - f.sent_ns + (f.last_ns - f.first_ns) / f.later_tokens * (f.output_asked - f.output_tokens))
             / NS_PER_S
@@ -207,7 +207,7 @@ _TABLE = (
         "normalised_s",
         "Normalised",
         "Normalised latency",
-        "(t_k - t_sent) / n. Its mean over requests is the normalised latency of the Orca and vLLM papers.",
+        "(t_k - t_sent) / n. The mean over requests is the normalised latency of the Orca and vLLM papers.",
         lambda f: (f.last_ns - f.sent_ns) / f.generated_tokens / NS_PER_S,
         unit="s/token",
         adjusted=True,
@@ -216,8 +216,8 @@ _TABLE = (
         "requests_per_s",
         "Requests",
         "Request throughput",
-        "Complete requests that ended inside the window / window. The window of a whole run is from the first t_sent "
-        "to the last t_end of all requests sent, failed ones included.",
+        "Complete requests that ended inside the window / length of the window. The window of a whole run spans from "
+        "the first t_sent to the last t_end of all requests sent, including failed ones.",
         lambda f: _per_second(float(f.completed_inside), f),
         unit="requests/s",
         direction="higher",
@@ -227,7 +227,8 @@ _TABLE = (
         "output_tokens_per_s",
         "Output",
         "Output throughput",
-        "Generated tokens that arrived inside the window / window, those of answers that were cut off later included.",
+        "Generated tokens that arrived inside the window / length of the window. Tokens of responses that failed later "
+        "count.",
         lambda f: _per_second(f.tokens_inside(), f),
         unit="tokens/s",
         direction="higher",
@@ -236,9 +237,9 @@ _TABLE = (
     Metric(
         "steady_output_tokens_per_s",
         "Output before drain",
-        "Output throughput before the tail",
-        "Generated tokens that arrived before the tail of a whole run / the time until then: what the server gives "
-        "while it has enough to do. A run with a window has none.",
+        "Output throughput before the drain",
+        "Generated tokens that arrived before the drain (see `tail_share`) / the time until then: the throughput of a "
+        "server under load. Only for whole runs.",
         _steady_output_tokens_per_s,
         unit="tokens/s",
         direction="higher",
@@ -249,7 +250,7 @@ _TABLE = (
         "total_tokens_per_s",
         "Output and prompts",
         "Total throughput",
-        "Output throughput plus the prompt tokens of requests whose first token arrived inside the window / window.",
+        "Output throughput plus input throughput.",
         lambda f: _per_second(f.tokens_inside() + f.prompt_tokens_inside(), f),
         unit="tokens/s",
         direction="higher",
@@ -259,8 +260,8 @@ _TABLE = (
         "input_tokens_per_s",
         "Input",
         "Input throughput",
-        "Prompt tokens of requests whose first token arrived inside the window / window; of embeddings and rerank, "
-        "those whose answer did.",
+        "Prompt tokens of requests whose first token arrived inside the window / length of the window. For embeddings "
+        "and rerank, the end of the response counts instead.",
         lambda f: _per_second(f.prompt_tokens_inside(), f),
         unit="tokens/s",
         direction="higher",
@@ -269,9 +270,9 @@ _TABLE = (
     Metric(
         "tail_share",
         "Drain",
-        "Tail",
-        "Share of a whole run in which fewer than a tenth of the requests were left in flight: how much of the "
-        "throughput is that of a server running empty.",
+        "Drain",
+        "Share of a whole run, at its end, in which fewer than a tenth of the requests are still in flight. Throughput "
+        "falls in this time because the server runs out of work.",
         _tail_share,
         unit="share",
         per="run",
@@ -281,7 +282,8 @@ _TABLE = (
         "skew_s",
         "Burst skew",
         "Burst skew",
-        "Last t_sent_end - first t_sent of requests due at one instant: how far from `all at once` the burst was.",
+        "Last t_sent_end - first t_sent of requests due at one instant: the time from the first byte of the burst to "
+        "the last.",
         _skew_s,
         per="run",
     ),
@@ -290,5 +292,6 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
 
 def metric_by_key(key: str) -> Metric:
-    """The metric of a key such as `ttft`, also of one that was added later. Raises KeyError."""
+    """Return the metric with this key, such as `ttft`. Reads METRICS on every call, so later additions count. Raises
+    KeyError."""
     return {metric.key: metric for metric in METRICS.values()}[key]

@@ -1,5 +1,8 @@
-"""What a twin predicts: each figure with an interval, from figures of the same load under other draws of its constants,
-from how far the fit missed what it was fitted to, and from how much runs differ anyway."""
+"""Predictions of a twin: each figure with a 95 % interval.
+
+The interval combines three sources of error: the uncertainty of the twin's constants (from figures of the same load
+under other draws of them), the residual of the fit, and the variation between runs of the real server.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,15 @@ NORMAL_95 = 1.96
 
 
 class Predicted(msgspec.Struct, kw_only=True):
-    """One figure of a simulated run of a twin, and where the server's own would lie."""
+    """One figure of a twin's simulated run, with the interval in which the real server's figure is expected."""
 
     figure: str
-    """By its name as --assert knows it."""
+    """The name that --assert uses."""
     value: float
     low: float
-    """With `high`, the 95 % interval."""
+    """Lower end of the 95 % interval."""
     high: float
+    """Upper end of the 95 % interval."""
 
 
 def predict(
@@ -33,25 +37,28 @@ def predict(
     residual: Mapping[str, float],
     run_variation: float,
 ) -> list[Predicted]:
-    """Of the figures that all have. `residual` is a Twin's; runs of one server differ by `run_variation` at most."""
-    result = []
+    """Predict the figures that `central` and all draws have.
+
+    `residual` is that of the Twin, and `run_variation` the largest relative difference between runs of one server."""
+    predictions = []
     for name in FIGURES:
-        value, others = central.get(name), [draw.get(name) for draw in draws]
-        drawn = [other for other in others if other is not None and other > 0]
-        if value is None or value <= 0 or len(drawn) < len(others):
+        value = central.get(name)
+        drawn = [draw.get(name) for draw in draws]
+        known = [figure for figure in drawn if figure is not None and figure > 0]
+        if value is None or value <= 0 or len(known) < len(drawn):
             continue
-        variance = sum(math.log(other / value) ** 2 for other in drawn) / max(1, len(drawn))
-        missed = (residual[key] for key in (name, name.partition(".")[0], "rate") if key in residual)
-        variance += next(missed, 0.0) ** 2 + (run_variation / NORMAL_95) ** 2
+        variance = sum(math.log(figure / value) ** 2 for figure in known) / max(1, len(known))
+        residuals = (residual[key] for key in (name, name.partition(".")[0], "rate") if key in residual)
+        variance += next(residuals, 0.0) ** 2 + (run_variation / NORMAL_95) ** 2
         factor = math.exp(NORMAL_95 * math.sqrt(variance))
-        result.append(Predicted(figure=name, value=value, low=value / factor, high=value * factor))
-    return result
+        predictions.append(Predicted(figure=name, value=value, low=value / factor, high=value * factor))
+    return predictions
 
 
 def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
-    """What the run file of a twin's simulation holds; nothing of a damaged one, or another version's."""
+    """Return the prediction in the header of a twin's simulation; empty if it is malformed or from another version."""
     try:
-        result = msgspec.convert(server.get("prediction") or [], list[Predicted])
+        predictions = msgspec.convert(server.get("prediction") or [], list[Predicted])
     except msgspec.ValidationError:
         return []
-    return [each for each in result if each.figure in FIGURES]
+    return [prediction for prediction in predictions if prediction.figure in FIGURES]

@@ -1,8 +1,8 @@
-"""Counts how the requests of a run ended, by state and by kind of error, with examples of what servers said.
+"""Counts how the requests of a run ended, by state and error kind, with examples of error messages.
 
 A request that a server or a proxy was too busy to take is `rejected`, not `failed`: nothing was wrong with it, and the
-same request may be answered a second later. Runs of versions that did not know the state have such requests among the
-failed ones, and they stay there: the state is a recorded fact and is not derived again.
+same request may succeed a second later. Versions without this state recorded such requests as failed. They stay failed,
+because the state is a recorded fact and is not derived again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from loadgen.analysis import summary
 from loadgen.analysis.frame import Frame, Outcome, OutcomeCount
 from loadgen.analysis.run.runfile import Run
 
-EXAMPLES_MAX = 3
-NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
-"""Of two errors' words what does not make them different: numbers, addresses, ids."""
+MAX_EXAMPLES = 3
+VARIABLE_PARTS = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
+"""Numbers, addresses and ids, which do not distinguish one error message from another."""
 
 
 def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
-    """Count how the requests ended. `unrecorded` requests are those of which a killed run left no Record."""
-    endings = {ending: seen for ending, seen in frame.outcomes.items() if ending.measured}
+    """Count how the requests ended. `unrecorded` requests are those of a killed run that have no Record."""
+    outcomes = {outcome: counted for outcome, counted in frame.outcomes.items() if outcome.measured}
     states, errors = Counter[str](), Counter[str]()
-    for ending, seen in endings.items():
-        states[ending.state] += seen.number
-        if ending.kind:
-            errors[ending.kind] += seen.number
+    for outcome, counted in outcomes.items():
+        states[outcome.state] += counted.requests
+        if outcome.kind:
+            errors[outcome.kind] += counted.requests
     plan, recorded = run.header.plan, states.total()
-    # Of a given time nobody knows how many it would be, and of a file's sessions how many turns.
+    # With a planned duration, or with sessions from a file, the planned number of requests is unknown.
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return summary.RequestCounts(
         sent=recorded - states["dropped"],
@@ -38,20 +38,24 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
         warmup=int((~frame.measured).sum()),
         warmup_incomplete=int((~frame.measured & ~frame.complete).sum()),
         errors=dict(errors.most_common()),
-        examples=_examples(endings),
+        examples=_examples(outcomes),
     )
 
 
-def _examples(endings: Mapping[Outcome, OutcomeCount]) -> dict[str, list[summary.ErrorExample]]:
-    """Of each kind of error its most frequent wordings."""
-    alike: dict[tuple[str, int | None, str], list[Outcome]] = {}
-    for how in endings:
-        alike.setdefault((how.kind, how.http_status, NUMBER.sub("N", how.detail)), []).append(how)
-    result: dict[str, list[summary.ErrorExample]] = {}
-    for (kind, status, words), group in alike.items():
-        said = group[0].detail if len(group) == 1 else words
-        number, first = sum(endings[how].number for how in group), min(endings[how].id for how in group)
-        result.setdefault(kind, []).append(
-            summary.ErrorExample(count=number, detail=said, http_status=status, request=first)
-        )
-    return {kind: sorted(each, key=lambda one: -one.count)[:EXAMPLES_MAX] for kind, each in result.items() if kind}
+def _examples(outcomes: Mapping[Outcome, OutcomeCount]) -> dict[str, list[summary.ErrorExample]]:
+    """Return the most frequent messages of each error kind. Messages that differ in numbers only count as one."""
+    groups: dict[tuple[str, int | None, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        pattern = VARIABLE_PARTS.sub("N", outcome.detail)
+        groups.setdefault((outcome.kind, outcome.http_status, pattern), []).append(outcome)
+    examples: dict[str, list[summary.ErrorExample]] = {}
+    for (kind, status, pattern), group in groups.items():
+        if kind:
+            example = summary.ErrorExample(
+                count=sum(outcomes[outcome].requests for outcome in group),
+                detail=group[0].detail if len(group) == 1 else pattern,
+                http_status=status,
+                request=min(outcomes[outcome].first_id for outcome in group),
+            )
+            examples.setdefault(kind, []).append(example)
+    return {kind: sorted(group, key=lambda one: -one.count)[:MAX_EXAMPLES] for kind, group in examples.items()}

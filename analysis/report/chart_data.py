@@ -72,7 +72,7 @@ def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, 
     Samples of one request are correlated, so the band counts requests instead of samples.
     """
     ranks = plotted_ranks(len(samples))
-    drawn = np.array(samples.at(ranks)) if isinstance(samples, OrderStatistics) else np.sort(samples)[ranks]
+    drawn = np.array(samples.values_at(ranks)) if isinstance(samples, OrderStatistics) else np.sort(samples)[ranks]
     return {
         "x": np.round(drawn, 7).tolist(),
         "y": np.round((ranks + 1) / max(1, len(samples)), 6).tolist(),
@@ -279,7 +279,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
     order = _send_order(frame)
     chosen = _chosen_rows(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
     # The failure table links to these requests, so they are always drawn.
-    linked_ids = [count.id for outcome, count in frame.outcomes.items() if outcome.kind]
+    linked_ids = [count.first_id for outcome, count in frame.outcomes.items() if outcome.kind]
     linked = np.flatnonzero(np.isin(frame.id[order], linked_ids))[:INCOMPLETE_MAX]
     chosen = np.union1d(chosen, linked)
     rows = order[chosen]

@@ -41,7 +41,7 @@ def test_ranks_are_those_of_the_sorted_numbers(numbers: list[int], zeros: int, p
     blocks = np.array_split(np.array(numbers), pieces)
     ranked = OrderStatistics(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
     ordered = sorted([*numbers, *[0] * zeros])
-    assert ranked.at(range(len(ordered))) == ordered
+    assert ranked.values_at(range(len(ordered))) == ordered
     again = OrderStatistics(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
     assert [again[rank] for rank in (0, -1, len(ordered) // 2)] == [ordered[0], ordered[-1], ordered[len(ordered) // 2]]
 

@@ -82,7 +82,7 @@ def test_words_of_errors_are_told_apart_up_to_a_limit() -> None:
     """Something new in each refusal fills no memory: beyond the limit they are counted together."""
     found = build_frame(failed(i, detail=f"no room for request {i}") for i in range(MAX_DETAILS + 50)).outcomes
     assert len(found) == MAX_DETAILS + 1
-    assert sum(seen.number for seen in found.values()) == MAX_DETAILS + 50
+    assert sum(seen.requests for seen in found.values()) == MAX_DETAILS + 50
     assert {ending: seen for ending, seen in found.items() if ending.detail == OTHER_DETAIL}.popitem()[1] == (50, 1000)
 
 

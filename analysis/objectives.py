@@ -1,7 +1,7 @@
-"""Objectives: what a run has to keep to, in the words of a command line: `ttft.p99 < 500ms`, `complete >= 99.9%`.
+"""Objectives of a run as written on the command line, such as `ttft.p99 < 500ms` and `complete >= 99.9%`.
 
-This file only reads them, and says what latencies have to hold them against, without numpy, so that a wrong one is
-found before anything is sent; `loadgen.analysis.slo` holds a run against them.
+This module parses objectives and defines their results. It does not import numpy, so mistakes are reported before any
+request is sent. `loadgen.analysis.slo` judges runs by their objectives.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 
 from loadgen.analysis.metrics import METRICS
 
-Read = TypeVar("Read")
-Described = TypeVar("Described")
+Parsed = TypeVar("Parsed")
+Description = TypeVar("Description")
 Unit = Literal["s", "share", "requests", "per second"]
 Interval = tuple[float | None, float | None]
-"""Ends of a 95 % confidence interval; an end is None where no sample lies far enough out to bound it."""
+"""Ends of a 95 % confidence interval. An end is None if no sample lies far enough out to bound it."""
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -29,20 +29,20 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
 }
 LATENCIES = {metric.key: metric for metric in METRICS.values() if metric.per != "run"}
-"""The latencies of summary.json without the unit at the end of their names."""
+"""The latencies of summary.json, by name without the unit."""
 STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "rejected", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
 GOODPUT_FIGURES = ("goodput", "attainment")
-"""Of the bounds that --goodput states."""
+"""Figures that depend on the bounds of --goodput."""
 TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
 SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
-"""Units of a bound: each a power of ten, so that the bound is the float nearest to what was written, and a Unit."""
+"""Units of a bound, each with its power of ten and its Unit. The bound is the float nearest to the written number."""
 
-HINT = f"""An objective is a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
+HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
                {", ".join(RATES)}, {", ".join(GOODPUT_FIGURES)}
   latencies    {", ".join(LATENCIES)}
@@ -56,13 +56,13 @@ _BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
-"""Those of which a request has one."""
-BOUND_HINT = f"""A bound on each request is a latency, < or <=, and a time, such as 'ttft < 500ms'.
+"""Latencies with one value per request."""
+BOUND_HINT = f"""A bound on each request has a latency, < or <=, and a time, such as 'ttft < 500ms'.
   latencies    {", ".join(REQUEST_LATENCIES)}"""
 
 
 class ObjectiveError(Exception):
-    """Expressions that are no objectives: the message has one line for each, the hint lists what is allowed."""
+    """Invalid objectives. The message has one line per mistake, and the hint lists the valid forms."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -70,41 +70,41 @@ class ObjectiveError(Exception):
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """One bound on one figure of a run, or on a latency of each request (--goodput)."""
+    """A bound on a figure of a run (--assert), or on a latency of each request (--goodput)."""
 
     text: str
-    """As it was written, with single blanks."""
+    """The expression as written, with single spaces."""
     figure: str
-    """A latency, a state, a rate, or the skew, as listed above."""
+    """The key of a latency, a state, a rate, the skew or a goodput figure."""
     statistic: str
-    """`p99`, `mean`, `min` or `max` of a latency of a run; empty for the rest."""
+    """`p99`, `mean`, `min` or `max` for a latency of a run; empty for other figures."""
     comparison: str
     bound: float
-    """In `unit`: seconds, a share from 0 to 1, requests, or so many per second."""
+    """The bound in `unit`: seconds, a share from 0 to 1, a number of requests, or a rate per second."""
     unit: Unit
 
     @property
     def percentile(self) -> float | None:
-        """0.99 for `p99`; None for other statistics."""
+        """The share of a percentile: 0.99 for `p99`; None for other statistics."""
         match = _PERCENTILE.fullmatch(self.statistic)
         return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
     def satisfied_by(self, value: float) -> bool:
-        """Whether this value is within the bound."""
+        """Return whether this value is within the bound."""
         return COMPARISONS[self.comparison](value, self.bound)
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """What a share of the requests would have met."""
+    """The bounds that a given share of the requests would have met."""
 
     scale: float
-    """Factor of all bounds."""
+    """Factor by which all bounds are multiplied."""
     bounds_s: dict[str, float]
-    """By latency."""
+    """Scaled bounds by latency."""
 
 
 class AttainmentCurve(msgspec.Struct, kw_only=True):
-    """Attainment `y` with all bounds scaled by `x`."""
+    """Attainment `y` with all bounds multiplied by `x`."""
 
     x: list[float]
     y: list[float]
@@ -113,7 +113,7 @@ class AttainmentCurve(msgspec.Struct, kw_only=True):
 
 
 class Goodput(msgspec.Struct, kw_only=True):
-    """Complete requests that met every bound (--goodput). Requests due in the window count, sent or not."""
+    """Complete requests that met every bound (--goodput). All requests due in the window count, sent or not."""
 
     bounds: list[str]
     good: int
@@ -121,42 +121,43 @@ class Goodput(msgspec.Struct, kw_only=True):
     attainment: float | None
     """good / requests."""
     attainment_ci95: tuple[float, float]
-    """Clopper and Pearson."""
+    """Exact binomial interval (Clopper and Pearson)."""
     per_s: float | None
-    """Good requests that ended inside the window, per second of it."""
+    """Good requests that ended inside the window, per second."""
     each: dict[str, float | None]
-    """Attainment of each bound alone."""
+    """Attainment of each bound by itself."""
     met_by: dict[str, BoundsMet | None]
-    """By share of the requests (`90%`); None where too many are not complete."""
+    """Scaled bounds by share of the requests (`90%`); None if too few requests are complete."""
     curve: AttainmentCurve
 
 
 class ObjectiveVerdict(msgspec.Struct, kw_only=True):
-    """What became of one objective (--assert)."""
+    """The result of one objective (--assert)."""
 
     objective: str
-    """As it was written."""
+    """The objective as written."""
     figure: str
     verdict: Literal["pass", "fail", "inconclusive"]
     unit: Literal["s", "share", "requests", "per second"]
-    """Of the next three."""
+    """Unit of `bound`, `measured` and `ci95`."""
     bound: float
     measured: float | None
-    """None where the run has no such figure, which fails."""
+    """The measured figure. None if the run does not have it; the objective then fails."""
     ci95: Interval | None
-    """None for a figure of this run alone."""
+    """95 % interval; None for a figure that describes this run only, such as a count or an extreme."""
     requests: int
-    """Those it rests on: for a latency the complete ones, else all."""
+    """Requests that the figure is based on: complete ones for a latency, else all."""
     left_out: int
-    """For a latency, the requests that were due in the window and not complete."""
+    """For a latency: requests due in the window that did not complete."""
     requests_needed: int | None
-    """When it is inconclusive, about how many requests would tell if they went on like these; None: no such number."""
+    """For an inconclusive verdict: about how many similar requests would decide. None if no number would."""
     said: str
-    """The measured figure, its interval, and what would tell, in words."""
+    """The measured figure and its interval as text, and for an inconclusive verdict what would decide."""
 
 
 class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A latency of complete requests, in seconds (of `tpot_s` and `normalised_s`, seconds per token)."""
+    """The distribution of a latency over complete requests, in seconds (seconds per token for `tpot_s` and
+    `normalised_s`)."""
 
     n: int
     mean: float | None
@@ -168,19 +169,19 @@ class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
     p95: float | None
     p99: float | None
     p99_9: float | None = None
-    """Only where there are enough samples for it."""
+    """Omitted if there are too few samples."""
     ci95: dict[str, Interval]
-    """By percentile."""
+    """95 % intervals by percentile."""
     thin: list[str]
-    """Percentiles that rest on too few samples to mean something."""
+    """Percentiles based on too few samples to be meaningful."""
 
     def of(self, statistic: str) -> float | None:
-        """A statistic by its name, such as `mean` or `p99`; percentiles that are thin included."""
+        """Return a statistic by name, such as `mean` or `p99`, even if the percentile is thin."""
         return getattr(self, statistic)  # type: ignore[no-any-return]
 
 
 class AdjustedDistribution(msgspec.Struct, kw_only=True):
-    """A latency in which each request that is not complete counts as infinitely slow; None is infinite."""
+    """A latency in which each incomplete request counts as infinitely slow. None means infinite."""
 
     n: int
     failures: int
@@ -191,31 +192,31 @@ class AdjustedDistribution(msgspec.Struct, kw_only=True):
     thin: list[str]
 
 
-class ByLatency(dict[str, Described]):
-    """Latencies by the name that METRICS gives them, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
+class ByLatency(dict[str, Description]):
+    """Latencies by their names in METRICS, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
 
-    def __getattr__(self, name: str) -> Described:
+    def __getattr__(self, name: str) -> Description:
         for key in (f"{name}_s", name):
             if not name.startswith("_") and key in self:
                 return self[key]
-        raise AttributeError(f"no latency {name!r}; there are {', '.join(self.__dir__())}")
+        raise AttributeError(f"no latency {name!r}; choose one of {', '.join(self.__dir__())}")
 
     def __dir__(self) -> list[str]:
         return [name.removesuffix("_s") for name in self]
 
 
 def parse(expressions: Iterable[str], option: str = "--assert") -> list[Objective]:
-    """Read expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which names every mistake in all of them."""
+    """Parse expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which lists all mistakes."""
     return parse_each(expressions, _objective, option, HINT)
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
-    """Read bounds on single requests such as `ttft < 500ms`. Raises ObjectiveError, which names every mistake."""
+    """Parse bounds on each request, such as `ttft < 500ms`. Raises ObjectiveError, which lists all mistakes."""
     return parse_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
-def parse_each(expressions: Iterable[str], read: Callable[[str], Read], option: str, hint: str) -> list[Read]:
-    """What `read` makes of each expression. Raises ObjectiveError with a line for each of its ValueErrors."""
+def parse_each(expressions: Iterable[str], read: Callable[[str], Parsed], option: str, hint: str) -> list[Parsed]:
+    """Parse each expression with `read`. Raises ObjectiveError, with one line for each ValueError of `read`."""
     result, mistakes = [], []
     for expression in expressions:
         try:
@@ -231,30 +232,30 @@ def _request_bound(text: str) -> Objective:
     left, *rest = _COMPARISON.split(text, maxsplit=1)
     latency = left.strip()
     if latency not in REQUEST_LATENCIES:
-        raise ValueError(f"{latency!r} is no latency that a request has one of")
+        raise ValueError(f"{latency!r} is not a latency of single requests")
     if not rest or rest[0] not in ("<", "<="):
-        raise ValueError("a request is good when it is fast: write < and a time")
+        raise ValueError("a bound on a latency needs < or <= and a time")
     bound_s, unit = _bound(rest[1].strip(), latency)
     if bound_s <= 0:
-        raise ValueError("a bound of nothing is kept by nobody")
+        raise ValueError("the bound must be greater than 0")
     return Objective(text, latency, "", rest[0], bound_s, unit)
 
 
 def _objective(text: str) -> Objective:
     left, *rest = _COMPARISON.split(text, maxsplit=1)
     if not rest:
-        raise ValueError(f"there is no comparison; write one of {', '.join(COMPARISONS)}")
+        raise ValueError(f"the comparison is missing; use one of {', '.join(COMPARISONS)}")
     figure, dot, statistic = left.strip().partition(".")
     if figure in LATENCIES:
         if not statistic:
-            raise ValueError(f"{figure} is a distribution; say which figure of it, such as {figure}.p99")
+            raise ValueError(f"{figure} is a distribution; name one of its statistics, such as {figure}.p99")
         match = _PERCENTILE.fullmatch(statistic)
         if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
-            raise ValueError(f"{statistic!r} is no statistic; write p1 to p99.9 or {', '.join(STATISTICS)}")
+            raise ValueError(f"{statistic!r} is not a statistic; use p1 to p99.9 or {', '.join(STATISTICS)}")
     elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES):
-        raise ValueError(f"{left.strip()!r} is no figure of a run")
+        raise ValueError(f"{left.strip()!r} is not a figure of a run")
     elif dot:
-        raise ValueError(f"{figure} is a single figure, without {dot + statistic!r}")
+        raise ValueError(f"{figure} is a single figure; remove {dot + statistic!r}")
     comparison, right = rest
     bound, unit = _bound(right.strip(), figure)
     return Objective(text, figure, statistic, comparison, bound, unit)
@@ -263,19 +264,28 @@ def _objective(text: str) -> Objective:
 def _bound(text: str, figure: str) -> tuple[float, Unit]:
     match = _BOUND.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no bound; write a number and perhaps a unit")
+        raise ValueError(f"{text!r} is not a bound; use a number with a unit")
     number, unit = match.groups()
-    others = SHARE if figure == "attainment" else NUMBER if figure in STATES else RATE
-    units = TIME if figure in LATENCIES or figure == SKEW else others
+    units = _units_of(figure)
     if not unit and units is TIME:
         raise ValueError(f"{number} has no unit: write {number}ms or {number}s")
     if not unit and units is SHARE:
         raise ValueError(f"{number} has no unit: write {number}%")
     if unit not in units:
-        raise ValueError(f"{unit!r} is no unit of {figure}; it has {', '.join(known or 'none' for known in units)}")
+        allowed = ", ".join(name or "no unit" for name in units)
+        raise ValueError(f"{unit!r} is not a unit of {figure}; use {allowed}")
     power, result = units[unit]
     if result == "share" and Decimal(number) > 100:
         raise ValueError("a share is at most 100%")
     if result == "requests" and Decimal(number) % 1:
-        raise ValueError(f"{number!r} is no number of requests; write {number}% for a share")
+        raise ValueError(f"{number!r} is not a number of requests; write {number}% for a share")
     return float(Decimal(number).scaleb(power)), result
+
+
+def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
+    """Return the units that a bound on this figure may have."""
+    if figure in LATENCIES or figure == SKEW:
+        return TIME
+    if figure == "attainment":
+        return SHARE
+    return NUMBER if figure in STATES else RATE

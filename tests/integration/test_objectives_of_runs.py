@@ -113,7 +113,7 @@ def test_an_objective_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     summary = summary_of(tmp_path)
     assert judged(summary)[0] == ["complete >= 1"]
     assert summary["run"]["notes"] == [
-        "an objective of the run is not judged: --assert 'warmth.p50 < 9s': 'warmth.p50' is no figure of a run"
+        "an objective of the run is not judged: --assert 'warmth.p50 < 9s': 'warmth.p50' is not a figure of a run"
     ]
 
 

@@ -56,5 +56,5 @@ def test_latencies_go_by_key_and_by_attribute() -> None:
     assert latency.ttft.p50 == latency["ttft_s"].p50 == latency["ttft_s"].of("p50")
     assert "ttft_s" in latency
     assert "e2e_due" in dir(latency)
-    with pytest.raises(AttributeError, match="no latency 'tftt'; there are ttft, "):
+    with pytest.raises(AttributeError, match="no latency 'tftt'; choose one of ttft, "):
         _ = latency.tftt

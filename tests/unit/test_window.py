@@ -116,15 +116,19 @@ def test_a_stall_at_the_start_of_a_closed_loop_is_in_the_figures(tmp_path: Path)
 @pytest.mark.parametrize(
     ("records", "why", "unsteady"),
     [
-        (asked_at(evenly(100, 10), 5000), "requests take 5 s, and a window takes 20 times that", False),
+        (asked_at(evenly(100, 10), 5000), "requests take 5 s, and a window needs 20 times that", False),
         (asked_at(evenly(1000, 10), np.linspace(10, 8000, 1000).tolist()), "no steady state was reached", True),
         (
             asked_at(evenly(3000, 10), np.linspace(900, 1080, 3000).tolist()),
             "no test shows a steady number in flight",
             False,
         ),
-        (asked_at(evenly(3000, 10), [1.0] * 290 + [1000.0] * 2710), "more than a tenth of it to fill up", False),
-        (asked_at(evenly(20, 1000), 10), "most of the time nothing was in flight", False),
+        (
+            asked_at(evenly(3000, 10), [1.0] * 290 + [1000.0] * 2710),
+            "more than a tenth of the requests were due",
+            False,
+        ),
+        (asked_at(evenly(20, 1000), 10), "no request was in flight most of the time", False),
     ],
     ids=["short", "overload", "trend", "slow to fill", "idle"],
 )

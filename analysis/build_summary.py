@@ -1,8 +1,8 @@
-"""A run's summary: what was asked and of whom, how its requests ended, every metric of it, and its delivery: was the
-requested load the load that was sent? `loadgen.analysis.summary` says what each field is.
+"""Builds the summary of a run: the workload, the server, how requests ended, all metrics, and the delivered load.
 
-Delivery makes two comparisons. Due against name: does the seeded plan have the rate and the variation it claims? Sent
-against due: did the client keep to it? Gaps are those between consecutive requests in order of time.
+`loadgen.analysis.summary` documents each field. Delivery makes two comparisons. The due times are compared with the
+arrival process: does the seeded plan have the rate and the variation that it names? The send times are compared with
+the due times: did the client keep to the plan? Gaps are those between consecutive requests in order of time.
 """
 
 from __future__ import annotations
@@ -12,77 +12,70 @@ from collections import Counter
 
 import numpy as np
 
-from loadgen.analysis import client_health as client
-from loadgen.analysis import littles_law, stats, summary
-from loadgen.analysis import request_outcomes as endings
+from loadgen.analysis import client_health, littles_law, stats, summary
 from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.prediction import read_prediction
+from loadgen.analysis.request_outcomes import request_counts
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
 from loadgen.analysis.telemetry import check_counters, machine_clock, memory_use, skew_range_s
 
-TURNS_MAX = 1000
-"""The most that a workload can have; later ones of a longer run file are left out."""
-PLANNED = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
-IN_FLIGHT = "Requests that are in flight together share the server's steps, so they are not quite independent."
+MAX_TURNS = 1000
+"""Maximum turns of a session. A workload cannot have more; later turns in a run file are ignored."""
+PLAN_FIELDS = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
+IN_FLIGHT = "Requests in flight at the same time share the server's steps, so they are not fully independent."
 ONE_BURST = "Requests of one burst are not independent: they wait in one queue and share the server's steps."
 INTERVALS = (
-    "An interval says how exactly the figure of this run is known, not how far another run's may be: only repeats tell "
-    "(--repeats)."
+    "An interval shows how exactly the figure of this run is known. How much another run may differ is only known from "
+    "repeats (--repeats)."
 )
 
 
 def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
-    """All that is known about a Run in figures. `frame` is that of a Run that was loaded without its Records
-    (loadgen.analysis.steady_window.load_run). Latencies are of complete requests only; `latency_adjusted` counts every
-    other request as infinitely slow."""
+    """Return the summary of a run.
+
+    `frame` is needed for a Run that was loaded without its Records (loadgen.analysis.steady_window.load_run). Latencies
+    cover complete requests only; `latency_adjusted` counts every other request as infinitely slow."""
     if frame is None:
         frame = frame_of_run(run)
-    of_requests = [each for each in METRICS.values() if each.per != "run"]
-    latencies = describe_metrics(of_requests, frame)
-    health = client.health(run, frame, latencies)
-    about = run_info(run, frame)
-    machines = [machine_clock(run, frame, told) for told in run.header.client.get("machines", ())]
+    latency_metrics = [metric for metric in METRICS.values() if metric.per != "run"]
+    latencies = describe_metrics(latency_metrics, frame)
+    health = client_health.health(run, frame, latencies)
+    info = run_info(run, frame)
+    machines = [machine_clock(run, frame, facts) for facts in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
-    span = frame.span_ns
-    starts = frame.measured & (frame.turn == 0)  # turns of a session follow its answers
+    first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
     throughput = _throughput(frame, health)
     missing = int((frame.inside & ~frame.complete).sum())
     return summary.Summary(
-        run=about,
+        run=info,
         server=server_info(run),
-        requests=endings.request_counts(run, frame),
-        tokens=token_counts(run, frame, may_end=about.may_end),
-        window=summary.MeasuredWindow(
-            from_s=None if span is None else stats.round_to_ns(span[0] / 1e9),
-            to_s=None if span is None else stats.round_to_ns(span[1] / 1e9),
-            chosen="whole" if frame.window is None else frame.window.chosen,
-            reason=WHOLE_RUN if frame.window is None else frame.window.reason,
-            requests=int(frame.inside.sum()),
-            unsteady="" if frame.window is None else frame.window.unsteady,
-            outside=outside_window(frame),
-        ),
+        requests=request_counts(run, frame),
+        tokens=token_counts(run, frame, may_end=info.may_end),
+        window=_measured_window(frame),
         throughput=throughput,
         littles_law=littles_law.check(frame),
         latencies=latencies,
         intervals=summary.IntervalMeaning(
             confidence=stats.CONFIDENCE,
             independent=False,
-            note=f"{ONE_BURST if about.load.burst else IN_FLIGHT} {INTERVALS}",
+            note=f"{ONE_BURST if info.load.burst else IN_FLIGHT} {INTERVALS}",
         ),
         latencies_adjusted={
-            of_request.name: stats.describe_adjusted(of_request.values(frame), missing)
-            for of_request in of_requests
-            if of_request.adjusted
+            metric.name: stats.describe_adjusted(metric.values(frame), missing)
+            for metric in latency_metrics
+            if metric.adjusted
         },
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=stats.check_delivery(frame.due_ns[starts], frame.first_sent_ns[starts], about.arrivals, about.load),
+        delivery=stats.check_delivery(
+            frame.due_ns[first_turns], frame.first_sent_ns[first_turns], info.arrivals, info.load
+        ),
         memory=memory_use(run),
         server_counters=check_counters(run, frame),
         client=health,
@@ -93,14 +86,27 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     )
 
 
+def _measured_window(frame: Frame) -> summary.MeasuredWindow:
+    span, window = frame.span_ns, frame.window
+    return summary.MeasuredWindow(
+        from_s=None if span is None else stats.round_to_ns(span[0] / 1e9),
+        to_s=None if span is None else stats.round_to_ns(span[1] / 1e9),
+        chosen="whole" if window is None else window.chosen,
+        reason=WHOLE_RUN if window is None else window.reason,
+        requests=int(frame.inside.sum()),
+        unsteady="" if window is None else window.unsteady,
+        outside=outside_window(frame),
+    )
+
+
 def run_info(run: Run, frame: Frame) -> summary.RunInfo:
-    """Which run this is and how it can be had again."""
+    """Return the identity of the run, its plan, and the command that repeats it."""
     header, footer, plan = run.header, run.footer, run.header.plan
     folder = run.path.resolve().parent.name
     last_ns = int(np.nanmax(frame.end_ns, initial=0))
-    if footer is None:  # interrupted or going on: the last instant that anything is known of
+    if footer is None:  # The run was interrupted or is still running: use the last recorded instant.
         ended_ns = max([last_ns, *(sample.at_ns for sample in run.telemetry)])
-    else:  # by the footer's instant the workers had decoded and written everything, up to a second later
+    else:  # The footer's instant is up to a second late, because workers decode and write after the last response.
         ended_ns = last_ns or footer.ended_ns
     return summary.RunInfo(
         id=folder,
@@ -110,7 +116,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         arrivals=plan.get("arrivals", "burst"),
         load=header.load,
         asked_s=plan.get("duration_s"),
-        **{name: plan.get(name) for name in PLANNED},
+        **{name: plan.get(name) for name in PLAN_FIELDS},
         ignore_eos=plan.get("ignore_eos", True),
         interrupted=footer is None or footer.interrupted,
         going_on=run.going_on,
@@ -128,6 +134,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
 
 
 def server_info(run: Run) -> summary.ServerInfo:
+    """Return the server as the probe detected it, with the plan's values where the probe found none."""
     server, plan = run.header.server, run.header.plan
     return summary.ServerInfo(
         name=server.get("name") or plan.get("server"),
@@ -149,22 +156,23 @@ def server_info(run: Run) -> summary.ServerInfo:
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
     """Count the tokens that were requested and that the server reported, over the requests sent.
 
-    Lengths are compared for complete requests where both are known. A complete response of another length than
-    requested only comes from servers that cannot fix the length; from others it is truncated. Where responses may end
+    Lengths are compared for complete requests where both are known. Only servers that cannot fix the length complete
+    a response of another length than requested; with other servers such a response is truncated. If responses may end
     early (`may_end`), only longer ones are mismatches.
     """
-    difference = frame.output_reported - frame.output_asked  # NaN, where a length is unknown, is neither more nor less
+    difference = frame.output_reported - frame.output_asked  # NaN (an unknown length) is neither longer nor shorter.
     tried = frame.measured & ~frame.dropped
     complete = frame.measured & frame.complete
     early, longer = complete & (difference < 0), complete & (difference > 0)
     counted_by = Counter[str]()
-    for source, number in frame.sources.items():
+    for source, requests in frame.sources.items():
         if source.measured and source.state == "complete":
-            counted_by[source.counted_by or "nobody"] += number
-    spread, contradicted = complete & frame.has_basis("spread"), complete & frame.has_basis("contradicted")
+            counted_by[source.counted_by or "nobody"] += requests
+    spread = complete & frame.has_basis("spread")
+    contradicted = complete & frame.has_basis("contradicted")
     unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
     chunks = int(frame.chunk_counts[spread].sum())
-    numbers = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
+    per_basis = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
     return summary.TokenCounts(
         prompt_asked=sum_known(frame.prompt_asked, tried),
         prompt_reported=sum_known(frame.prompt_reported, tried),
@@ -177,7 +185,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
-        streamed_by={basis: int(number) for basis, number in zip(BASES, numbers, strict=True) if number},
+        streamed_by={basis: int(count) for basis, count in zip(BASES, per_basis, strict=True) if count},
         unstreamed=int(unstreamed.sum()),
         unstreamed_requests=int((unstreamed > 0).sum()),
         spread_per_chunk=round(float(frame.streamed_tokens[spread].sum()) / chunks, 3) if chunks else None,
@@ -187,7 +195,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
 
 
 def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
-    """Describe the lengths of these responses; None where there are none."""
+    """Describe the lengths of these responses; None if there are none."""
     if not rows.any():
         return None
     return summary.LengthDifference(
@@ -199,7 +207,7 @@ def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.Length
 
 
 def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
-    """Return why these responses ended before the requested length; empty where it is not known."""
+    """Return why these responses ended before the requested length; empty if the reason is unknown."""
     piece = run.header.server_notes.get("prompt_piece_tokens")
     if piece and early.any() and bool((frame.output_reported[early] % piece == 0).all()):
         return f"{run.header.server_title} generates in pieces of {piece:,} tokens, and the next did not fit"
@@ -209,7 +217,7 @@ def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
 
 
 def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
-    """Return why these responses are longer than requested; empty where it is not known."""
+    """Return why these responses are longer than requested; empty if the reason is unknown."""
     piece = run.header.server_notes.get("prompt_piece_tokens")
     if piece and longer.any() and bool((frame.output_asked[longer] > piece).all()):
         return f"{run.header.server_title} generates in pieces of {piece:,} tokens"
@@ -217,13 +225,15 @@ def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
 
 
 def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
-    """Each end of the window is off by an error bar: that of an answer's end for a whole run, else that of the tokens
-    at the window's ends."""
-    span, (ci95, ci95_none) = frame.span_ns, stats.rate_intervals(frame)
+    """Return the rates of the window with their intervals and their error.
+
+    Both ends of the window are uncertain by one error bar: that of E2E for a whole run, else that of the timestamps."""
+    span = frame.span_ns
+    ci95, ci95_none = stats.rate_intervals(frame)
     bar_s = health.error_bar_e2e_s if frame.whole else health.error_bar_s
     error_share = None if span is None or bar_s is None else stats.round_to_ns(2 * bar_s / (span[1] - span[0]) * 1e9)
-    rates = [each for each in METRICS.values() if each.per == "run" and each.unit != "s"]
-    answered = bool((frame.measured & frame.complete).any())  # else there is no throughput worth a name
+    rates = [metric for metric in METRICS.values() if metric.per == "run" and metric.unit != "s"]
+    answered = bool((frame.measured & frame.complete).any())  # Without complete requests there is no throughput.
     figures = {rate.name: _figure(rate, frame) if answered else None for rate in rates}
     span_s = None if span is None else stats.round_to_ns((span[1] - span[0]) / 1e9)
     tokens_per_s = figures["output_tokens_per_s"]
@@ -239,19 +249,19 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
 
 
 def _figure(metric: Metric, frame: Frame) -> float | None:
-    result: float | None = metric.formula(frame)
-    return None if result is None else stats.round_to_ns(result)
+    value: float | None = metric.formula(frame)
+    return None if value is None else stats.round_to_ns(value)
 
 
 def _turns(frame: Frame) -> list[summary.TurnLatency]:
-    """For each turn of sessions; empty for a run without."""
+    """Return the latencies of each turn of multi-turn sessions; empty for other workloads."""
     if not frame.turn.any():
         return []
     sampled = frame.sampled
     turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
     ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))
     turns = []
-    for number in np.unique(turn[turn < TURNS_MAX]):
+    for number in np.unique(turn[turn < MAX_TURNS]):
         rows = turn == number
         prompts = reported[rows & ~np.isnan(reported)]
         turns.append(

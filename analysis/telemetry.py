@@ -1,9 +1,10 @@
-"""What the server, the GPUs and the host said during a Run: its Telemetry lines in order of time, gaps kept as gaps; as
-curves on the run's time axis; the server's own counts against the client's; memory before, during and after it; and the
-clocks of several machines.
+"""Readings of the server, the GPUs and the host during a run.
 
-Engines take most of a card when they start and keep it, so memory in use says little about the load: the share of the
-KV cache that was in use does. Both stand here, and the note says which engine takes how much.
+This module turns Telemetry lines into curves on the run's time axis, compares the server's counters with the client's
+counts, and summarises memory before, during and after the run. It also describes the clocks of several machines.
+
+Engines reserve most of a GPU's memory when they start, so memory in use says little about the load. The share of the KV
+cache in use does. The summary has both, with a note on how much the engine reserves.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from loadgen.analysis.summary import (
 
 Source = Literal["server", "gpu", "host"]
 BEFORE = ("idle", "start")
-"""Moments before the run's instant 0: `idle` before any request, `start` after the warm-up requests."""
+"""Moments before the run's instant 0: `idle` is before any request, `start` after the warm-up requests."""
 AFTER = ("end", "after")
-"""Moments after it: `end` as soon as the last request had ended, `after` a little later."""
+"""Moments after the run: `end` is right after the last request ended, `after` a little later."""
 SHARE_DECIMALS = 4
 
 
 class Reading(NamedTuple):
-    """One reading of a source. A gap has its reason and no values."""
+    """One reading of a source, or a gap: the reason why there are no values."""
 
     at_s: float
-    """From the run's instant 0."""
+    """Seconds from the run's instant 0."""
     moment: str
     """`idle`, `start`, `run`, `end` or `after`."""
     values: Mapping[str, Any]
@@ -50,34 +51,36 @@ class Reading(NamedTuple):
 
 
 def readings(run: Run, source: Source) -> list[Reading]:
-    """The readings of one source in order of time; a line that is in the file twice counts once."""
-    result = {line.at_ns: line for line in run.telemetry if line.source == source}
+    """Return the readings of one source in order of time. A duplicate line counts once."""
+    lines = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
         Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
-        for at_ns, line in sorted(result.items())
+        for at_ns, line in sorted(lines.items())
     ]
 
 
-def values_by_subject(sample: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
-    """What one reading says of each thing it is about: `server`, `GPU 0`, `host`, `process 123`."""
-    if sample.gap:
+def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
+    """Return the values of one reading by subject: `server`, `GPU 0`, `host` or `process 123`."""
+    if reading.gap:
         return {}
     if source == "server":
-        return {"server": sample.values}
+        return {"server": reading.values}
     if source == "gpu":
-        gpus = [gpu for gpu in sample.values.get("gpus", ()) if not gpu.get("gap")]
-        held: dict[str, dict[str, float]] = {}  # what each process holds of all GPUs together
-        for process in (each for gpu in gpus for each in gpu.get("processes", ())):
-            if (size := number_in(process, "memory_used_bytes")) is not None:
-                total = held.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
-                total["held_bytes"] += size
-        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | held
-    processes = {f"process {each.get('pid')}": each for each in sample.values.get("processes", ())}
-    return {"host": sample.values} | {name: each for name, each in processes.items() if not each.get("gap")}
+        gpus = [gpu for gpu in reading.values.get("gpus", ()) if not gpu.get("gap")]
+        totals: dict[str, dict[str, float]] = {}  # memory of each process on all GPUs together
+        for gpu in gpus:
+            for process in gpu.get("processes", ()):
+                size = number_in(process, "memory_used_bytes")
+                if size is not None:
+                    total = totals.setdefault(f"process {process.get('pid')}", {"held_bytes": 0.0})
+                    total["held_bytes"] += size
+        return {f"GPU {gpu.get('index')}": gpu for gpu in gpus} | totals
+    processes = {f"process {process.get('pid')}": process for process in reading.values.get("processes", ())}
+    return {"host": reading.values} | {name: values for name, values in processes.items() if not values.get("gap")}
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float | None:
-    """A figure; None where the reading has none."""
+    """Return a figure of a reading; None if the reading does not have it."""
     value = values.get(name)
     return None if value is None else float(value)
 
@@ -86,52 +89,56 @@ class Series(msgspec.Struct, frozen=True):
     """One curve. `x_s` is seconds from the run's instant 0, negative before it."""
 
     name: str
-    """A word of the vocabulary (docs, reference/telemetry)."""
+    """The name of the curve, as in docs/reference/telemetry.md."""
     title: str
     unit: str
     """`bytes`, `share`, `requests`, `tokens/s`, `requests/s`, `W` or `Hz`."""
     of: str
-    """`server`, `GPU 0`, `host` or `process 123`."""
+    """The subject: `server`, `GPU 0`, `host` or `process 123`."""
     x_s: list[float]
     y: list[float | None]
-    """None is a gap: nothing was read there. It is not a zero."""
+    """None is a gap, in which nothing was read. It is not a zero."""
 
 
 Points = list[tuple[float, float | None]]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """How a figure of a reading becomes a curve."""
+    """The definition of a curve: its figure, its title and its conversion."""
 
     source: Source
     figure: str
-    """Its name in the Telemetry lines."""
+    """Name of the figure in the Telemetry lines."""
     name: str
     title: str
     unit: str
-    drawn: Callable[[Points], Points] = list
-    """A gauge is drawn as it was read."""
+    convert: Callable[[Points], Points] = list
+    """Converts the readings of a counter. A gauge is not converted."""
 
 
 def per_second(points: Points) -> Points:
-    """A counter: what it grew by since the reading before, per second. None after a gap, and where the server began to
-    count anew."""
+    """Return the growth of a counter since the previous reading, per second; None after a gap or a counter reset."""
     rates: Points = [(points[0][0], None)]
     for (before_s, before), (now_s, now) in pairwise(points):
-        grown = None if before is None or now is None or now < before or now_s <= before_s else now - before
-        rates.append((now_s, None if grown is None else grown / (now_s - before_s)))
+        if before is None or now is None or now < before or now_s <= before_s:
+            rates.append((now_s, None))
+        else:
+            rates.append((now_s, (now - before) / (now_s - before_s)))
     return rates
 
 
 def since_first(points: Points) -> Points:
-    """A counter of rare events: its growth since the first reading, kept where the server begins to count anew."""
-    total, before, grown = 0.0, None, []
+    """Return the growth of a counter since the first reading. Growth continues across counter resets."""
+    growth: Points = []
+    total = 0.0
+    before: float | None = None
     for at_s, now in points:
         if now is not None:
-            total += 0.0 if before is None else now - before if now >= before else now
+            if before is not None:
+                total += now - before if now >= before else now
             before = now
-        grown.append((at_s, None if now is None else total))
-    return grown
+        growth.append((at_s, None if now is None else total))
+    return growth
 
 
 CURVES: tuple[Curve, ...] = (
@@ -155,200 +162,217 @@ CURVES: tuple[Curve, ...] = (
     Curve("host", "memory_used_bytes", "host_memory_used", "Host memory in use", "bytes"),
     Curve("host", "rss_bytes", "process_memory", "Resident memory", "bytes"),
 )
-"""Every curve there is, in the order in which they are drawn."""
+"""All curves, in the order in which they are drawn."""
 
 
 def all_series(run: Run) -> list[Series]:
-    """Every curve that the Run has a reading for, on one time axis. Empty for a run without telemetry."""
-    read = {
-        source: [(sample.at_s, values_by_subject(sample, source)) for sample in readings(run, source)]
+    """Return all curves with at least one reading, on one time axis. Empty for a run without telemetry."""
+    values = {
+        source: [(reading.at_s, values_by_subject(reading, source)) for reading in readings(run, source)]
         for source in get_args(Source)
     }
-    things = {source: dict.fromkeys(of for _, about in result for of in about) for source, result in read.items()}
-    curves, nothing = [], dict[str, Any]()
+    subjects = {
+        source: dict.fromkeys(subject for _, by_subject in points for subject in by_subject)
+        for source, points in values.items()
+    }
+    curves = []
     for curve in CURVES:
-        for of in things[curve.source]:
-            said = [(at_s, number_in(about.get(of, nothing), curve.figure)) for at_s, about in read[curve.source]]
-            points = curve.drawn(said) if any(y is not None for _, y in said) else []
+        for subject in subjects[curve.source]:
+            points = [
+                (at_s, number_in(by_subject.get(subject, {}), curve.figure))
+                for at_s, by_subject in values[curve.source]
+            ]
+            if any(y is not None for _, y in points):
+                points = curve.convert(points)
             if any(y is not None for _, y in points):
                 x_s, y = zip(*points, strict=True)
-                curves.append(Series(curve.name, curve.title, curve.unit, of, list(x_s), list(y)))
+                curves.append(Series(curve.name, curve.title, curve.unit, subject, list(x_s), list(y)))
     return curves
 
 
 COMPARED = ("prompt_tokens", "output_tokens", "requests_finished", "rejections")
-"""Counters that the client has a count for too."""
-ALONE = ("cached_prompt_tokens", "preemptions", "requests_failed")
+"""Counters that the client counts too."""
+SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed")
 """Counters that only the server has."""
 
 
 def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
-    """What the `server` and the `client` counted from before the first request, warm-up included, to after the last
-    one. Empty for a run without readings of the server."""
-    result = readings(run, "server")
-    if not result:
+    """Compare the server's counters with the client's counts, from before the first request to after the last one.
+
+    Warm-up requests are included. The result is empty for a run without readings of the server."""
+    all_readings = readings(run, "server")
+    if not all_readings:
         return {}
-    read = [sample for sample in result if not sample.gap]
-    first = next((sample for sample in read if sample.moment in BEFORE), None)
+    valid = [reading for reading in all_readings if not reading.gap]
+    first = next((reading for reading in valid if reading.moment in BEFORE), None)
     if first is not None:
-        read = [sample for sample in read if sample.at_s >= first.at_s]
-    whole = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
-    why_not = _why_not(run, result, read, first)
+        valid = [reading for reading in valid if reading.at_s >= first.at_s]
+    counted = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
+    obstacle = _comparison_obstacle(run, all_readings, valid, first)
     checks = {}
-    for word in (*COMPARED, *ALONE):
-        growth, resets = _growth(read, word)
+    for counter in (*COMPARED, *SERVER_ONLY):
+        growth, resets = _growth(valid, counter)
         if growth is not None:
-            checks[word] = check = CounterCheck(server=round(growth), resets=resets)
-            if word in COMPARED:
-                check.why = why_not
-                if not why_not:
-                    _compare(check, word, growth, frame, whole, run)
+            check = CounterCheck(server=round(growth), resets=resets)
+            checks[counter] = check
+            if counter in COMPARED:
+                check.why = obstacle
+                if not obstacle:
+                    _compare(check, counter, growth, frame, counted, run)
     return checks
 
 
-def _why_not(run: Run, found: Sequence[Reading], read: Sequence[Reading], first: Reading | None) -> str:
-    """Why the server's counts cannot be compared; empty where they can."""
-    gaps = [sample.gap for sample in found if sample.gap] or ["none was taken"]
+def _comparison_obstacle(
+    run: Run, all_readings: Sequence[Reading], valid: Sequence[Reading], first: Reading | None
+) -> str:
+    """Return why the server's counters cannot be compared; empty if they can."""
+    gaps = [reading.gap for reading in all_readings if reading.gap] or ["none was taken"]
     if first is None:
         return f"there is no reading from before the run ({gaps[0]})"
     if run.footer is None or run.footer.interrupted:
         return "the run was interrupted"
-    if not any(each.moment in AFTER and not each.gap for each in found):
+    if not any(reading.moment in AFTER and not reading.gap for reading in all_readings):
         return f"there is no reading from after the run ({gaps[-1]})"
-    # One that is past its old value already looks grown.
-    anew = max(_growth(read, word)[1] for word in COMPARED)
-    return f"the server began to count anew, {anew} time{'s' * (anew > 1)}" if anew else ""
+    # After a reset, a counter that exceeds its old value again would look as if it had only grown.
+    resets = max(_growth(valid, counter)[1] for counter in COMPARED)
+    return f"the server reset its counters {resets} time{'s' * (resets > 1)}" if resets else ""
 
 
-def _growth(read: Sequence[Reading], word: str) -> tuple[float | None, int]:
-    """What a counter grew by over these readings, and how often it began anew. A counter that the first page did not
-    have yet was 0: servers publish some only when there is something to count."""
-    values = [number_in(sample.values, word) for sample in read]
+def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
+    """Return the growth of a counter over these readings, and how often it was reset.
+
+    A counter that is missing in the first reading counts as 0, because servers publish some counters only after their
+    first event."""
+    values = [number_in(reading.values, counter) for reading in valid]
     if all(value is None for value in values):
         return None, 0
     known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]
-    _, grown = since_first([(0.0, value) for value in known])[-1]
-    return grown, sum(now < before for before, now in pairwise(known))
+    _, growth = since_first([(0.0, value) for value in known])[-1]
+    return growth, sum(now < before for before, now in pairwise(known))
 
 
-def _compare(check: CounterCheck, word: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Put the client's count beside the server's: that of complete requests, and the maximum with all that were sent.
+def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
+    """Fill in the client's count: the minimum from complete requests, and the maximum from all sent requests.
 
-    Rejected requests are not in that maximum: a server that refuses a request neither reads its prompt nor answers it.
+    Rejected requests are not in the maximum, because a server that rejects a request neither reads its prompt nor
+    generates a response.
     """
     rejected = rows & frame.ended_as("rejected")
     sent = rows & ~np.isnan(frame.sent_ns) & ~rejected
     complete = sent & frame.complete
-    if word == "rejections":
+    if counter == "rejections":
         minimum = maximum = int(rejected.sum())
-    elif word == "requests_finished":
+    elif counter == "requests_finished":
         minimum, maximum = int(complete.sum()), int(sent.sum())
-    elif word == "prompt_tokens":
+    elif counter == "prompt_tokens":
         minimum, maximum = sum_known(frame.prompt_tokens, complete), sum_known(frame.prompt_tokens, sent)
     else:
         minimum = sum_known(frame.output_tokens, complete)
         maximum = minimum + sum_known(np.fmax(frame.output_asked, frame.output_tokens), sent & ~complete)
     check.client = minimum
     unknown = int((sent & np.isnan(frame.prompt_tokens)).sum())
-    if word == "prompt_tokens" and unknown and growth > maximum:
-        check.why = f"prompts of unknown length that broke off: {unknown:,}"
+    if counter == "prompt_tokens" and unknown and growth > maximum:
+        check.why = f"{unknown:,} requests with a prompt of unknown length did not complete"
         return
     check.client_most = None if maximum == minimum else maximum
     check.difference = round(growth - min(max(growth, minimum), maximum))
     check.agree = check.difference == 0
-    check.why = _why(run, frame, word, check.difference)
+    check.why = _difference_cause(run, frame, counter, check.difference)
 
 
-def _why(run: Run, frame: Frame, word: str, difference: int) -> str:
-    """Return the most likely reason of a difference; empty where there is none."""
+def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> str:
+    """Return the most likely reason of a difference; empty if there is no difference."""
     title, notes = run.header.server_title, run.header.server_notes
     if not difference:
         return ""
-    if word == "rejections" and difference < 0:
-        return f"a proxy in front of {title} rejected the others, or {title} does not count all that it rejects"
-    if why := _counted_otherwise(run, frame, word):
-        return why
+    if counter == "rejections" and difference < 0:
+        return f"a proxy in front of {title} rejected the others, or {title} does not count all rejections"
+    method = _counting_method(run, frame, counter)
+    if method:
+        return method
     if difference > 0:
-        return "somebody else was using the server, or it counts otherwise"
+        return "another client was using the server, or the server counts differently"
     if notes.get("drops_counts"):
         return f"{title} drops counts under load"
-    return "it had not booked everything, or lost some"
+    return "the server had not counted everything yet, or it lost counts"
 
 
-def _counted_otherwise(run: Run, frame: Frame, word: str) -> str:
-    """Say that this kind of server counts in another way than one request at a time; empty where it does not."""
+def _counting_method(run: Run, frame: Frame, counter: str) -> str:
+    """Describe how this backend counts, if it does not count every request once; else empty."""
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:
-        return f"{title} runs answers of more than {piece} tokens in pieces and counts the prompt of each"
-    if split and word == "requests_finished" and run.header.plan.get("endpoint") == split:
-        return f"{title} may run each text of a request by itself, and counts what it runs"
+        return f"{title} runs responses of more than {piece} tokens in pieces and counts the prompt of each piece"
+    if split and counter == "requests_finished" and run.header.plan.get("endpoint") == split:
+        return f"{title} may run each text of a request separately, and counts each text"
     return ""
 
 
-Readings = list[tuple[str, Mapping[str, Any]]]
-"""Moments, and what was read at each."""
+Values = list[tuple[str, Mapping[str, Any]]]
+"""The moment and the values of each reading."""
 
 
 def memory_use(run: Run) -> Memory | None:
-    """`memory_use` of the summary; None for a run without telemetry."""
-    result = {source: readings(run, source) for source in get_args(Source)}
-    told = run.header.telemetry
-    if not told and not any(result.values()):
+    """Return the `memory` part of the summary; None for a run without telemetry."""
+    by_source = {source: readings(run, source) for source in get_args(Source)}
+    facts = run.header.telemetry
+    if not facts and not any(by_source.values()):
         return None
-    gpus = {name: read for name, read in _by_name(result["gpu"], "gpu").items() if name.startswith("GPU")}
-    processes = _by_name(result["host"], "host")
-    host, host_told = processes.pop("host", None), told.get("host", {})
-    cards = {f"GPU {each.get('index')}": each for each in told.get("gpu", {}).get("gpus", ())}
-    names = {f"process {each.get('pid')}": each.get("name", "") for each in host_told.get("processes", ())}
+    gpus = {name: values for name, values in _by_subject(by_source["gpu"], "gpu").items() if name.startswith("GPU")}
+    processes = _by_subject(by_source["host"], "host")
+    host, host_facts = processes.pop("host", None), facts.get("host", {})
+    gpu_facts = {f"GPU {gpu.get('index')}": gpu for gpu in facts.get("gpu", {}).get("gpus", ())}
+    names = {f"process {process.get('pid')}": process.get("name", "") for process in host_facts.get("processes", ())}
+    host_memory = None
+    if host:
+        levels = _levels("host", host, "memory_used_bytes")
+        host_memory = HostMemoryLevels(total_bytes=host_facts.get("memory_total_bytes"), **levels)
+    host_processes = [
+        ProcessMemory(on="host", name=names.get(name, ""), **_levels(name, values, "rss_bytes"))
+        for name, values in processes.items()
+    ]
+    gaps = {source: [reading.gap for reading in taken if reading.gap] for source, taken in by_source.items()}
     return Memory(
         gpus=[
             GpuMemory(
-                name=cards.get(of, {}).get("name", ""),
-                total_bytes=cards.get(of, {}).get("memory_total_bytes"),
-                **_levels(of, read, "memory_used_bytes"),
+                name=gpu_facts.get(name, {}).get("name", ""),
+                total_bytes=gpu_facts.get(name, {}).get("memory_total_bytes"),
+                **_levels(name, values, "memory_used_bytes"),
             )
-            for of, read in gpus.items()
+            for name, values in gpus.items()
         ],
-        processes=[
-            *_gpu_processes(gpus),
-            *(
-                ProcessMemory(on="host", name=names.get(of, ""), **_levels(of, read, "rss_bytes"))
-                for of, read in processes.items()
-            ),
-        ],
-        host=HostMemoryLevels(
-            total_bytes=host_told.get("memory_total_bytes"), **_levels("host", host, "memory_used_bytes")
-        )
-        if host
-        else None,
-        kv_cache=_kv_cache(run, result["server"]),
-        taken_at_start=_taken(run, result["server"]) if gpus else None,
-        not_measured=dict(told.get("not_measured", {})),
-        gaps={
-            source: dict(Counter(reasons).most_common())
-            for source, each in result.items()
-            if (reasons := [sample.gap for sample in each if sample.gap])
-        },
+        processes=[*_gpu_processes(gpus), *host_processes],
+        host=host_memory,
+        kv_cache=_kv_cache(run, by_source["server"]),
+        taken_at_start=_reserved(run, by_source["server"]) if gpus else None,
+        not_measured=dict(facts.get("not_measured", {})),
+        gaps={source: dict(Counter(reasons).most_common()) for source, reasons in gaps.items() if reasons},
     )
 
 
-def _by_name(found: Sequence[Reading], source: Source) -> dict[str, Readings]:
-    """Readings by what they are about."""
-    names: dict[str, Readings] = {}
-    for sample in found:
-        for name, values in values_by_subject(sample, source).items():
-            names.setdefault(name, []).append((sample.moment, values))
-    return names
+def _by_subject(taken: Sequence[Reading], source: Source) -> dict[str, Values]:
+    """Return the moments and values of each subject of these readings."""
+    subjects: dict[str, Values] = {}
+    for reading in taken:
+        for subject, values in values_by_subject(reading, source).items():
+            subjects.setdefault(subject, []).append((reading.moment, values))
+    return subjects
 
 
-def _levels(of: str, readings: Readings, figure: str) -> dict[str, Any]:
-    """The fields of MemoryLevels."""
-    known = [(moment, int(size)) for moment, values in readings if (size := number_in(values, figure)) is not None]
+def _numbers(taken: Sequence[Reading], figure: str) -> list[float]:
+    """Return the figure of each reading that has it."""
+    figures = [number_in(reading.values, figure) for reading in taken]
+    return [value for value in figures if value is not None]
+
+
+def _levels(subject: str, taken: Values, figure: str) -> dict[str, Any]:
+    """Return the fields of MemoryLevels."""
+    sizes = [(moment, number_in(values, figure)) for moment, values in taken]
+    known = [(moment, int(size)) for moment, size in sizes if size is not None]
     idle = [size for moment, size in known if moment == "idle"]
     loaded = [size for moment, size in known if moment in AFTER]
     return {
-        "of": of,
+        "of": subject,
         "idle_bytes": idle[-1] if idle else None,
         "loaded_bytes": loaded[-1] if loaded else None,
         "peak_bytes": max((size for moment, size in known if moment != "idle"), default=None),
@@ -356,30 +380,30 @@ def _levels(of: str, readings: Readings, figure: str) -> dict[str, Any]:
     }
 
 
-def _gpu_processes(gpus: Mapping[str, Readings]) -> Iterator[ProcessMemory]:
-    """What each process held of each GPU, where the driver says so: in a container often not."""
-    held: dict[tuple[str, str], Readings] = {}
-    for gpu, readings in gpus.items():
-        for moment, values in readings:
+def _gpu_processes(gpus: Mapping[str, Values]) -> Iterator[ProcessMemory]:
+    """Yield the memory of each process on each GPU. In a container the driver often does not report it."""
+    processes: dict[tuple[str, str], Values] = {}
+    for gpu, taken in gpus.items():
+        for moment, values in taken:
             for process in values.get("processes", ()):
-                held.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
-    for (of, gpu), readings in held.items():
-        yield ProcessMemory(on=gpu, name="", **_levels(of, readings, "memory_used_bytes"))
+                processes.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
+    for (name, gpu), taken in processes.items():
+        yield ProcessMemory(on=gpu, name="", **_levels(name, taken, "memory_used_bytes"))
 
 
-def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
-    read = [(sample.moment, share) for sample in found if (share := number_in(sample.values, "kv_used")) is not None]
-    if not read:
+def _kv_cache(run: Run, taken: Sequence[Reading]) -> KvCache | None:
+    """Return the `kv_cache` part of the summary; None if the server does not report its KV cache."""
+    if not _numbers(taken, "kv_used"):
         return None
-    idle = [round(share, SHARE_DECIMALS) for moment, share in read if moment == "idle"]
-    during = [share for moment, share in read if moment == "run"]
-    running = [sample.values for sample in found if sample.moment == "run"]
-    fullest = [share for values in running if (share := number_in(values, "kv_used_max")) is not None]
-    engines = [engines for values in running if (engines := number_in(values, "engines")) is not None]
-    sizes = [size for sample in found if (size := number_in(sample.values, "kv_tokens")) is not None]
+    running = [reading for reading in taken if reading.moment == "run"]
+    idle = _numbers([reading for reading in taken if reading.moment == "idle"], "kv_used")
+    during = _numbers(running, "kv_used")
+    fullest = _numbers(running, "kv_used_max")
+    engines = _numbers(running, "engines")
+    sizes = _numbers(taken, "kv_tokens")
     limits = run.header.server.get("limits") or {}
     return KvCache(
-        idle_share=idle[0] if idle else None,
+        idle_share=round(idle[0], SHARE_DECIMALS) if idle else None,
         mean_share=round(sum(during) / len(during), SHARE_DECIMALS) if during else None,
         peak_share=round(max(during), SHARE_DECIMALS) if during else None,
         peak_fullest_share=round(max(fullest), SHARE_DECIMALS) if fullest else None,
@@ -389,49 +413,54 @@ def _kv_cache(run: Run, found: Sequence[Reading]) -> KvCache | None:
     )
 
 
-def _taken(run: Run, found: Sequence[Reading]) -> MemoryReserved | None:
-    """How much of a card the engine takes whatever the load: by its own word, or its default."""
-    told = run.header.server_notes
-    if "memory_option" not in told or run.header.server.get("simulated"):
+def _reserved(run: Run, taken: Sequence[Reading]) -> MemoryReserved | None:
+    """Return the share of GPU memory that the engine reserves at its start: reported by the server, or its default."""
+    notes = run.header.server_notes
+    if "memory_option" not in notes or run.header.server.get("simulated"):
         return None
-    last = next((each for each in reversed(found) if not each.gap), None)
+    last = next((reading for reading in reversed(taken) if not reading.gap), None)
     share = number_in(last.values, "taken_share") if last else None
-    said = f"{share * 100:g} %" if share is not None else told["memory_taken"]
-    note = f"{run.header.server_title} takes {said} of each card when it starts ({told['memory_option']}) and keeps it"
+    amount = f"{share * 100:g} %" if share is not None else notes["memory_taken"]
+    note = f"{run.header.server_title} reserves {amount} of each GPU's memory when it starts ({notes['memory_option']})"
     return MemoryReserved(share=share, note=note)
 
 
-def machine_clock(run: Run, frame: Frame, told: dict[str, Any]) -> MachineClock:
-    """A machine of a run over several: from the header and the `clock` samples."""
+def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock:
+    """Describe one machine of a distributed run, from its facts in the header and its `clock` samples."""
     samples = [
         sample.values
         for sample in run.telemetry
-        if sample.source == "clock" and sample.values.get("workers") == told["workers"]
-    ] or [told]
-    own = frame.measured & np.isin(frame.worker, told["workers"])
+        if sample.source == "clock" and sample.values.get("workers") == facts["workers"]
+    ] or [facts]
+    own = frame.measured & np.isin(frame.worker, facts["workers"])
     return MachineClock(
-        name=told["name"],
-        workers=told["workers"],
+        name=facts["name"],
+        workers=facts["workers"],
         requests=int(own.sum()),
         complete=int((own & frame.complete).sum()),
-        offset_s=told["offset_ns"] / 1e9,
+        offset_s=facts["offset_ns"] / 1e9,
         drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / 1e9,
         uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / 1e9,
     )
 
 
 def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
-    """Least and most that the skew can have been, given how far each machine's clock may be off. Between a first byte
-    of one machine and a last byte of another stand both machines' uncertainties; on one machine there is nothing
-    between them. A machine that sent nothing is left out."""
+    """Return the minimum and the maximum skew that the uncertainty of the machines' clocks allows.
+
+    The difference between a first byte on one machine and a last byte on another is uncertain by both clocks; on a
+    single machine it is exact. Machines that sent nothing are ignored."""
     sent = frame.sent & ~np.isnan(frame.sent_end_ns)
-    ends = [
-        (each.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9)
-        for each in machines
-        if (own := sent & np.isin(frame.worker, each.workers)).any()
-    ]
+    spans = []
+    for machine in machines:
+        own = sent & np.isin(frame.worker, machine.workers)
+        if own.any():
+            spans.append((machine.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9))
     minimum = maximum = 0.0
-    for (first, one), (last, other) in product(enumerate(ends), repeat=2):
-        skew_s, off_s = float(other[2] - one[1]), 0.0 if first == last else one[0] + other[0]
-        minimum, maximum = max(minimum, skew_s - off_s), max(maximum, skew_s + off_s)
+    for (index_a, a), (index_b, b) in product(enumerate(spans), repeat=2):
+        uncertainty_a, begin_s, _ = a
+        uncertainty_b, _, end_s = b
+        skew_s = float(end_s - begin_s)
+        uncertainty_s = 0.0 if index_a == index_b else uncertainty_a + uncertainty_b
+        minimum = max(minimum, skew_s - uncertainty_s)
+        maximum = max(maximum, skew_s + uncertainty_s)
     return round_to_ns(minimum), round_to_ns(maximum)

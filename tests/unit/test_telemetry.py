@@ -160,10 +160,10 @@ def test_the_fullest_of_several_engines_is_told_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "more", "share", "note"),
     [
-        ("vllm", {"taken_share": 0.92}, 0.92, "vLLM takes 92 % of each card when it starts"),
-        ("vllm", {}, None, "vLLM takes 90 to 92 % by default of each card"),
-        ("lightllm", {}, None, "LightLLM takes 80 to 90 % by default of each card"),
-        ("tgi", {}, None, "TGI takes all that is left of each card"),
+        ("vllm", {"taken_share": 0.92}, 0.92, "vLLM reserves 92 % of each GPU's memory when it starts"),
+        ("vllm", {}, None, "vLLM reserves 90 to 92 % by default of each GPU's memory"),
+        ("lightllm", {}, None, "LightLLM reserves 80 to 90 % by default of each GPU's memory"),
+        ("tgi", {}, None, "TGI reserves all that is left of each GPU's memory"),
     ],
 )
 def test_what_an_engine_takes_at_its_start_is_named(
@@ -233,8 +233,8 @@ def test_a_counter_that_appears_later_began_at_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "output", "why"),
     [
-        ("vllm", 200, "somebody else"),
-        ("vllm", 100, "not booked everything"),
+        ("vllm", 200, "another client"),
+        ("vllm", 100, "not counted everything"),
         ("lightllm", 100, "LightLLM drops counts under load"),
     ],
 )
@@ -265,7 +265,7 @@ def test_of_failed_requests_nobody_knows_what_the_server_counted(tmp_path: Path,
     [
         (3, True, ""),
         (0, False, "a proxy in front of TGI rejected the others"),
-        (9, False, "somebody else was using the server"),
+        (9, False, "another client was using the server"),
     ],
 )
 def test_rejections_are_compared_with_the_clients_count(
@@ -307,7 +307,7 @@ def test_of_turns_that_broke_off_nobody_knows_the_prompt(tmp_path: Path, prompt:
         ([BEFORE, AFTER], {"interrupted": True}, "interrupted"),
         ([BEFORE, line("server", 9, "end", gap="dead")], {}, "after the run (dead)"),
         ([line("server", -9, "idle", gap="late"), AFTER], {}, "before the run (late)"),
-        ([BEFORE, line("server", 1, **counted(5, 5, 5)), AFTER], {}, "count anew, 1 time"),
+        ([BEFORE, line("server", 1, **counted(5, 5, 5)), AFTER], {}, "reset its counters 1 time"),
     ],
 )
 def test_what_cannot_be_compared_says_why(tmp_path: Path, lines: list[Any], changes: dict[str, Any], why: str) -> None:
@@ -333,7 +333,7 @@ def test_long_answers_of_tgi_are_explained(tmp_path: Path) -> None:
     assert "in pieces" in entry.why
 
 
-@pytest.mark.parametrize(("endpoint", "why"), [("rerank", "each text of a request"), ("completions", "somebody else")])
+@pytest.mark.parametrize(("endpoint", "why"), [("rerank", "each text of a request"), ("completions", "another client")])
 def test_texts_that_vllm_ranks_by_embeddings_are_explained(tmp_path: Path, endpoint: str, why: str) -> None:
     """It runs the query and the document of a request by themselves, and has finished two."""
     run = told(tmp_path / "run", [BEFORE, line("server", 9, "after", **counted(6244, 130, 25))], RECORDS, server="vllm")
@@ -359,6 +359,6 @@ def test_memory_in_words(tmp_path: Path) -> None:
         "GPU 0 (A800): 70.0 GiB before the first request, peak 70.0 GiB of 80.0 GiB.",
         *(f"GPU {index}: 70.0 GiB before the first request, peak 70.0 GiB." for index in (1, 2, 3)),
         "2 more GPUs in summary.json.",
-        "vLLM takes 92 % of each card when it starts (--gpu-memory-utilization) and keeps it.",
+        "vLLM reserves 92 % of each GPU's memory when it starts (--gpu-memory-utilization).",
         "Process 9 (vllm): peak 100 MiB.",
     ]

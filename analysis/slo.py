@@ -1,17 +1,17 @@
-"""Service-level objectives of a run: which objectives it keeps (--assert), how many of its requests were good
-(--goodput), and the same for CI systems (--junit).
+"""Judges a run by its objectives (--assert), computes its goodput (--goodput), and reports both to CI systems
+(--junit).
 
-An objective on a percentile, a mean or a share speaks of the server, of which a run is a sample: it passes when the
-whole interval around the figure keeps to the bound, fails when the whole interval breaks it, and is inconclusive
-otherwise. Counts, extremes, rates and the skew speak of this one run: the figure itself is held against the bound, as
-is a share against 0 % or 100 %, which no sample could prove. Latencies and rates are those of the measuring
-window, counts and shares those of the whole run.
+An objective on a percentile, a mean or a share is a statement about the server, of which a run is a sample. It passes
+if the whole confidence interval keeps to the bound, fails if the whole interval violates it, and is inconclusive
+otherwise. Counts, extremes, rates and the skew describe this run only, so the figure itself is compared with the bound.
+The same holds for a share with a bound of 0 % or 100 %, which no sample could prove. Latencies and rates are those of
+the measurement window, counts and shares those of the whole run.
 
-A request is good when it is complete and keeps every bound asked for. Its *need* is the factor by which all bounds
-would have to be scaled for it to keep them: the largest of its latencies over their bounds; infinite where it is not
-complete. So the share of needs of at most x is the attainment with all bounds scaled by x: one sorted array is the
-whole curve, and its 90 % point is what 90 % of the requests would have met. A latency that a request does not have
-(TPOT of a single token) binds it to nothing.
+A request is good if it is complete and keeps all bounds. Its *bound scale* is the factor by which all bounds must be
+multiplied for the request to keep them: the largest ratio of a latency and its bound, or infinity if the request is not
+complete. The share of requests with a scale of at most x is then the attainment with all bounds multiplied by x. One
+sorted array gives the whole curve, and its 90 % point is what 90 % of the requests would have met. A latency that a
+request does not have (TPOT of a single token) is ignored.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from loadgen.analysis.report.findings import client_sentence, findings, measured
 from loadgen.analysis.summary import Summary
 
 MAX_POINTS = 300
-"""Of the attainment curve."""
+"""Maximum points of the attainment curve."""
 SHARES = (0.5, 0.9, 0.95, 0.99)
-"""Of the requests: what so many would have met."""
+"""Shares of the requests for which `met_by` reports the bounds that they would have met."""
 RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
 SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
-"""What JUnit XML says of a run."""
+"""Properties of a run in JUnit XML."""
 
 
 class _Evidence(msgspec.Struct, frozen=True):
-    """A figure and the interval around it, whose ends are the figure itself where it speaks of this run alone."""
+    """A figure and its interval. Both ends equal the figure if it describes this run only."""
 
     measured: float
     low: float
@@ -66,28 +66,31 @@ class _Evidence(msgspec.Struct, frozen=True):
 
 
 def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> list[ObjectiveVerdict]:
-    """What became of each objective. `frame` is the run's, with its window."""
-    lost = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
-    return [_verdict(objective, _evidence(objective, frame, summary), lost) for objective in objectives]
+    """Return the verdict on each objective. `frame` is that of the run, with its window."""
+    incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
+    return [_verdict(objective, _evidence(objective, frame, summary), incomplete) for objective in objectives]
 
 
-def _verdict(objective: Objective, found: _Evidence | None, lost: int) -> ObjectiveVerdict:
+def _verdict(objective: Objective, evidence: _Evidence | None, incomplete: int) -> ObjectiveVerdict:
     verdict: Literal["pass", "fail", "inconclusive"] = "fail"
-    if found is not None:
-        retained = {objective.satisfied_by(found.low), objective.satisfied_by(found.high)}
-        verdict = "inconclusive" if len(retained) == 2 else "pass" if True in retained else "fail"
+    if evidence is not None:
+        low_satisfies, high_satisfies = objective.satisfied_by(evidence.low), objective.satisfied_by(evidence.high)
+        if low_satisfies != high_satisfies:
+            verdict = "inconclusive"
+        elif low_satisfies:
+            verdict = "pass"
     return ObjectiveVerdict(
         objective=objective.text,
         figure=objective.figure,
         verdict=verdict,
         unit=objective.unit,
         bound=objective.bound,
-        measured=None if found is None else _finite(found.measured),
-        ci95=None if found is None or found.exact else (_finite(found.low), _finite(found.high)),
-        requests=0 if found is None else found.requests,
-        left_out=lost if objective.figure in LATENCIES else 0,
-        requests_needed=found.requests_needed if found and verdict == "inconclusive" else None,
-        said=_said(objective, found, verdict),
+        measured=None if evidence is None else _finite(evidence.measured),
+        ci95=None if evidence is None or evidence.exact else (_finite(evidence.low), _finite(evidence.high)),
+        requests=0 if evidence is None else evidence.requests,
+        left_out=incomplete if objective.figure in LATENCIES else 0,
+        requests_needed=evidence.requests_needed if evidence and verdict == "inconclusive" else None,
+        said=_explanation(objective, evidence, verdict),
     )
 
 
@@ -95,21 +98,23 @@ def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence
     if objective.figure in LATENCIES:
         return _latency(objective, frame)
     if objective.figure in STATES:
-        number, requested = getattr(summary.requests, objective.figure), summary.requests.planned
-        return (
-            _of_this_run(number, requested)
-            if objective.unit == "requests"
-            else _share(number, requested, objective.bound)
-        )
+        count, planned = getattr(summary.requests, objective.figure), summary.requests.planned
+        if objective.unit == "requests":
+            return _of_this_run(count, planned)
+        return _share(count, planned, objective.bound)
     if objective.figure in GOODPUT_FIGURES:
-        result = summary.goodput
-        if result is None or not result.requests:  # no --goodput says what good is
-            return None
-        if objective.figure == "goodput":
-            return _of_this_run(result.per_s, result.requests)
-        return _share(result.good, result.requests, objective.bound)
+        return _goodput_evidence(objective, summary)
     figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
     return _of_this_run(figure, summary.requests.planned)
+
+
+def _goodput_evidence(objective: Objective, summary: Summary) -> _Evidence | None:
+    goodput = summary.goodput
+    if goodput is None or not goodput.requests:  # Without --goodput, good requests are not defined.
+        return None
+    if objective.figure == "goodput":
+        return _of_this_run(goodput.per_s, goodput.requests)
+    return _share(goodput.good, goodput.requests, objective.bound)
 
 
 def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
@@ -117,22 +122,25 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
-    """A percentile by order statistics: that it lies below a bound says that at least its share of samples does, so the
-    number that would tell is the number that tells a share. A mean by Student's t, whose interval narrows with the root
-    of the number of requests (Cochran, section 4.6)."""
+    """Return the evidence on a statistic of a latency.
+
+    A percentile uses order statistics. It lies below a bound if at least its share of the samples does, so the number
+    of samples that would decide is the number that decides a share. A mean uses Student's t, whose interval narrows
+    with the root of the number of requests (Cochran, section 4.6)."""
     metric, bound = LATENCIES[objective.figure], objective.bound
     samples, offsets = metric.values(frame), metric.groups(frame)
     if len(samples) == 0:
         return None
     requests = len(samples) if offsets is None else int(np.count_nonzero(np.diff(offsets)))
-    if (rank := objective.percentile) is not None:
+    share = objective.percentile
+    if share is not None:
         ordered = np.sort(samples)
-        size = stats.effective_size(samples, offsets, rank, ordered)
-        low, high = stats.interval(ordered, rank, size)
+        size = stats.effective_size(samples, offsets, share, ordered)
+        low, high = stats.interval(ordered, share, size)
         below = samples < bound if objective.comparison in ("<", ">=") else samples <= bound
-        needed = stats.samples_to_decide(float(below.mean()), rank, size)
+        needed = stats.samples_to_decide(float(below.mean()), share, size)
         return _Evidence(
-            stats.percentile(ordered, rank),
+            stats.percentile(ordered, share),
             -math.inf if low is None else low,
             math.inf if high is None else high,
             requests,
@@ -140,85 +148,94 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
         )
     if objective.statistic != "mean":
         return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
-    mean, (minimum, maximum) = float(samples.mean()), stats.mean_interval(samples, offsets)
+    mean = float(samples.mean())
+    mean_low, mean_high = stats.mean_interval(samples, offsets)
     needed = stats.MIN_DEGREES_OF_FREEDOM + 1
-    if math.isfinite(maximum):
-        factor = requests * ((maximum - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
-        needed = math.ceil(min(factor, stats.MAX_USEFUL_SAMPLES + 1))
-    return _Evidence(mean, minimum, maximum, requests, needed if needed <= stats.MAX_USEFUL_SAMPLES else None)
+    if math.isfinite(mean_high):
+        estimate = requests * ((mean_high - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
+        needed = math.ceil(min(estimate, stats.MAX_USEFUL_SAMPLES + 1))
+    return _Evidence(mean, mean_low, mean_high, requests, needed if needed <= stats.MAX_USEFUL_SAMPLES else None)
 
 
 def _share(count: int, total: int, bound: float) -> _Evidence | None:
-    """By Clopper and Pearson."""
+    """Return the evidence on a share, with its exact interval (Clopper and Pearson)."""
     if total == 0:
         return None
     share = count / total
     if bound in (0, 1):
         return _of_this_run(share, total)
-    return _Evidence(share, *stats.share_interval(count, total), total, stats.samples_to_decide(share, bound, total))
+    low, high = stats.share_interval(count, total)
+    return _Evidence(share, low, high, total, stats.samples_to_decide(share, bound, total))
 
 
 def _finite(value: float) -> float | None:
     return stats.round_to_ns(value) if math.isfinite(value) else None
 
 
-def _said(objective: Objective, found: _Evidence | None, verdict: str) -> str:
+def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str) -> str:
+    """Return the measured figure as text, and for an inconclusive verdict how many requests would decide."""
     latency = objective.figure in LATENCIES
-    if found is None:
-        return "no complete request has one" if latency else "the run has no such figure"
-    said = _figures(objective, found)
+    if evidence is None:
+        return "no complete request has this latency" if latency else "the run does not have this figure"
+    text = _figure_text(objective, evidence)
     if verdict != "inconclusive":
-        return said
-    if found.requests_needed is None:
-        return f"{said}; too close to the bound for any number of requests to tell"
+        return text
+    if evidence.requests_needed is None:
+        return f"{text}; too close to the bound for any number of requests to decide"
     noun = "complete request" if latency else "request"
-    return f"{said}; about {pluralise(found.requests_needed, noun)} would tell"
+    return f"{text}; about {pluralise(evidence.requests_needed, noun)} would decide"
 
 
-def _figures(objective: Objective, found: _Evidence) -> str:
-    """The figure and its interval, in the unit in which the figure reads best."""
+def _figure_text(objective: Objective, evidence: _Evidence) -> str:
+    """Return the figure and its interval, in a unit that suits the figure."""
     if objective.unit == "requests":
-        return pluralise(int(found.measured), "request")
+        return pluralise(int(evidence.measured), "request")
     if objective.unit == "per second":
-        return f"{significant(found.measured, 4)} per second"
-    # A share near 100 % needs more digits than a duration to differ from it.
-    share = objective.unit == "share"
-    factor, unit = (100, "%") if share else scale_of(found.measured)
-    measured, low, high = (
-        UNKNOWN if not math.isfinite(value) else f"{value * factor:.5g}" if share else significant(value * factor, 4)
-        for value in (found.measured, found.low, found.high)
-    )
-    if found.exact:
-        return f"{measured} {unit}"
-    if math.isfinite(found.low) and math.isfinite(found.high):
-        return f"{measured} {unit}, 95 %: {low} to {high} {unit}"
-    if math.isfinite(found.low):
-        return f"{measured} {unit}, 95 %: {low} {unit} or more"
-    return f"{measured} {unit}, 95 %: " + (f"{high} {unit} or less" if math.isfinite(found.high) else "anything")
+        return f"{significant(evidence.measured, 4)} per second"
+    factor, unit = (100, "%") if objective.unit == "share" else scale_of(evidence.measured)
+
+    def number(value: float) -> str:
+        if not math.isfinite(value):
+            return UNKNOWN
+        # A share near 100 % needs more digits than a duration.
+        return f"{value * factor:.5g}" if objective.unit == "share" else significant(value * factor, 4)
+
+    text = f"{number(evidence.measured)} {unit}"
+    if evidence.exact:
+        return text
+    interval = "any value"
+    if math.isfinite(evidence.low) and math.isfinite(evidence.high):
+        interval = f"{number(evidence.low)} to {number(evidence.high)} {unit}"
+    elif math.isfinite(evidence.low):
+        interval = f"{number(evidence.low)} {unit} or more"
+    elif math.isfinite(evidence.high):
+        interval = f"{number(evidence.high)} {unit} or less"
+    return f"{text}, 95 %: {interval}"
 
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
-    """The `goodput` part of the summary."""
-    needed = bound_scale(frame, bounds)
-    everyone = np.sort(np.concatenate((needed[frame.inside], np.full(unrecorded, math.inf))))
-    total, good, span = len(everyone), int((everyone <= 1).sum()), frame.span_ns
-    ended = int((frame.measured & (needed <= 1) & frame.within(frame.end_ns)).sum())
-    alone = {bound.text: int((bound_scale(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
+    """Return the `goodput` part of the summary. `unrecorded` requests of a killed run count as not good."""
+    scales = bound_scale(frame, bounds)
+    ordered = np.sort(np.concatenate((scales[frame.inside], np.full(unrecorded, math.inf))))
+    total, good = len(ordered), int((ordered <= 1).sum())
+    span = frame.span_ns
+    good_ended_inside = int((frame.measured & (scales <= 1) & frame.within(frame.end_ns)).sum())
+    good_per_bound = {bound.text: int((bound_scale(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
     return Goodput(
         bounds=[bound.text for bound in bounds],
         good=good,
         requests=total,
         attainment=good / total if total else None,
         attainment_ci95=stats.share_interval(good, total),
-        per_s=None if span is None else stats.round_to_ns(ended / (span[1] - span[0]) * 1e9),
-        each={text: number / total if total else None for text, number in alone.items()},
-        met_by={f"{share:.0%}": _met_by(everyone, share, bounds) for share in SHARES},
-        curve=attainment_curve(everyone),
+        per_s=None if span is None else stats.round_to_ns(good_ended_inside / (span[1] - span[0]) * 1e9),
+        each={text: count / total if total else None for text, count in good_per_bound.items()},
+        met_by={f"{share:.0%}": _met_by(ordered, share, bounds) for share in SHARES},
+        curve=attainment_curve(ordered),
     )
 
 
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
-    """Per request the scale of all bounds at which it keeps them; infinite for one that is not complete."""
+    """Return, per request, the factor on all bounds at which it keeps them; infinite if the request is not complete."""
     result = np.zeros(len(frame))
     for bound in bounds:
         ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
@@ -227,8 +244,9 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
 
 
 def attainment_curve(ordered: Floats) -> AttainmentCurve:
-    """Attainment over the scale of the bounds, from sorted needs: x and y of its steps, thinned evenly where they are
-    many. It ends below 1 where some requests would never be good."""
+    """Return the attainment over the scale of the bounds, from the sorted scales of all requests.
+
+    The curve has at most MAX_POINTS steps, evenly spaced. It ends below 1 if some requests are not complete."""
     finite = ordered[np.isfinite(ordered)]
     ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))
     x, y = finite[ranks], (ranks + 1) / max(1, len(ordered))
@@ -236,7 +254,7 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """The least scale at which at least this share is good: an order statistic, so that it is exact."""
+    """Return the smallest scale at which at least this share is good. It is an order statistic and therefore exact."""
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):
         return None
@@ -246,18 +264,19 @@ def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> Bound
 
 
 def junit(summaries: Sequence[Summary]) -> str:
-    """Objectives as JUnit XML, which every CI system shows: one test suite for each run, one test case for each
-    objective; what is inconclusive counts as skipped. There is no standard; this keeps to the strictest schema in use,
-    that of Ant's reports (windyroad/JUnit-Schema, JUnit.xsd), in which all attributes below are required and in this
-    order of elements."""
+    """Return the objectives as JUnit XML, which CI systems display.
+
+    Each run is a test suite and each objective a test case; an inconclusive objective counts as skipped. JUnit XML has
+    no standard. This output follows the strictest schema in use, that of Ant's reports (windyroad/JUnit-Schema,
+    JUnit.xsd). It requires all attributes below and this order of elements."""
     root = Xml.Element("testsuites")
     for index, summary in enumerate(summaries):
         run = summary.run
         verdicts = [objective.verdict for objective in summary.objectives]
         mark = simulated(summary)
-        try:  # UTC to the second and without a zone, as the schema has it
+        try:  # The schema wants UTC to the second, without a time zone.
             started = datetime.fromisoformat(run.started_at).astimezone(UTC)
-        except ValueError:  # the run file holds no time
+        except ValueError:  # The run file does not hold a valid time.
             started = datetime.fromtimestamp(0, UTC)
         suite = _element(
             root,
@@ -300,5 +319,7 @@ def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:
 
 
 def _text(value: Any) -> str:
-    """Without what XML 1.0 cannot hold even when escaped (section 2.2): control characters, surrogates, U+FFFE."""
-    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in str(value))
+    """Replace the characters that XML 1.0 does not allow even when escaped (section 2.2): control characters,
+    surrogates and U+FFFE."""
+    characters = str(value)
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in characters)

@@ -65,7 +65,9 @@ def test_what_cannot_be_told_is_a_warning(common: list[str], tmp_path: Path) -> 
     code, out, err = burst(tmp_path, *common, "--assert", "complete >= 99%", "--json")
     assert code in {6, 5}
     assert json.loads(out)["objectives"][0]["requests_needed"] == 368
-    assert "loadgen: inconclusive: complete >= 99%: 100 %, 95 %: 83.157 to 100 %; about 368 requests would tell" in err
+    assert (
+        "loadgen: inconclusive: complete >= 99%: 100 %, 95 %: 83.157 to 100 %; about 368 requests would decide" in err
+    )
     asked = ["--assert", "complete >= 99%", "--inconclusive"]
     code, out, _ = burst(tmp_path / "run", *common, *asked, "fail")
     assert code == 4

@@ -153,7 +153,7 @@ def test_a_window_is_of_latencies_and_rates(tmp_path: Path) -> None:
     assert (latency.verdict, latency.requests, latency.left_out) == ("pass", 50, 0)
     assert (share.verdict, share.requests) == ("pass", 110)
     assert rate.measured == pytest.approx(49 / 0.0495, rel=0.05)
-    assert (skew.verdict, skew.said) == ("fail", "the run has no such figure")
+    assert (skew.verdict, skew.said) == ("fail", "the run does not have this figure")
 
 
 def test_requests_without_a_record_count(judged: Judge) -> None:
@@ -167,7 +167,7 @@ def test_without_a_complete_request_a_latency_fails(judged: Judge, expression: s
     """Nothing was shown, however wide the bound."""
     (found,) = judged([failed(place) for place in range(20)], expression)
     assert (found.verdict, found.measured, found.ci95, found.requests) == ("fail", None, None, 0)
-    assert (found.said, found.left_out) == ("no complete request has one", 20)
+    assert (found.said, found.left_out) == ("no complete request has this latency", 20)
 
 
 def test_a_latency_that_no_answer_has_fails(judged: Judge) -> None:
@@ -179,7 +179,7 @@ def test_a_latency_that_no_answer_has_fails(judged: Judge) -> None:
 def test_a_run_without_anything_fails_its_rates(judged: Judge) -> None:
     """No request was sent: there is no rate, no skew and no share, and no bound on them is kept."""
     found = judged([], "requests_per_s >= 0", "skew < 1s", "complete >= 0.1%")
-    assert [(each.verdict, each.said) for each in found] == [("fail", "the run has no such figure")] * 3
+    assert [(each.verdict, each.said) for each in found] == [("fail", "the run does not have this figure")] * 3
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
     ("expression", "said"),
     [
         ("ttft.p50 < 1s", "500.5 ms, 95 %: 469.0 to 532.0 ms"),
-        ("ttft.p99.9 < 2s", "999.0 ms, 95 %: 997.0 ms or more; about 3,688 complete requests would tell"),
+        ("ttft.p99.9 < 2s", "999.0 ms, 95 %: 997.0 ms or more; about 3,688 complete requests would decide"),
         ("ttft.max < 1s", "1.000 s"),
         ("complete >= 99%", "100 %, 95 %: 99.632 to 100 %"),
         ("complete >= 3", "1,000 requests"),

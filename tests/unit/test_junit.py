@@ -67,7 +67,7 @@ def test_every_objective_is_a_case(summary: Summary) -> None:
     failure = cases[1][0]
     assert failure.get("message") == summary.objectives[1].said
     assert failure.text == f"ttft.p99 < 1us: {failure.get('message')}; 1 request not complete and left out"
-    assert "requests would tell" in cases[2][0].get("message", "")
+    assert "requests would decide" in cases[2][0].get("message", "")
 
 
 def test_the_run_is_named_in_it(summary: Summary) -> None:

@@ -1,8 +1,8 @@
-"""Runs beside each other: how much the figures of one plan differ from run to run, and the index of a folder of runs.
+"""Repeats of a plan, and the index page of a folder of runs.
 
-Requests of one run share one server and one stretch of time, so an interval made from them says nothing about another
-run. The interval here is over runs: Student's t on one figure per run (Student, "The probable error of a mean", 1908).
-It is the one that counts when runs are compared, and it needs RUNS_LEAST.
+All requests of a run share one server at one time, so an interval over requests says nothing about another run. The
+interval here is over runs: Student's t on one figure per run (Student, "The probable error of a mean", 1908). This
+interval is the relevant one when runs are compared. It needs at least MIN_RUNS runs.
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ from loadgen.analysis.summary import Summary
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
 SHARES = ("complete", "attainment", "tail_share")
-ORDER = "one after the other, as they are numbered: all have one plan, so there is no order to draw"
+ORDER = "one after the other, in the order of their numbers; all have the same plan, so the order is not randomised"
 SHOWN = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete", "goodput", "attainment"),
     *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
 )
-RUNS_LEAST = 3
-"""Of fewer runs an interval says nothing: of two it is 13 times as wide as they differ."""
-VALUES_MOST = 5
-"""More runs than these have no room for each value in a line."""
+MIN_RUNS = 3
+"""Minimum number of runs for an interval. The interval of two runs would be 13 times as wide as their difference."""
+MAX_VALUES = 5
+"""Maximum number of runs whose values are listed in a table row."""
 
 
 MAX_INDEXED = 150
-"""Runs on the page of a folder: it stays below 1.5 MB."""
-INDEXED = (
+"""Maximum number of runs on the page of a folder, which keeps it below 1.5 MB."""
+INDEX_FIGURES = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99"),
     *("itl.p99", "e2e.p50", "e2e.p99"),
 )
-PICKED = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-POINTS = ("p50", "p90", "p95", "p99", "p99_9", "max")
-CAN = "Pick runs in the table. Intervals and a verdict are from `loadgen compare`, which reads the runs themselves:"
+INDEX_LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+INDEX_STATISTICS = ("p50", "p90", "p95", "p99", "p99_9", "max")
+COMPARE_HINT = "Select runs in the table. For intervals and a verdict, use `loadgen compare`, which reads the runs:"
 
 
 class IndexedRun(NamedTuple):
-    """A run of a folder; `path` is as a command line takes it, `link` leads from the page to its report."""
+    """A run in a folder. `path` is for command lines, and `link` leads from the page to the run's report."""
 
     name: str
     path: str
@@ -93,107 +93,115 @@ class IndexedRun(NamedTuple):
 
 
 class FigureOverRuns(msgspec.Struct, frozen=True):
-    """One figure over runs, and the interval of its mean."""
+    """One figure over several runs, with the interval of its mean."""
 
     n: int
     mean: float | None
-    """None where a run does not have the figure."""
+    """None if a run does not have the figure."""
     std: float | None
     """None for fewer than two runs."""
     ci95: tuple[float, float] | None
     """None for fewer than three runs."""
     values: list[float | None]
-    """Of each run, in order."""
+    """The value of each run, in order."""
     thin: bool = False
-    """A percentile that some run has too few samples for."""
+    """True for a percentile for which a run has too few samples."""
 
 
 class RepeatsSummary(msgspec.Struct, frozen=True):
-    """What repeats of one plan say together: `repeats` of their summary.json."""
+    """The joint result of all repeats of a plan: `repeats` in summary.json."""
 
     runs: int
     order: str
     state: list[str]
-    """`cold` or `warm`, of each run."""
+    """`cold` or `warm` for each run."""
     state_said: str
     seeds: list[int | None]
     confidence: float
     figures: dict[str, FigureOverRuns]
-    """By the name that --assert uses: `ttft.p99`, `output_tokens_per_s`."""
+    """Figures by the name that --assert uses: `ttft.p99`, `output_tokens_per_s`."""
 
 
 def summarise_repeats(summaries: Sequence[Summary]) -> RepeatsSummary:
-    """From their summaries in the order in which they ran."""
-    states, values = start_states(summaries), [figures_of(summary, thin=True) for summary in summaries]
-    cold = [str(position) for position, each in enumerate(states, 1) if each == "cold"]
-    if not cold:
-        said = "All runs started warm: requests had been sent to the server before each."
-    elif len(cold) == len(states):
-        said = "All runs started cold."
-    else:
-        which = f"Repeat {cold[0]} was" if len(cold) == 1 else f"Repeats {', '.join(cold)} were"
-        said = f"{which} cold, the others warm; --warmup N makes all alike."
+    """Summarise repeats from their summaries, in the order in which they ran."""
+    states = start_states(summaries)
+    figures = [figures_of(summary, thin=True) for summary in summaries]
+    over_runs = {name: describe_over_runs([values.get(name) for values in figures]) for name in figures[0]}
     return RepeatsSummary(
-        len(summaries),
-        ORDER,
-        states,
-        said,
-        [summary.run.seed for summary in summaries],
-        CONFIDENCE,
-        {
-            name: _bounded(name, describe_over_runs([value.get(name) for value in values]), summaries)
-            for name in values[0]
-        },
+        runs=len(summaries),
+        order=ORDER,
+        state=states,
+        state_said=_state_sentence(states),
+        seeds=[summary.run.seed for summary in summaries],
+        confidence=CONFIDENCE,
+        figures={name: _adjusted(name, figure, summaries) for name, figure in over_runs.items()},
     )
 
 
+def _state_sentence(states: Sequence[str]) -> str:
+    """Describe which runs started cold."""
+    cold = [str(number) for number, state in enumerate(states, 1) if state == "cold"]
+    if not cold:
+        return "All runs started warm: requests had been sent to the server before each run."
+    if len(cold) == len(states):
+        return "All runs started cold."
+    which = f"Repeat {cold[0]}" if len(cold) == 1 else f"Repeats {', '.join(cold)}"
+    return f"{which} started cold, the others warm; use --warmup N to start all runs warm."
+
+
 def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
-    """The figures of one run by which runs are told apart; None where it has none, or too few samples, unless
-    `thin` ones are wanted too."""
-    complete, total = complete_and_planned(summary)
-    result: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
-    result["complete"] = complete / total if total else None
-    if good := summary.goodput:
-        result |= {"goodput": good.per_s, "attainment": good.attainment}
-    for latency, described in summary.latency.items():
-        for kind in STATISTICS:
-            known = thin or kind not in described.thin
-            result[f"{latency.removesuffix('_s')}.{kind}"] = described.of(kind) if known else None
-    return result | {"skew": summary.burst.skew_s}
+    """Return the figures of a run for comparisons between runs, by the name that --assert uses.
+
+    A figure is None if the run does not have it or has too few samples for it. With `thin`, figures from too few
+    samples are included."""
+    complete, planned = complete_and_planned(summary)
+    figures: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
+    figures["complete"] = complete / planned if planned else None
+    if summary.goodput:
+        figures |= {"goodput": summary.goodput.per_s, "attainment": summary.goodput.attainment}
+    for latency, distribution in summary.latency.items():
+        for name in STATISTICS:
+            known = thin or name not in distribution.thin
+            figures[f"{latency.removesuffix('_s')}.{name}"] = distribution.of(name) if known else None
+    return figures | {"skew": summary.burst.skew_s}
 
 
 def complete_and_planned(summary: Summary) -> tuple[int, int]:
-    """How many requests were complete, of all that were planned."""
+    """Return the number of complete requests and of planned requests."""
     return summary.requests.complete, summary.requests.planned
 
 
 def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
-    """Mean, standard deviation and interval of one figure per run."""
+    """Return the mean, the standard deviation and the interval of one figure per run."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return FigureOverRuns(len(known), None, None, None, list(values))
     mean, deviation = mean_and_deviation(known)
     if deviation is None:
         return FigureOverRuns(1, mean, None, None, [*known])
-    if len(known) < RUNS_LEAST:
+    if len(known) < MIN_RUNS:
         return FigureOverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), None, [*known])
     margin = student_quantile((1 + CONFIDENCE) / 2, len(known) - 1) * deviation / math.sqrt(len(known))
     ends = round(mean - margin, DECIMALS), round(mean + margin, DECIMALS)
     return FigureOverRuns(len(known), round(mean, DECIMALS), round(deviation, DECIMALS), ends, [*known])
 
 
-def _bounded(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """A share is at most 1, and so is its interval's end; of requests it is no better known than by counting them all
-    (Clopper and Pearson), however alike the runs are. A percentile of too few samples is marked as such."""
+def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
+    """Mark thin percentiles, and adjust the interval of shares.
+
+    The interval of a share lies between 0 and 1. For a share of requests it is at least as wide as the exact binomial
+    interval over the requests of all runs (Clopper and Pearson), however similar the runs are."""
     if any(_thin(summary, name) for summary in summaries):
         return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
         return figure
     low, high = figure.ci95
-    counts = {
-        "complete": [complete_and_planned(summary) for summary in summaries],
-        "attainment": [(good.good, good.requests) for summary in summaries if (good := summary.goodput)],
-    }.get(name)
+    counts = []
+    if name == "complete":
+        counts = [complete_and_planned(summary) for summary in summaries]
+    elif name == "attainment":
+        goodputs = [summary.goodput for summary in summaries]
+        counts = [(goodput.good, goodput.requests) for goodput in goodputs if goodput]
     if counts:
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
@@ -201,39 +209,41 @@ def _bounded(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) ->
 
 
 def _thin(summary: Summary, name: str) -> bool:
-    """Whether a figure is a percentile of too few samples."""
-    latency, _, kind = name.partition(".")
-    result = summary.latencies.get(f"{latency}_s")
-    return result is not None and kind in result.thin
+    """Return whether a figure is a percentile from too few samples."""
+    latency, _, statistic = name.partition(".")
+    distribution = summary.latencies.get(f"{latency}_s")
+    return distribution is not None and statistic in distribution.thin
 
 
 def start_states(summaries: Sequence[Summary]) -> list[str]:
-    """`warm` for a run with warm-up requests, or one after another run at the same address; else `cold`."""
-    before = [None, *summaries[:-1]]
+    """Return `warm` for a run with warm-up requests or after another run at the same address, else `cold`."""
+    previous_runs = [None, *summaries[:-1]]
     return [
-        "warm" if summary.requests.warmup or (last and last.server.url == summary.server.url) else "cold"
-        for summary, last in zip(summaries, before, strict=True)
+        "warm" if summary.requests.warmup or (previous and previous.server.url == summary.server.url) else "cold"
+        for summary, previous in zip(summaries, previous_runs, strict=True)
     ]
 
 
-def section(found: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
-    """What repeats say together: the figures shown, with their interval between runs and each run's value."""
-    few = found.runs <= VALUES_MOST
+def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
+    """Return the section on variation between runs: the main figures with their interval and the value of each run."""
+    few = repeats.runs <= MAX_VALUES
     heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
     rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
-        figure = found.figures.get(figure_name)
+        figure = repeats.figures.get(figure_name)
         if figure is None or figure.mean is None:
             continue
         factor, unit = unit_of(figure_name, figure.mean)
         ends = UNKNOWN if figure.ci95 is None else " to ".join(significant(end * factor, 4) for end in figure.ci95)
-        each = ", ".join(significant(value and value * factor, 4) for value in figure.values)
-        last = each if few else percent(None if figure.std is None or not figure.mean else figure.std / figure.mean)
+        if few:
+            last_cell = ", ".join(significant(value and value * factor, 4) for value in figure.values)
+        else:
+            last_cell = percent(None if figure.std is None or not figure.mean else figure.std / figure.mean)
         mark = "*" if figure.thin else ""
-        rows.append((figure_title(figure_name), unit, significant(figure.mean * factor, 4) + mark, ends, last))
+        rows.append((figure_title(figure_name), unit, significant(figure.mean * factor, 4) + mark, ends, last_cell))
         if figure.thin:
-            kind = figure_name.partition(".")[2]
-            needed[kind] = f"{kind} {samples_needed(PERCENTILES[kind]):,}"
+            percentile = figure_name.partition(".")[2]
+            needed[percentile] = f"{percentile} {samples_needed(PERCENTILES[percentile]):,}"
     notes = [f"* too few independent samples: {', '.join(needed.values())} needed."] if needed else []
     shown = table(
         title or "between runs",
@@ -243,33 +253,32 @@ def section(found: RepeatsSummary, name: str = "between-runs", title: str = "Bet
         id="repeats",
         notes=notes,
     )
-    text = Paragraph(f"The interval is of the mean over {pluralise(found.runs, 'run')} (Student's t).")
-    if found.runs < RUNS_LEAST:
-        text = Paragraph(f"{pluralise(found.runs, 'run')}: an interval between runs takes {RUNS_LEAST}.", "warning")
-    return Section(name, title, [shown, text, Paragraph(found.state_said)])
+    text = Paragraph(f"Intervals are for the mean over {pluralise(repeats.runs, 'run')} (Student's t).")
+    if repeats.runs < MIN_RUNS:
+        runs = pluralise(repeats.runs, "run")
+        text = Paragraph(f"{runs} only: an interval between runs needs {MIN_RUNS} runs.", "warning")
+    return Section(name, title, [shown, text, Paragraph(repeats.state_said)])
 
 
-def document(found: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
-    """For the terminal: what repeats say together, and what is to be known of each."""
+def document(repeats: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
+    """Return the terminal report of repeats: their joint result, and the main findings on each run."""
     first = summaries[0]
     blocks: list[Block] = []
-    for position, summary in enumerate(summaries, 1):
-        known = findings.findings(summary)
-        said = " ".join(each.sentence for each in known if each.id in ("complete", "client"))
+    for number, summary in enumerate(summaries, 1):
+        of_run = findings.findings(summary)
+        sentences = " ".join(finding.sentence for finding in of_run if finding.id in ("complete", "client"))
         good = summary.requests.all_complete and summary.client.ok
-        blocks.append(Paragraph(f"repeat {summary.run.repeat or position}: {said}", "ok" if good else "error"))
-        blocks.append(Findings([each for each in known if each.level == "warning"]))
+        blocks.append(Paragraph(f"repeat {summary.run.repeat or number}: {sentences}", "ok" if good else "error"))
+        blocks.append(Findings([finding for finding in of_run if finding.level == "warning"]))
         blocks += [objectives([summary])] if summary.objectives else []
-    title, subtitle = (
-        f"{server_label(first)}  {first.server.model or ''}",
-        f"{workload_sentence(first)}, {found.runs} times",
-    )
-    sections = [section(found, title=""), Section("repeats", "", blocks)]
+    title = f"{server_label(first)}  {first.server.model or ''}"
+    subtitle = f"{workload_sentence(first)}, {repeats.runs} times"
+    sections = [section(repeats, title=""), Section("repeats", "", blocks)]
     return Document("loadgen report", title, sections, subtitle, simulated(first))
 
 
 def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
-    """The page of a folder, newest first: all runs, those picked beside each other, and one figure over time."""
+    """Return the page of a folder: all runs, newest first, a comparison of selected runs, and one figure over time."""
     shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:MAX_INDEXED]
     heads: dict[str, ColumnKind] = {
         "run": "head",
@@ -278,78 +287,88 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
         "server": "text",
         "load": "text",
     }
-    named = list[Cells]()
+    head_cells = list[Cells]()
     for name, _, link, summary in shown:
         run = summary.run
         load = f"{pluralise(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
         cells = [TableCell(_server(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
         began = start_time(summary).removesuffix(" UTC")
-        named.append((TableCell(name, link=link), began, run.label, *cells))
-    more = f"The newest {MAX_INDEXED} of {len(runs):,} runs: name a folder within for those in it."
-    warnings = [*([more] if len(runs) > len(shown) else []), *unread]
+        head_cells.append((TableCell(name, link=link), began, run.label, *cells))
+    warnings = list(unread)
+    if len(runs) > len(shown):
+        warnings.insert(
+            0, f"Only the newest {MAX_INDEXED} of {len(runs):,} runs are shown; name a subfolder for others."
+        )
     if len({speed_of(run.summary) for run in shown}) > 1:
         warnings.append(DIFFERENT_SPEEDS)
     blocks: list[Block] = [Findings([Finding("runs", "warning", text) for text in warnings])] if warnings else []
-    blocks.append(overview([run.summary for run in shown], heads, named))
+    blocks.append(overview([run.summary for run in shown], heads, head_cells))
     labels = [label for label, _ in Counter(run.summary.run.label for run in shown).most_common()]
     trend = [
         Switch("label", "Label", [(label, label or "none") for label in labels], "select"),
-        Switch("figure", "Figure", [(name, figure_title(name)) for name in INDEXED], "select"),
+        Switch("figure", "Figure", [(name, figure_title(name)) for name in INDEX_FIGURES], "select"),
     ]
-    picked: list[Block] = [ChartRef("picked", "Percentiles", [], "wide", "none"), Paragraph(CAN)]
-    picked.append(Code("", "Command", copy=True))
-    over = ChartRef("trend", "One figure over runs of one label", ["Hollow: not valid."], "wide", "none")
-    latency = Switch("metric", "Latency", [(name, METRICS[name].short) for name in PICKED])
+    selected: list[Block] = [
+        ChartRef("picked", "Percentiles", [], "wide", "none"),
+        Paragraph(COMPARE_HINT),
+        Code("", "Command", copy=True),
+    ]
+    over_time = ChartRef("trend", "One figure over runs of one label", ["Hollow: not valid."], "wide", "none")
+    latency = Switch("metric", "Latency", [(name, METRICS[name].short) for name in INDEX_LATENCIES])
     sections = [
         Section("answer", "Runs", blocks, switches=[Switch("filter", "Filter", kind="search")]),
-        Section("compare", "Compare", picked, switches=[latency]),
-        Section("over", "Trend", [over], switches=trend),
+        Section("compare", "Compare", selected, switches=[latency]),
+        Section("over", "Trend", [over_time], switches=trend),
     ]
     mark = page_mark(run.summary for run in shown)
-    data = {"runs": [], "index": _indexed(shown)}
+    data = {"runs": [], "index": _index_data(shown)}
     return Document("loadgen report", title, sections, "", mark, (), ["index.js"], data, shown[0].summary.run.version)
 
 
 def _server(summary: Summary) -> str:
-    """Return the server's name, with the speed of a simulated one that is not real time: only one speed is compared."""
+    """Return the server's label, with the speed of a simulated server: only runs at the same speed are compared."""
     return f"{server_label(summary)}{times_speed(speed_of(summary))}"
 
 
-def _indexed(runs: Sequence[IndexedRun]) -> dict[str, Any]:
-    """What the page's script draws."""
-    own = [figures_of(run.summary, thin=True) for run in runs]
+def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
+    """Return the data that the page's script draws."""
+    figures_of_runs = [figures_of(run.summary, thin=True) for run in runs]
     figures, latencies = [], []
-    for name in INDEXED:
-        factor, unit = unit_of(name, max((value for each in own if (value := each[name])), default=None))
+    for name in INDEX_FIGURES:
+        known = [values[name] for values in figures_of_runs]
+        factor, unit = unit_of(name, max((value for value in known if value), default=None))
         figures.append({"name": name, "title": figure_title(name), "factor": factor, "unit": unit})
-    for name in PICKED:
+    for name in INDEX_LATENCIES:
         factor, unit = scale_of(max((run.summary.latencies[name].p50 or 0 for run in runs), default=None))
         latencies.append({"name": name, "title": METRICS[name].short, "factor": factor, "unit": unit})
-    result = []
-    for (name, path, _, summary), values in zip(runs, own, strict=True):
-        of = {each: summary.latencies[each] for each in PICKED}
-        cells = {
-            each: [statistic_cell(described, point, 1, bare=True) for point in POINTS] for each, described in of.items()
-        }
-        result.append(
-            {
-                **{"name": name, "path": path, "label": summary.run.label, "server": _server(summary)},
-                **{"group": f"{_server(summary)}, {summary.run.label}", "at": summary.run.started_at},
-                "valid": not findings.verdict(summary, findings.findings(summary)).id.startswith("invalid"),
-                "thin": [each for each in INDEXED if _thin(summary, each)],
-                "figures": {each: values[each] and float(f"{values[each]:.6g}") for each in INDEXED},
-                "percentiles": {
-                    each: [None if cell.value is None else float(f"{cell.value:.5g}") for cell in line]
-                    for each, line in cells.items()
-                },
-            }
-        )
-    points = [name.replace("_", ".") for name in POINTS]
-    return {"runs": result, "figures": figures, "latencies": latencies, "points": points}
+    points = [name.replace("_", ".") for name in INDEX_STATISTICS]
+    entries = [_index_entry(run, values) for run, values in zip(runs, figures_of_runs, strict=True)]
+    return {"runs": entries, "figures": figures, "latencies": latencies, "points": points}
+
+
+def _index_entry(run: IndexedRun, values: dict[str, float | None]) -> dict[str, Any]:
+    """Return the data of one run."""
+    summary = run.summary
+    percentiles = {}
+    for latency in INDEX_LATENCIES:
+        cells = [statistic_cell(summary.latencies[latency], name, 1, bare=True) for name in INDEX_STATISTICS]
+        percentiles[latency] = [None if cell.value is None else float(f"{cell.value:.5g}") for cell in cells]
+    return {
+        "name": run.name,
+        "path": run.path,
+        "label": summary.run.label,
+        "server": _server(summary),
+        "group": f"{_server(summary)}, {summary.run.label}",
+        "at": summary.run.started_at,
+        "valid": not findings.verdict(summary, findings.findings(summary)).id.startswith("invalid"),
+        "thin": [name for name in INDEX_FIGURES if _thin(summary, name)],
+        "figures": {name: values[name] and float(f"{values[name]:.6g}") for name in INDEX_FIGURES},
+        "percentiles": percentiles,
+    }
 
 
 def list_document(runs: Sequence[IndexedRun], title: str) -> Document:
-    """The same for the terminal."""
+    """Return the list of runs for the terminal, newest first."""
     rows = []
     for run in sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True):
         summary = run.summary

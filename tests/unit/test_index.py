@@ -59,7 +59,7 @@ def test_a_page_of_many_runs_stays_small(tmp_path: Path) -> None:
         runs.append(IndexedRun(name, f"runs/{name}", f"{name}/report.html", own))
     page = render(index_document(runs, "runs", []))
     assert len(page.encode()) < 1_500_000
-    assert f"The newest {MAX_INDEXED} of {len(runs)} runs" in page
+    assert f"the newest {MAX_INDEXED} of {len(runs)} runs" in page
     assert runs[-1].name in page
     assert runs[0].name not in page
 

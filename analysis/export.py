@@ -1,7 +1,8 @@
-"""Exports a Run as tables for pandas, polars, DuckDB or a spreadsheet: Parquet or CSV, one file per table.
+"""Exports a run as tables for pandas, polars, DuckDB or a spreadsheet: Parquet or CSV, one file per table.
 
-Rows are written as the run file is read: of each Record only what the measuring window needs is kept, a third of a
-kilobyte. A table gets its name only when it is whole: an export that broke off leaves no file that looks like one.
+Rows are written while the run file is read. Only a third of a kilobyte per Record is kept, for choosing the measurement
+window. A table gets its final name only when it is complete, so an interrupted export leaves no file that looks like a
+table.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from loadgen.analysis.steady_window import with_window
 
 Row = tuple[Any, ...]
 Write = Callable[[Sequence[Row]], object]
-"""Takes rows of one table."""
+"""Writes rows of one table."""
 
 RECORDS_PER_BLOCK = 1024
 FORMULA = re.compile(r"^[=+\-@\t\r]")
-"""What a spreadsheet would run. CSV gets an apostrophe before it; Parquet holds the text as it came."""
+"""Text that a spreadsheet would execute as a formula. CSV gets an apostrophe before it; Parquet has the plain text."""
 
 
 class Column(NamedTuple):
-    """One column. Any may be null: null means that it never happened or was not said."""
+    """A column of a table. Null means that the event never happened or the value is unknown."""
 
     name: str
     kind: Literal["int64", "float64", "string", "bool"]
@@ -46,84 +47,94 @@ def _instant(name: str, meaning: str) -> Column:
 
 
 REQUESTS = (
-    Column("request", "int64", "The request's id, from 0 in the order planned."),
-    Column("phase", "string", "`measured`, or `warmup` for a request that is in no figure."),
+    Column("request", "int64", "Id of the request, from 0 in planned order."),
+    Column("phase", "string", "`measured`, or `warmup` for a request that is excluded from all figures."),
     Column("state", "string", "`complete`, `truncated`, `failed`, `rejected` or `dropped`."),
-    Column("worker", "int64", "The process that sent it."),
-    Column("session", "int64", "Id of the first turn of its session; null for a request on its own."),
-    Column("turn", "int64", "Which turn of its session, from 0; null for a request on its own."),
-    _instant("due_ns", "When it was to leave"),
-    _instant("connected_ns", "When its connection was there"),
-    _instant("sent_ns", "Right before its first byte was sent; of a request sent again, right before the second time"),
-    _instant("first_sent_ns", "Right before its first byte was sent the first time, where it was sent again"),
-    _instant("sent_end_ns", "When the kernel had taken its last byte"),
-    _instant("first_byte_ns", "When the first byte of the answer came"),
-    _instant("first_token_ns", "When the first chunk with a token came"),
-    _instant("last_token_ns", "When the last chunk with a token came"),
-    _instant("end_ns", "When the end marker came, or the request was given up"),
-    Column("chunks", "int64", "Chunks that held at least one token."),
-    Column("chunk_tokens", "int64", "Tokens in those chunks, together."),
-    Column("prompt_tokens_asked", "int64", "Prompt length that was asked for."),
-    Column("prompt_tokens", "int64", "Prompt length by the server's count."),
-    Column("output_tokens_asked", "int64", "Answer length that was asked for."),
-    Column("output_tokens", "int64", "Answer length by the count of `counted_by`."),
+    Column("worker", "int64", "Worker process that sent the request."),
+    Column("session", "int64", "Id of the first turn of its session; null for a single request."),
+    Column("turn", "int64", "Index of the turn in its session, from 0; null for a single request."),
+    _instant("due_ns", "Scheduled send time"),
+    _instant("connected_ns", "Time when the connection was established"),
+    _instant("sent_ns", "Time right before the first byte was sent; for a request sent twice, of the second attempt"),
+    _instant("first_sent_ns", "Time right before the first byte of the first attempt, for a request sent twice"),
+    _instant("sent_end_ns", "Time when the kernel had accepted the last byte"),
+    _instant("first_byte_ns", "Arrival of the first byte of the response"),
+    _instant("first_token_ns", "Arrival of the first chunk with a token"),
+    _instant("last_token_ns", "Arrival of the last chunk with a token"),
+    _instant("end_ns", "Arrival of the end marker, or time when the request was given up"),
+    Column("chunks", "int64", "Number of chunks with at least one token."),
+    Column("chunk_tokens", "int64", "Total number of tokens in these chunks."),
+    Column("prompt_tokens_asked", "int64", "Requested prompt length."),
+    Column("prompt_tokens", "int64", "Prompt length as counted by the server."),
+    Column("output_tokens_asked", "int64", "Requested output length."),
+    Column("output_tokens", "int64", "Output length as counted by `counted_by`."),
     Column("counted_by", "string", "`server`, `wire`, `tokenizer` or `chunks`."),
     *(
-        Column(each.name, "float64", f"{each.title}, of complete requests: {each.definition}")
-        for each in METRICS.values()
-        if each.per == "request"
+        Column(metric.name, "float64", f"{metric.title} of complete requests: {metric.definition}")
+        for metric in METRICS.values()
+        if metric.per == "request"
     ),
-    Column("http_status", "int64", "Status of the answer."),
-    Column("finish_reason", "string", "In the server's words."),
-    Column("error_kind", "string", "Why it is not complete."),
-    Column("error_detail", "string", "The same in words, the server's own where it said something."),
+    Column("http_status", "int64", "HTTP status of the response."),
+    Column("finish_reason", "string", "Finish reason as reported by the server."),
+    Column("error_kind", "string", "Kind of error of an incomplete request."),
+    Column("error_detail", "string", "Error message, from the server if it sent one."),
     Column(
-        "stamps", "string", "Who stamped its tokens: `ring` (the kernel, each packet), `socket` (each read) or `user`."
+        "stamps",
+        "string",
+        "Source of the timestamps: `ring` (kernel, per packet), `socket` (kernel, per read) or `user` (user space).",
     ),
-    Column("late_ns_max", "int64", "Largest delay between the kernel's stamp and this program's reading, nanoseconds."),
-    Column("reads", "int64", "Reads that its answer took."),
-    Column("coalesced_reads", "int64", "Reads that held more than one event."),
-    Column("first_token_merged", "bool", "Its first token was read with later ones: TTFT is an upper bound."),
-    Column("reopened", "int64", "Connections that had to be opened again for it."),
+    Column(
+        "late_ns_max", "int64", "Largest delay from the kernel's timestamp until the client had read the bytes, in ns."
+    ),
+    Column("reads", "int64", "Number of reads for the response."),
+    Column("coalesced_reads", "int64", "Number of reads that held more than one event."),
+    Column(
+        "first_token_merged",
+        "bool",
+        "True if the first token was read together with later ones, so that TTFT is an upper bound.",
+    ),
+    Column("reopened", "int64", "Number of connections that had to be reopened for the request."),
 )
 CHUNKS = (
-    Column("request", "int64", "The request's id."),
-    Column("chunk", "int64", "Place among the request's chunks, from 1."),
-    Column("token", "int64", "Place of its first token in the answer, from 1."),
-    Column("tokens", "int64", "Tokens it holds."),
-    _instant("at_ns", "When it came"),
-    Column("gap_ns", "int64", "Since the request's chunk before it, nanoseconds; null for the first."),
+    Column("request", "int64", "Id of the request."),
+    Column("chunk", "int64", "Number of the chunk in its request, from 1."),
+    Column("token", "int64", "Number of its first token in the response, from 1."),
+    Column("tokens", "int64", "Number of tokens in the chunk."),
+    _instant("at_ns", "Arrival of the chunk"),
+    Column("gap_ns", "int64", "Time since the previous chunk of the request, in ns; null for the first chunk."),
 )
 TELEMETRY = (
-    Column("source", "string", "`client`, `server`, `gpu` or `host`; `clock` of a run over several machines."),
-    Column("worker", "int64", "The process that wrote it."),
-    _instant("at_ns", "When it was read"),
-    Column("figure", "string", "Its name; parts of a nested one are joined by dots, such as `late_counts.20`."),
-    Column("value", "float64", "The figure; 1 and 0 for yes and no; null where it is text."),
-    Column("text", "string", "What it says where it is no number."),
+    Column("source", "string", "`client`, `server`, `gpu` or `host`; also `clock` in a distributed run."),
+    Column("worker", "int64", "Worker process that wrote the sample."),
+    _instant("at_ns", "Time of the reading"),
+    Column("figure", "string", "Name of the figure; parts of nested names are joined by dots, as in `late_counts.20`."),
+    Column("value", "float64", "Value of the figure; 1 or 0 for a boolean; null for text."),
+    Column("text", "string", "Value of a figure that is text; null for a number."),
 )
 RUN = (
-    Column("run", "string", "The run's folder."),
-    Column("label", "string", "The word it was given."),
-    Column("server", "string", "Which server answered."),
-    Column("server_version", "string", "Its version, by its own word."),
-    Column("model", "string", "Its model, by its own word."),
-    Column("platform", "string", "What it runs on, where that was said."),
-    Column("simulated", "bool", "Whether the server was a simulated one."),
+    Column("run", "string", "Name of the run's folder."),
+    Column("label", "string", "Label of the run."),
+    Column("server", "string", "Name of the server."),
+    Column("server_version", "string", "Version that the server reported."),
+    Column("model", "string", "Model that the server reported."),
+    Column("platform", "string", "Hardware of the server, if the plan states it."),
+    Column("simulated", "bool", "True for a simulated server."),
     Column("started_at", "string", "Wall-clock start, RFC 3339, UTC."),
     Column("start_ns", "int64", "CLOCK_MONOTONIC at the run's start."),
     Column("start_realtime_ns", "int64", "CLOCK_REALTIME at the same instant."),
-    Column("window_from_ns", "int64", "Start of the measuring window; null where the whole run counts."),
-    Column("window_to_ns", "int64", "End of it. Figures are of complete, measured requests due in between."),
-    Column("interrupted", "bool", "Whether the run ended before its time."),
-    Column("damaged_lines", "int64", "Lines of the run file that could not be read and are in no table."),
-    Column("version", "string", "Of loadgen."),
-    Column("command", "string", "The arguments of the command that repeats the run, as a JSON list."),
+    Column("window_from_ns", "int64", "Start of the measurement window; null if the whole run counts."),
+    Column("window_to_ns", "int64", "End of the window. Figures cover complete, measured requests due in it."),
+    Column("interrupted", "bool", "True if the run was interrupted."),
+    Column(
+        "damaged_lines", "int64", "Lines of the run file that could not be read. They are excluded from all tables."
+    ),
+    Column("version", "string", "Version of loadgen."),
+    Column("command", "string", "Arguments of the command that repeats the run, as a JSON list."),
     Column("plan", "string", "The resolved plan, as JSON."),
-    Column("server_facts", "string", "What the probe found, as JSON."),
+    Column("server_facts", "string", "Facts about the server from the probe, as JSON."),
     Column("host", "string", "The client's machine, as JSON."),
-    Column("client", "string", "How the client stamped and counted, as JSON."),
-    Column("footer", "string", "The run file's last line, as JSON; null where there is none."),
+    Column("client", "string", "Facts about timestamps and token counts of the client, as JSON."),
+    Column("footer", "string", "Last line of the run file, as JSON; null if it is missing."),
 )
 TABLES: Mapping[str, tuple[Column, ...]] = {"requests": REQUESTS, "chunks": CHUNKS, "telemetry": TELEMETRY, "run": RUN}
 MEANINGS = {
@@ -135,34 +146,36 @@ MEANINGS = {
 
 
 def export(run: Path, folder: Path, form: str) -> list[Path]:
-    """Write the tables of the run at this path into the folder, in the form `csv` or `parquet`; the files written.
-    Raises RunFileError where there is no run, OSError where the folder cannot be written, ImportError where Parquet is
-    asked for and pyarrow is not installed."""
+    """Write the tables of the run at this path into the folder, as `csv` or `parquet`, and return the written files.
+
+    Raises RunFileError if there is no run, OSError if the folder cannot be written, and ImportError if Parquet is
+    requested and pyarrow is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
-    outline, pending = FrameBuilder(), list[Record]()
+    builder, pending = FrameBuilder(), list[Record]()
     with _tables(folder, form) as write:
 
         def add(record: Record) -> None:
-            outline.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
+            # The measurement window needs only the last chunk of each request.
+            builder.add(replace(record, chunk_ns=record.chunk_ns[-1:], chunk_tokens=record.chunk_tokens[-1:]))
             pending.append(record)
             if len(pending) == RECORDS_PER_BLOCK:
-                hand_on()
+                write_pending()
 
-        def hand_on() -> None:
+        def write_pending() -> None:
             write["requests"](list(request_rows(pending)))
             write["chunks"]([row for record in pending for row in chunk_rows(record)])
             pending.clear()
 
         read = scan(run, add)
-        hand_on()
+        write_pending()
         write["telemetry"]([row for sample in read.telemetry for row in telemetry_rows(sample)])
-        write["run"]([run_row(read, with_window(outline.frame(), read.header).window)])
+        write["run"]([run_row(read, with_window(builder.frame(), read.header).window)])
     return [folder / f"{name}.{form}" for name in TABLES]
 
 
 @contextmanager
 def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
-    """Each table, in a file under a name that says that it is not whole; renamed when all of them are."""
+    """Open a `.part` file for each table, and rename all files when every table is complete."""
     files = {name: folder / f"{name}.{form}.part" for name in TABLES}
     try:
         with ExitStack() as opened:
@@ -177,16 +190,16 @@ def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
 
 @contextmanager
 def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Comma-separated values as RFC 4180 has them, with a header line, UTF-8; null is nothing between two commas."""
+    """Write CSV as in RFC 4180: UTF-8, with a header line, and an empty field for null."""
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow([column.name for column in columns])
-        yield lambda rows: writer.writerows([_harmless(value) for value in row] for row in rows)
+        yield lambda rows: writer.writerows([_csv_value(value) for value in row] for row in rows)
 
 
 @contextmanager
 def _parquet(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Parquet with zstd, one row group per block."""
+    """Write Parquet with zstd compression and one row group per block."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
@@ -204,23 +217,25 @@ def _parquet(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
 FORMS = {"csv": _csv, "parquet": _parquet}
 
 
-def _harmless(value: Any) -> Any:
+def _csv_value(value: Any) -> Any:
+    """Return the value as CSV has it, with an apostrophe before text that a spreadsheet would execute."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def request_rows(records: Sequence[Record]) -> Iterator[Row]:
-    """Records as rows of `requests`. An empty text is one that was never said."""
+    """Yield a row of `requests` for each Record. An empty text becomes null."""
     frame = build_frame(records)
     latencies = {}
-    for name in (name for name, each in METRICS.items() if each.per == "request"):
-        result = METRICS[name].rows(frame)
-        has_one = frame.complete & ~np.isnan(result)
-        latencies[name] = [value if known else None for value, known in zip(result.tolist(), has_one, strict=True)]
+    for name, metric in METRICS.items():
+        if metric.per == "request":
+            column = metric.rows(frame)
+            defined = frame.complete & ~np.isnan(column)
+            latencies[name] = [value if known else None for value, known in zip(column.tolist(), defined, strict=True)]
     for index, record in enumerate(records):
         values: dict[str, Any] = {
-            **{name: result[index] for name, result in latencies.items()},
+            **{name: column[index] for name, column in latencies.items()},
             "request": record.id,
             "turn": None if record.session is None else record.turn,
             "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
@@ -233,43 +248,62 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
 
 
 def chunk_rows(record: Record) -> Iterator[Row]:
-    """The Record's chunks as rows of `chunks`."""
-    token, before = 1, None
-    for index, (at_ns, tokens) in enumerate(zip(record.chunk_ns, record.chunk_tokens, strict=True), 1):
-        yield record.id, index, token, tokens, at_ns, None if before is None else at_ns - before
-        token, before = token + tokens, at_ns
+    """Yield a row of `chunks` for each chunk of the Record."""
+    token, previous_ns = 1, None
+    for number, (at_ns, tokens) in enumerate(zip(record.chunk_ns, record.chunk_tokens, strict=True), 1):
+        yield record.id, number, token, tokens, at_ns, None if previous_ns is None else at_ns - previous_ns
+        token += tokens
+        previous_ns = at_ns
 
 
 def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
-    """Each figure of the sample as a row of `telemetry`."""
-    for name, value in _flat("", sample.values):
-        figure = (float(value), None) if isinstance(value, int | float) else (None, str(value))
-        yield sample.source, sample.worker, sample.at_ns, name, *figure
+    """Yield a row of `telemetry` for each figure of the sample."""
+    for name, value in _flatten("", sample.values):
+        number, text = (float(value), None) if isinstance(value, int | float) else (None, str(value))
+        yield sample.source, sample.worker, sample.at_ns, name, number, text
 
 
 def run_row(run: Run, window: Window | None) -> Row:
-    """The row of `run`."""
-    header, footer, server, folder = run.header, run.footer, server_info(run), run.path.resolve().parent.name
-    ends: tuple[int | None, int | None] = (None, None)
+    """Return the row of `run`."""
+    header, footer, server = run.header, run.footer, server_info(run)
+    folder = run.path.resolve().parent.name
+    from_ns, to_ns = None, None
     if window is not None and window.chosen != "whole":
-        ends = round(window.from_ns), round(window.to_ns)
-    told = (header.command, header.plan, header.server, header.host, header.client)
-    last_line = None
+        from_ns, to_ns = round(window.from_ns), round(window.to_ns)
+    footer_text = None
     if footer is not None:
-        last_line = json.dumps({name: value for name, value in asdict(footer).items() if value is not None})
-    return (
-        *(folder, header.plan.get("label") or folder),
-        *(server.name, server.version, server.model, server.platform or None, server.simulated),
-        *(header.started_at, header.start_ns, header.start_realtime_ns, *ends),
-        *(footer is None or footer.interrupted, run.damaged_lines, header.version, *map(json.dumps, told)),
-        last_line,
-    )
+        footer_text = json.dumps({name: value for name, value in asdict(footer).items() if value is not None})
+    values = {
+        "run": folder,
+        "label": header.plan.get("label") or folder,
+        "server": server.name,
+        "server_version": server.version,
+        "model": server.model,
+        "platform": server.platform or None,
+        "simulated": server.simulated,
+        "started_at": header.started_at,
+        "start_ns": header.start_ns,
+        "start_realtime_ns": header.start_realtime_ns,
+        "window_from_ns": from_ns,
+        "window_to_ns": to_ns,
+        "interrupted": footer is None or footer.interrupted,
+        "damaged_lines": run.damaged_lines,
+        "version": header.version,
+        "command": json.dumps(header.command),
+        "plan": json.dumps(header.plan),
+        "server_facts": json.dumps(header.server),
+        "host": json.dumps(header.host),
+        "client": json.dumps(header.client),
+        "footer": footer_text,
+    }
+    return tuple(values[column.name] for column in RUN)
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested value, with the path to each leaf joined by dots."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in parts:
-            yield from _flat(f"{name}.{key}" if name else str(key), part)
+            yield from _flatten(f"{name}.{key}" if name else str(key), part)
     elif value is not None:
         yield name, value

@@ -1,7 +1,8 @@
-"""The summary of a run: all that is known about it in figures. These Structs are summary.json, its JSON Schema
-(docs/reference/summary.schema.json), its reference page and the Python API at once; `loadgen.analysis.build_summary`
-fills them in. Names end in their unit: seconds (`_s`), bytes, tokens, shares from 0 to 1. None is unknown or undefined,
-never zero.
+"""The summary of a run.
+
+These Structs define summary.json, its JSON Schema (docs/reference/summary.schema.json), its reference page and the
+Python API. `loadgen.analysis.build_summary` fills them in. Names end in their unit: seconds (`_s`), bytes, tokens, or
+shares from 0 to 1. None means unknown or undefined, never zero.
 """
 
 from __future__ import annotations
@@ -17,194 +18,194 @@ from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
 from loadgen.workloads.arrival_facts import LoadFacts
 
 FORMAT = 1
-"""Of summary.json: rises when a key goes or changes its meaning, not when one is added."""
+"""Version of summary.json. It increases if a key is removed or changes its meaning, not if a key is added."""
 INCOMPLETE_MAX = 0.25
-"""Share of the number in flight above which requests that did not complete are worth a warning by themselves."""
+"""Share of the number in flight above which incomplete requests cause a warning."""
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """Which run this is, what was planned, and how it can be had again."""
+    """The identity of the run, its plan, and the command that repeats it."""
 
     id: str
-    """The run's folder."""
+    """Name of the run's folder."""
     label: str
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
     duration_s: float
-    """From the start to the end of the last request. A run without a footer lasts to the last line it recorded."""
+    """Time from the start to the end of the last request. A run without a footer ends with its last recorded line."""
     arrivals: str
-    """The canonical text of the arrival process, such as `burst` or `poisson:20`."""
+    """Canonical text of the arrival process, such as `burst` or `poisson:20`."""
     load: LoadFacts = LoadFacts()
-    """What the arrivals are, as data."""
+    """Properties of the arrival process."""
     asked_s: float | None
-    """For how long arrivals were planned; None where their number was."""
+    """Planned duration of the arrivals; None if their number was planned instead."""
     n: int | None
-    """Requests planned; of a workload of sessions, sessions."""
+    """Planned number of requests, or of sessions for a workload of sessions."""
     workload: str | None
     input_tokens: int | str | None
-    """A number, or the canonical text of a distribution of lengths."""
+    """Requested prompt length: a number, or the canonical text of a length distribution."""
     output_tokens: int | str | None
     ignore_eos: bool = True
-    """Whether the server was asked not to end answers before their length."""
+    """True if the server was told not to end responses before the requested length."""
     seed: int | None
     workers: int | None
     timeout_s: float | None
     interrupted: bool
-    """Whether only a part of it is recorded."""
+    """True if only a part of the run is recorded."""
     going_on: bool = False
-    """Whether that is because it had not ended when this was written."""
+    """True if the run was still in progress when this summary was written."""
     damaged_lines: int
-    """Lines of the run file that could not be read and are in no figure."""
+    """Lines of the run file that could not be read. They are excluded from all figures."""
     notes: list[str]
     command: str
     """The command line that repeats the run."""
     version: str
-    """Of loadgen."""
+    """Version of loadgen."""
     prompts: str | None
-    """How the length of prompts was made exact, or what was assumed of it."""
+    """The method that made prompt lengths exact, or the assumption about them."""
     prompts_exact: bool = True
-    """Whether prompts were built to the token, or counted, by the tokenizer of the server."""
+    """True if prompts were built to the exact token, or counted, with the server's tokenizer."""
     forced: str | None
-    """Why the server's version misleads, where it was measured all the same (--force)."""
+    """Why results of this server version are misleading, if it was measured anyway (--force)."""
     over_limit: str | None = None
-    """Which limit of the server the load exceeds, where it was sent all the same (--over-limit)."""
+    """The server limit that the load exceeds, if it was sent anyway (--over-limit)."""
     repeat: int
-    """Place among the repeats of one plan, from 1; 0 for a run on its own."""
+    """Number of this repeat, from 1; 0 for a single run."""
     repeats: int
 
     @property
     def may_end(self) -> bool:
-        """Whether answers might end before the requested length, so that work was not equal."""
+        """True if responses may end before the requested length, so runs may not do equal work."""
         return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """Who answered, as the probe found it."""
+    """The server, as detected by the probe."""
 
     name: str | None
     version: str | None
     model: str | None
     platform: str
-    """What it runs on, where the plan says so."""
+    """The hardware of the server, if the plan states it."""
     url: str | None
     proxied_to: str = ""
-    """The container's own URL, where Docker's docker-proxy stood between client and server; else empty."""
+    """URL of the container, if Docker's docker-proxy was between client and server; else empty."""
     addresses: list[str] = []
-    """Addresses of the URL's host that connections used, in turn; of older runs empty."""
+    """Addresses of the URL's host that connections used in turn; empty for older runs."""
     addresses_unused: dict[str, str] = {}
-    """Other addresses of the host, and why they were not used."""
+    """Other addresses of the host, each with the reason why it was not used."""
     endpoint: str | None
     simulated: bool
     speed: float | None
-    """How many times faster than real time a simulated server's clock went."""
+    """Speed of a simulated server's clock, relative to real time."""
     virtual: bool = False
-    """Whether no time passed at all: nothing was sent, and a scheduler on modelled hardware answered."""
+    """True for a run in virtual time: nothing was sent, and a scheduler on modelled hardware produced the results."""
     limits: dict[str, bool | int | float | str | None]
-    """What the server says it accepts at most."""
+    """Limits that the server reports, such as its context length."""
 
 
 class ErrorExample(msgspec.Struct, kw_only=True):
-    """One wording of an error, and how often it occurred; what differs in numbers only is one, with N for them."""
+    """An error message and its count. Messages that differ in numbers only count as one, with N for the numbers."""
 
     count: int
     detail: str
     http_status: int | None
     request: int
-    """Id of the first request that ended so."""
+    """Id of the first request with this error."""
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
-    """How the measured requests ended."""
+    """Outcomes of the measured requests."""
 
     sent: int
     complete: int
     truncated: int
     failed: int
     rejected: int = 0
-    """Refused because the server, or a proxy in front of it, was too busy: HTTP status 429 or 503, or an error event
-    that says the same. Not among the failed ones. Runs of versions without this state have them there."""
+    """Requests that the server, or a proxy in front of it, was too busy to take: HTTP status 429 or 503, or an
+    equivalent error event. They do not count as failed, except in runs of versions without this state."""
     dropped: int
-    """Never sent: too many were in flight, or their session had ended."""
+    """Requests that were never sent, because too many were in flight or their session had ended."""
     unrecorded: int
-    """Planned, and without a Record: those of a run that was killed."""
+    """Planned requests without a Record, in a run that was killed."""
     warmup: int
     warmup_incomplete: int = 0
-    """Warm-up requests that did not complete. They are in no other count."""
+    """Warm-up requests that did not complete. They are not in any other count."""
     errors: dict[str, int]
-    """By kind, the most frequent first."""
+    """Number of errors by kind, the most frequent first."""
     examples: dict[str, list[ErrorExample]]
-    """Of each kind its most frequent details."""
+    """The most frequent messages of each kind of error."""
 
     @property
     def planned(self) -> int:
-        """All that were to be sent."""
+        """The planned number of requests."""
         return self.sent + self.dropped + self.unrecorded
 
     @property
     def all_complete(self) -> bool:
-        """Whether every request planned was sent and answered whole."""
+        """True if every planned request was sent and completed."""
         return self.complete == self.planned
 
 
 class LengthDifference(msgspec.Struct, kw_only=True):
-    """Complete responses whose output is shorter, or longer, than requested."""
+    """Complete responses with a shorter, or longer, output than requested."""
 
     responses: int
     tokens_mean: float
     """Mean output tokens of these responses."""
     requested_mean: float
-    """Mean of the output tokens that their requests asked for."""
+    """Mean output tokens that were requested for these responses."""
     why: str = ""
-    """The cause, as far as the kind of server tells it."""
+    """The cause, if the backend explains it; else empty."""
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
-    """Tokens asked for and reported by the server, over the requests sent."""
+    """Tokens that were requested and that the server reported, over all sent requests."""
 
     prompt_asked: int
     prompt_reported: int
     output_asked: int
     output_reported: int
     prompt_mismatches: int
-    """Complete requests of which the server counts another number of prompt tokens than asked."""
+    """Complete requests for which the server reported a different prompt length than requested."""
     output_mismatches: int
-    """Complete answers of another length than asked, of servers that cannot fix the length; longer ones only, where
-    answers might end early. Answers of which nobody counted more than chunks are not among them."""
+    """Complete responses with a different length than requested, from servers that cannot fix the length. If responses
+    may end early, only longer ones count. Responses with a count of chunks only are excluded."""
     output_early: LengthDifference | None = None
-    """Complete responses that ended before the requested length; None where none did."""
+    """Complete responses that ended before the requested length; None if there are none."""
     output_longer: LengthDifference | None = None
-    """Complete responses that went past the requested length; None where none did."""
+    """Complete responses that exceeded the requested length; None if there are none."""
     prompt_unknown: int
-    """Complete requests whose prompt's length could not be known beforehand."""
+    """Complete requests with a prompt length that was not known in advance."""
     prompt_unreported: int
-    """Complete requests of which the server did not say how long the prompt was."""
+    """Complete requests for which the server did not report the prompt length."""
     counted_by: dict[str, int]
-    """Complete requests by who counted their tokens: `server`, `wire`, `tokenizer`, `nobody`; `chunks` where only
-    those were counted, which may hold several."""
+    """Complete requests by the source of their token count: `server`, `wire`, `tokenizer`, `chunks` (a chunk may hold
+    several tokens) or `nobody`."""
     streamed_by: dict[str, int] = {}
-    """Complete requests by how the streamed tokens are known, on which TPOT and ITL depend: `counted`, `chunks`,
-    `spread`, `hidden`, `assumed_hidden`, `contradicted` (docs/concepts/tokens.md)."""
+    """Complete requests by the basis of their streamed token count, on which TPOT and ITL depend: `counted`, `chunks`,
+    `spread`, `hidden`, `assumed_hidden` or `contradicted` (docs/concepts/tokens.md)."""
     unstreamed: int = 0
     """Tokens of complete requests that the server generated and never streamed."""
     unstreamed_requests: int = 0
-    """Complete requests with such tokens."""
+    """Complete requests with tokens that were never streamed."""
     spread_per_chunk: float | None = None
-    """Tokens per chunk of complete requests whose total was spread evenly over chunks; None where there is none."""
+    """Tokens per chunk of complete requests whose total was spread evenly over chunks; None without such requests."""
     contradicted_chunks: int = 0
-    """Tokens by the chunks of complete requests whose chunks and total contradict each other."""
+    """Tokens counted in the chunks of complete requests whose chunks and total contradict each other."""
     contradicted_totals: int = 0
-    """Tokens by the server's totals of these requests."""
+    """Tokens in the server's totals of these requests."""
 
 
 class OutsideWindow(msgspec.Struct, kw_only=True):
-    """The measured requests due outside the window. They are in no latency and not in goodput."""
+    """Measured requests due outside the window. They are excluded from latencies and goodput."""
 
     requests: int
     complete: int
     incomplete: dict[str, int]
     """Requests that did not complete, by state."""
     slowest_s: float | None
-    """Largest E2E latency of a complete request outside the window; None where there is none."""
+    """Largest E2E latency of a complete request outside the window; None if there is none."""
     slowest_inside_s: float | None
     """Largest E2E latency inside the window."""
     slowest_ttft_s: float | None
@@ -214,17 +215,17 @@ class OutsideWindow(msgspec.Struct, kw_only=True):
 
     @property
     def slower(self) -> bool:
-        """Whether a request outside the window was slower than every request inside, or its first token was."""
+        """True if a request outside the window had a larger E2E or TTFT than every request inside."""
         return self.slower_whole or self.slower_first
 
     @property
     def slower_whole(self) -> bool:
-        """Whether a request outside the window took longer than every request inside."""
+        """True if a request outside the window had a larger E2E than every request inside."""
         return self._exceeds(self.slowest_s, self.slowest_inside_s)
 
     @property
     def slower_first(self) -> bool:
-        """Whether a first token outside the window was slower than every first token inside."""
+        """True if a request outside the window had a larger TTFT than every request inside."""
         return self._exceeds(self.slowest_ttft_s, self.slowest_ttft_inside_s)
 
     @staticmethod
@@ -233,96 +234,98 @@ class OutsideWindow(msgspec.Struct, kw_only=True):
 
 
 class MeasuredWindow(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The part of the run that the figures are of, in seconds from its start."""
+    """The measurement window: the part of the run that the figures cover, in seconds from its start."""
 
     from_s: float | None
     to_s: float | None
     chosen: Literal["whole", "auto", "set"]
-    """`set` by the plan, `auto` where a test showed a steady state, or the `whole` run."""
+    """`set` by the plan, `auto` if a test showed a steady state, or the `whole` run."""
     reason: str
     requests: int
-    """Measured requests due in it."""
+    """Measured requests due in the window."""
     unsteady: str = ""
-    """How a load of one rate failed to become steady; empty otherwise."""
+    """A description of the trend, if a load of one rate never became steady; else empty."""
     outside: OutsideWindow | None = None
-    """The measured requests that the window leaves out; None where there are none."""
+    """Measured requests outside the window; None if there are none."""
 
     @property
     def whole(self) -> bool:
-        """Whether figures are of the whole run, or there are none."""
+        """True if figures cover the whole run, or there are no figures."""
         return self.chosen == "whole" or self.from_s is None
 
 
 class Throughput(msgspec.Struct, kw_only=True):
-    """Rates of the window, and how exactly they are known; None where no request was complete."""
+    """Rates in the window, with their intervals. Rates are None if no request was complete."""
 
     completed: int | None = None
     """Complete requests that ended in the window: the numerator of `requests_per_s`."""
     output_tokens: int | None = None
     """Generated tokens that arrived in the window: the numerator of `output_tokens_per_s`."""
     span_s: float | None = None
-    """Length of the window: the denominator of every rate."""
+    """Length of the window in seconds: the denominator of every rate."""
     requests_per_s: float | None
     output_tokens_per_s: float | None
     steady_output_tokens_per_s: float | None
-    """Before the drain of a run without a window."""
+    """Output throughput before the drain, for whole runs."""
     total_tokens_per_s: float | None
-    """Output and prompt tokens."""
+    """Throughput of output and prompt tokens together."""
     input_tokens_per_s: float | None = None
-    """Prompt tokens."""
+    """Throughput of prompt tokens."""
     tail_share: float | None
-    """Share of the run in which fewer than a tenth of the requests were left in flight (the drain)."""
+    """Share of the run in which fewer than a tenth of the requests are still in flight (the drain)."""
     error_share: float | None
-    """By how much rates may be off because the window's ends are only known to the stamps' error."""
+    """Relative error of the rates due to the timestamp error at the ends of the window."""
     ci95: dict[str, tuple[float, float]]
+    """95 % interval of each rate."""
     ci95_none: str | None
-    """Why there are no intervals; None where there are."""
+    """Why there are no intervals; None if there are."""
 
 
 class LittlesLaw(msgspec.Struct, kw_only=True):
-    """Little's law over the window: request throughput times mean E2E latency is the mean number in flight. Figures
-    that contradict it are not of the same requests."""
+    """Little's law over the window: request throughput times mean E2E latency equals the mean number in flight.
+
+    Figures that contradict it do not describe the same requests."""
 
     in_flight: float
-    """Mean number of requests in flight, measured from every request's own instants."""
+    """Mean number of requests in flight, from the start and end of every request."""
     expected: float
     """`requests_per_s` times the mean of `e2e_s`."""
     incomplete: float
-    """The part of `in_flight` taken by requests that did not complete, which are in no latency."""
+    """The part of `in_flight` due to requests that did not complete, which have no latency."""
     tolerance: float
-    """Largest difference between `expected` and `in_flight` without `incomplete` that is no contradiction."""
+    """Largest tolerated difference between `expected` and `in_flight - incomplete`."""
 
     @property
     def holds(self) -> bool:
-        """Whether throughput and latency agree with what the complete requests did."""
+        """True if throughput and latency agree with the number of complete requests in flight."""
         return abs(self.in_flight - self.incomplete - self.expected) <= self.tolerance
 
     @property
     def covers(self) -> bool:
-        """Whether complete requests, which alone have latencies, were most of what was in flight."""
+        """True if most requests in flight were complete, so that latencies represent them."""
         return self.incomplete <= INCOMPLETE_MAX * self.in_flight
 
 
 class IntervalMeaning(msgspec.Struct, kw_only=True):
-    """What the 95 % intervals of `latency` are of."""
+    """The meaning of the confidence intervals of `latency`."""
 
     confidence: float
     independent: bool
-    """Whether requests may be taken for independent of each other."""
+    """True if requests are independent of each other."""
     note: str
 
 
 class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How far a burst was from all at once."""
+    """The time over which a burst was sent."""
 
     skew_s: float | None
-    """Last byte sent - first byte sent; None where requests were not all due at one instant."""
+    """Last byte sent - first byte sent; None if requests were not all due at one instant."""
     skew_range_s: tuple[float, float] | None = None
-    """Of a run over several machines: what their clocks leave open of it."""
+    """Minimum and maximum skew of a distributed run, given the uncertainty of the machines' clocks."""
 
 
 class TargetDueSent(msgspec.Struct, kw_only=True):
-    """A figure of the load as its name has it, as it was planned, and as it was sent."""
+    """A figure of the load: as named by the arrival process, as planned (due), and as sent."""
 
     named: float | None
     due: float | None
@@ -336,18 +339,18 @@ class GapTest(msgspec.Struct, kw_only=True):
     p_value: float
     gaps: int
     resolution_s: float
-    """To within what each gap is known."""
+    """Resolution of each gap in seconds."""
 
 
 class GapTests(msgspec.Struct, kw_only=True):
-    """None where there is no test: too few gaps, or no distribution named."""
+    """Tests of the due and the sent gaps. None if there are too few gaps or the arrivals name no distribution."""
 
     due: GapTest | None
     sent: GapTest | None
 
 
 class SendLateness(msgspec.Struct, kw_only=True):
-    """Sent - due, in seconds; exact percentiles."""
+    """Send delay (sent - due) in seconds, as exact percentiles."""
 
     p50: float
     p90: float
@@ -356,23 +359,23 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
 
 class Delivery(msgspec.Struct, kw_only=True):
-    """Requested against actual load. Of sessions the first turns only, as later ones follow answers."""
+    """Requested load and sent load. For sessions only first turns count, because later turns follow responses."""
 
     arrivals: str
     asked: int
     sent: int
     not_sent: int
     rate_per_s: TargetDueSent
-    """(requests - 1) / (last - first)."""
+    """Rate: (requests - 1) / (last - first)."""
     cv: TargetDueSent
     """Coefficient of variation of the gaps between requests."""
     ks: GapTests
     late_s: SendLateness | None
-    """None of closed loops and interactive users, which have no due instants."""
+    """None for closed loops and interactive users, which have no due times."""
 
 
 class QuotedCalibration(msgspec.Struct, kw_only=True):
-    """What `loadgen calibrate` had found on this machine."""
+    """The last result of `loadgen calibrate` on this machine."""
 
     made_at: str
     version: str
@@ -381,30 +384,31 @@ class QuotedCalibration(msgspec.Struct, kw_only=True):
 
 
 class ClientHealth(msgspec.Struct, kw_only=True):
-    """Whether the load generator was a bottleneck, and how exact its stamps are."""
+    """Health of the load generator: whether it was a bottleneck, and the accuracy of its timestamps."""
 
     verdict: Literal["ok", "limited"] = "ok"
     reasons: list[str] = []
-    """Why it may have been the limit; empty when the run is valid."""
+    """Why the client may have been the bottleneck; empty if the run is valid."""
     stamps: str
-    """Where receive stamps come from."""
+    """Source of the receive timestamps."""
     source: StampFacts = StampFacts()
-    """The same, as the source says it of itself."""
+    """Properties of the timestamp source."""
     lacking: str = ""
-    """What a better source would have taken, where the best there is was asked for."""
+    """What the machine lacks for a better timestamp source, if the best source was requested."""
     late_p50_s: float | None = None
-    """From a receive stamp to the instant at which the client had read the bytes; None without exact stamps."""
+    """Read delay: time from the receive timestamp until the client had read the bytes. None without exact stamps."""
     late_p99_s: float | None = None
     late_max_s: float | None = None
     coalesced_share: float | None = None
-    """Reads that held more than one event."""
+    """Share of reads that held more than one event."""
     send_late_p99_s: float | None = None
+    """Send delay: time from the due time until the request was sent."""
     clock_disagreement_s: float | None = None
-    """The largest between the wall clock and the monotonic one."""
+    """Largest disagreement between the wall clock and the monotonic clock."""
     clock_step_s: float | None = None
-    """The part of it that slewing does not explain."""
+    """The part of the disagreement that clock slewing does not explain."""
     cpu_share: float | None = None
-    """Of one core, by the busiest worker in its busiest second."""
+    """CPU use of the busiest worker in its busiest second, as a share of one core."""
     cpu_s: float | None = None
     """Processor time of all workers together."""
     core_wait_s: float | None = None
@@ -418,61 +422,62 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     full_reads: int | None = None
     """Reads that found the receive window full."""
     windows: int | None = None
-    """Late reads before which it was looked at (TCP_INFO)."""
+    """Late reads before which the receive window was checked (TCP_INFO)."""
     sweep_max_s: float | None = None
-    """How far apart reads were at most, on purpose; 0 where everything was read at once."""
+    """Maximum intended delay of reads that were batched; 0 if everything was read at once."""
     retransmit_share: float | None = None
-    """TCP segments sent again, per request."""
+    """Retransmitted TCP segments per request."""
     out_of_order_share: float | None = None
-    """TCP segments received out of order, per read."""
+    """TCP segments received out of order per read."""
     ring_drops: int | None = None
-    """Segments that found no room in the packet ring."""
+    """Segments dropped because the packet ring was full."""
     ring_missed: int | None = None
-    """Instants that are the socket's because the packet ring did not have them."""
+    """Timestamps taken from the socket because the packet ring did not have them."""
     ring_rejected: int | None = None
-    """Requests whose packet timestamps contradicted the socket's or the request itself; they have the socket's."""
+    """Requests with socket timestamps because their packet timestamps contradicted the socket's or the request."""
     ring_given_up: int | None = None
-    """Workers that stopped using packet timestamps during the run, because too many were rejected."""
+    """Workers that stopped using packet timestamps during the run because too many were rejected."""
     socket_rejected: int | None = None
-    """Requests whose kernel timestamps contradicted the request itself; they have user-space timestamps."""
+    """Requests with user-space timestamps because their kernel timestamps contradicted the request."""
     ring_off_p50_s: float | None = None
-    """The instrument's check of itself: how far the packet ring's stamp of the last byte of a read is from the socket's
-    own. Upper ends of powers of two."""
+    """Self-check of the timestamps: the difference between the packet ring's and the socket's timestamp of the last
+    byte of a read, rounded up to a power of two in ns."""
     ring_off_p99_s: float | None = None
     ring_off_max_s: float | None = None
     stall_max_s: float | None = None
-    """The longest stall of a worker's event loop."""
+    """Longest stall of a worker's event loop."""
     first_token_merged: int = 0
-    """First tokens that were coalesced with later ones: those TTFTs are upper bounds."""
+    """First tokens that were read together with later tokens. Their TTFTs are upper bounds."""
     reopened: int = 0
-    """Connections that the server had closed and that were opened again."""
+    """Connections that were reopened because the server had closed them."""
     sent_again: int = 0
-    """Requests that were sent twice, because the server closed an idle connection as the request was sent on it. TTFT
-    counts from the second send."""
+    """Requests that were sent twice because the server closed the idle connection during the first send. TTFT counts
+    from the second send."""
     pauses: int | None = None
-    """How often a client of a closed loop waited, because its request had failed at once."""
+    """How often a client of a closed loop paused because its request had failed immediately."""
     paused_s: float | None = None
-    """How long those waits were, added up over all clients."""
+    """Total duration of these pauses over all clients."""
     worker_lost: int = 0
     """Requests whose worker process died."""
     client_limit: int = 0
-    """Requests for which the client's own machine could open no connection: no free port or file, no route."""
+    """Requests for which the client machine could not open a connection: no free port, no free file, or no route."""
     workers: int = 0
     samples: int = 0
-    """Health samples in the run file."""
+    """Number of health samples in the run file."""
     calibration: QuotedCalibration | None = None
     error_bar_s: float | None = None
-    """What 99 % of all stamps are off by at most; likewise of TTFT, TPOT, ITL and E2E below."""
+    """Error bar of the timestamps: 99 % of them are off by at most this. The error bars of TTFT, TPOT, ITL and E2E are
+    defined in the same way."""
     error_bar_ttft_s: float | None = None
     error_ttft_p50_s: float | None = None
-    """What the median TTFT is off by at most."""
+    """Maximum error of the median TTFT."""
     error_bar_tpot_s: float | None = None
     error_bar_itl_s: float | None = None
     error_bar_e2e_s: float | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the run is valid: the load generator was not a bottleneck."""
+        """True if the run is valid: the load generator was not a bottleneck."""
         return self.verdict == "ok"
 
 
@@ -480,26 +485,26 @@ class TurnLatency(msgspec.Struct, kw_only=True):
     """Latency of one turn of multi-turn sessions."""
 
     turn: int
-    """From 1."""
+    """Number of the turn, from 1."""
     n: int
-    """Complete requests."""
+    """Complete requests of this turn."""
     prompt_tokens_mean: float | None
-    """By the server's own count."""
+    """Mean prompt length as reported by the server."""
     ttft_s: Distribution
     e2e_s: Distribution
 
 
 class MemoryLevels(msgspec.Struct, kw_only=True):
-    """Bytes in use of one thing, from one reading per second."""
+    """Memory in use, from one reading per second."""
 
     of: str
-    """`GPU 0`, `process 123` or `host`."""
+    """The subject: `GPU 0`, `process 123` or `host`."""
     idle_bytes: int | None
-    """Before the first request."""
+    """Memory in use before the first request."""
     loaded_bytes: int | None
-    """After the last."""
+    """Memory in use after the last request."""
     peak_bytes: int | None
-    """The largest in between."""
+    """Largest reading in between."""
     readings: int
 
 
@@ -511,10 +516,10 @@ class GpuMemory(MemoryLevels, kw_only=True):
 
 
 class ProcessMemory(MemoryLevels, kw_only=True):
-    """Memory of a process, on a GPU or the host."""
+    """Memory of a process on a GPU or on the host."""
 
     on: str
-    """`GPU 0` or `host`."""
+    """Where the memory is: `GPU 0` or `host`."""
     name: str
 
 
@@ -525,24 +530,24 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """The share of the server's KV cache in use, by its own gauge. With several engines, their mean."""
+    """Share of the server's KV cache in use, as the server reports it. With several engines, their mean."""
 
     idle_share: float | None
     mean_share: float | None
     peak_share: float | None
     peak_fullest_share: float | None = None
-    """The peak of the fullest engine, where there are several."""
+    """Peak share of the fullest engine, if there are several."""
     engines: int = 1
     readings: int
     tokens: int | None
-    """How many fit into it."""
+    """Capacity of the KV cache in tokens."""
 
 
 class MemoryReserved(msgspec.Struct, kw_only=True):
-    """How much of a card the engine takes when it starts, whatever the load."""
+    """GPU memory that the engine reserves when it starts, independent of the load."""
 
     share: float | None
-    """By the server's own word."""
+    """Share of the GPU's memory, as reported by the server; None if it reports none."""
     note: str
 
 
@@ -555,28 +560,31 @@ class Memory(msgspec.Struct, kw_only=True):
     kv_cache: KvCache | None
     taken_at_start: MemoryReserved | None
     not_measured: dict[str, str]
-    """What could not be read, and why."""
+    """Sources that could not be read, each with the reason."""
     gaps: dict[str, dict[str, int]]
-    """By source, how many readings failed for which reason."""
+    """Number of failed readings, by source and reason."""
 
 
 class CounterCheck(msgspec.Struct, kw_only=True):
-    """What the server counted over the run, warm-up included, against the client's count. With requests that are not
-    complete that lies between `client` and `client_most`, and `difference` is that to the nearer end."""
+    """A counter of the server over the run, warm-up included, compared with the client's count.
+
+    With incomplete requests, the client's count lies between `client` and `client_most`. `difference` is then the
+    distance to the nearer of the two, and 0 in between."""
 
     server: int
     client: int | None = None
     client_most: int | None = None
     difference: int | None = None
     agree: bool | None = None
-    """None where there is nothing to compare; `why` says so."""
+    """True if both counts agree; None if they cannot be compared (see `why`)."""
     resets: int
-    """How often the server began to count anew."""
+    """How often the server reset the counter."""
     why: str = ""
+    """The likely cause of a difference, or the reason why the counts cannot be compared."""
 
 
 class MachineClock(msgspec.Struct, kw_only=True):
-    """One machine of a run over several, and how well its clock is known against the master's."""
+    """One machine of a distributed run, and the offset of its clock from the master's clock."""
 
     name: str
     workers: list[int]
@@ -588,7 +596,7 @@ class MachineClock(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """summary.json. What has a default here is there only where a run has it."""
+    """The content of summary.json. Fields with a default are omitted if they do not apply to the run."""
 
     run: RunInfo
     server: ServerInfo
@@ -597,18 +605,18 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     window: MeasuredWindow
     throughput: Throughput
     littles_law: LittlesLaw | None = None
-    """None where no request was complete in the window."""
+    """None if no request was complete in the window."""
     latencies: dict[str, Distribution] = msgspec.field(name="latency")
-    """By metric."""
+    """Distribution of each latency, by metric."""
     intervals: IntervalMeaning
     latencies_adjusted: dict[str, AdjustedDistribution] = msgspec.field(name="latency_adjusted")
-    """By metric, of every request due in the window."""
+    """Distribution of each latency over all requests due in the window. Incomplete requests are infinitely slow."""
     burst: BurstSkew
     delivery: Delivery
     memory: Memory | None
-    """{} in the file for a run without telemetry."""
+    """Written as {} for a run without telemetry."""
     server_counters: dict[str, CounterCheck]
-    """By counter; empty for a run without readings of the server."""
+    """Comparison of each server counter; empty for a run without readings of the server."""
     client: ClientHealth
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
@@ -619,27 +627,27 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def generates(self) -> bool:
-        """Whether tokens were asked for: embeddings and rerank have none."""
+        """True if output tokens were requested. False for embeddings and rerank."""
         return self.tokens.output_asked > 0 or not self.requests.complete
 
     @property
     def latency(self) -> ByLatency[Distribution]:
-        """`summary.latency.ttft.p99`, `summary.latency["ttft_s"]`."""
+        """Latencies by attribute or key: `summary.latency.ttft.p99`, `summary.latency["ttft_s"]`."""
         return ByLatency(self.latencies)
 
     @property
     def latency_adjusted(self) -> ByLatency[AdjustedDistribution]:
-        """The same with every request that is not complete counted as infinitely slow."""
+        """Latencies in which every incomplete request counts as infinitely slow."""
         return ByLatency(self.latencies_adjusted)
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """What summary.json holds, as plain dicts and lists."""
-    result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
-    return result | {"memory": result["memory"] or {}}
+    """Return the content of summary.json as plain dicts and lists."""
+    content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
+    return content | {"memory": content["memory"] or {}}
 
 
 def from_json(text: bytes) -> Summary:
-    """A summary from summary.json. Raises msgspec.MsgspecError where it is none, or another version's."""
-    result = msgspec.json.decode(text, type=dict[str, Any])
-    return msgspec.convert(result | {"memory": result.get("memory") or None}, Summary)
+    """Read a summary from summary.json. Raises msgspec.MsgspecError if it is invalid or from another version."""
+    content = msgspec.json.decode(text, type=dict[str, Any])
+    return msgspec.convert(content | {"memory": content.get("memory") or None}, Summary)

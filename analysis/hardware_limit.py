@@ -153,7 +153,8 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
     tpot_bound = max(decode_step, key=lambda name: float(decode_step[name]))
     min_tpot_s = float(decode_step[tpot_bound]) / speed
     min_ttft_s = float(max(prefill.values())) / speed
-    step_parts = decode_step_parts(deployment, Load(load.prompt_tokens, load.output_tokens, max(decoding, 1.0)), ALL_MEMORY)
+    decode_load = Load(load.prompt_tokens, load.output_tokens, max(decoding, 1.0))
+    step_parts = decode_step_parts(deployment, decode_load, ALL_MEMORY)
     compute_s = float(prefill["compute"]) + (output - 1) * float(one_token["compute"])
     mfu = rate / output * compute_s / speed
     return HardwareLimit(

@@ -78,7 +78,7 @@ def test_the_first_repeat_is_cold_unless_warmed_up(tmp_path: Path) -> None:
     assert start_states([first, second]) == ["cold", "warm"]
     assert start_states([first, elsewhere]) == ["cold", "cold"]
     assert start_states([warmed, second]) == ["warm", "warm"]
-    assert "Repeat 1 was cold" in summarise_repeats([first, second]).state_said
+    assert "Repeat 1 started cold" in summarise_repeats([first, second]).state_said
 
 
 def test_each_repeat_has_a_seed_of_its_own() -> None:

@@ -102,7 +102,7 @@ def test_a_wrong_expression_stops_before_anything_is_sent(
     code, _, err = burst(tmp_path, *common, *asked, command=command)
     assert code == 2
     assert err.splitlines()[0].startswith("loadgen: --assert 'ttft < 1s': ttft is a distribution")
-    assert err.splitlines()[1].startswith("--assert 'goodness > 5': 'goodness' is no figure")
+    assert err.splitlines()[1].startswith("--assert 'goodness > 5': 'goodness' is not a figure")
     assert "output_tokens_per_s" in err
     assert len(simulated.log) == before
     assert not (tmp_path / "run").exists()

@@ -1,12 +1,12 @@
-"""Comparing runs: is B another than A, by how much, and what can be told from so many samples.
+"""Compares two runs or two groups of runs: does B differ from A, by how much, and how certain is that.
 
-    (here)    the comparison, whether the two did equal work, and what there is to say of it
-    figures   each figure of A against that of B: better, worse, no difference or inconclusive; and `--fail-if`
-    noise     how far a figure of one run may lie from that of another run of the same server
+    (this module)   the comparison, the check for equal work, and the documents for terminal and page
+    figures         each figure of A compared with that of B: better, worse, no difference or inconclusive; `--fail-if`
+    run_variance    how far a figure of one run may differ from that of another run of the same server
 
-What is compared by choice (the server, its version, its address, how it is asked, what it admits, what it runs on) is
-no difference of work: the notes name it. Everything that changes what has to be done, or when, is. A repeat that was no
-measurement is left out; where no valid one is left, there is no verdict.
+Users compare servers, versions, addresses, endpoints, server limits and platforms on purpose, so these are no unequal
+work; the notes name them. Everything that changes the work or its timing is unequal work. A repeat that is no valid
+measurement is left out. If a group has no valid run, there is no verdict.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from loadgen.analysis import report as doc
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare.figures import (
-    LOGARITHM_MOST,
+    LOGARITHM_MAX,
     MARGIN,
     RUN_VARIATION,
     ComparedFigure,
@@ -63,34 +63,43 @@ FIGURES = (
     *("output_tokens_per_s", "complete", "ttft.p50", "ttft.p99", "ttft.pairs", "tpot.p50", "tpot.p99"),
     *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
 )
-"""What is compared unless more is asked: few, because each question more makes every answer weaker."""
+"""Figures that are compared by default. They are few, because each additional test weakens all others."""
 PLANNED = (
     *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s"),
     *("header", "extra_body", "ignore_eos", "image"),
 )
-OLDER: dict[str, Any] = {
-    **{"arrivals": "burst", "workload": "synthetic", "ignore_eos": True},
-    **{"header": [], "extra_body": {}, "image": []},
+OLD_PLAN_DEFAULTS: dict[str, Any] = {
+    "arrivals": "burst",
+    "workload": "synthetic",
+    "ignore_eos": True,
+    "header": [],
+    "extra_body": {},
+    "image": [],
 }
-"""What held where the plan of an older run does not say."""
+"""Values of settings that plans of older versions do not contain."""
 MAX_LENGTH_DIFFERENCE = 0.01
-"""Mean output lengths that differ by no more are the same: chance in when answers end by themselves."""
+"""Mean lengths that differ by at most this share count as equal, because responses may end early by chance."""
 ONE_RUN_EACH = (
-    f"One run each: intervals hold at least {MIN_RUN_VARIATION * 100:g} % for how runs differ; --repeats 5 shows it."
+    f"One run each: intervals assume at least {MIN_RUN_VARIATION * 100:g} % variation between runs. "
+    "--repeats 5 measures it."
 )
-TOO_SHORT = "Too short to show how the server varies: {} rests on the bound of {} for that (--run-variation)."
-SAME_ADDRESS = "Same prompts, same address: a prefix cache may have helped B, unless it was emptied between."
+TOO_SHORT = "Runs too short to show how the server varies: the interval of {} is the assumed {} (--run-variation)."
+SAME_ADDRESS = "Same prompts and same address: unless it was cleared in between, a prefix cache may have helped B."
 LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "inconclusive": "warning"}
-CAPTION = "Lines are 95 % intervals. Within the shaded {:g} %: no difference; across 100 %: may be chance."
+CAPTION = (
+    "Lines are 95 % intervals. An interval inside the shaded {:g} % means no difference. An interval that includes "
+    "100 % may be chance."
+)
 CARDS = ("output_tokens_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50")
 OVERLAID = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "course")
 """Charts of the page."""
-POINTS = 1600  # in each of them, over all runs: a page stays below 1.5 MB
+POINTS = 1600
+"""Maximum points of a chart over all runs, which keeps the page below 1.5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnequalWork:
-    """One thing that the two groups did not have in common, and what that does to a comparison."""
+    """One difference that makes the work of the two groups unequal, and its effect on the comparison."""
 
     what: str
     a: str
@@ -104,43 +113,44 @@ class UnequalWork:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two groups of runs beside each other. B is judged against A."""
+    """The comparison of two groups of runs. Verdicts describe B compared with A."""
 
     name_a: str
     name_b: str
     runs_a: int
     runs_b: int
     mark: str
-    """SIMULATED if any of the runs was."""
+    """SIMULATED if any run used a simulated server."""
     method: str
     margin: float
+    """Difference below which a difference does not matter, as a share of A."""
     run_variation: float
-    """By how much two runs of one server are taken to differ at most, as a share."""
+    """Assumed maximum difference between two runs of one server, as a share."""
     rows: list[ComparedFigure]
     unequal: list[UnequalWork]
-    """What makes the work unequal; nothing of it may be left for a fair comparison."""
+    """Differences of the work. A fair comparison has none."""
     left_out: list[str]
-    """A sentence for each run that was no measurement."""
+    """A sentence for each run that is no valid measurement."""
     notes: list[str]
     gates: list[GateResult]
     invalid: str = ""
-    """Why there is no verdict: no run of a group is valid."""
+    """Reason why there is no verdict, if no run of a group is valid."""
 
     @property
     def title(self) -> str:
-        return f"{self.name_b} (B) against {self.name_a} (A)"
+        return f"{self.name_b} (B) compared with {self.name_a} (A)"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(terminal.render(document(self, brief=True)))}</pre>"
 
     def json(self) -> dict[str, Any]:
-        """As plain values; what cannot be tested is None."""
+        """Return the comparison as JSON values. Figures that cannot be tested are None."""
         result = asdict(self)
         result["conditions"] = result.pop("gates")
         for row in result["rows"]:
-            bound = row.pop("bound")
-            row["run_variation"] = round(math.expm1(bound), 6) if bound < LOGARITHM_MOST else None
-            for name in ("error", "error_floor", "freedom", "sampling"):
+            bound = row.pop("variation_bound")
+            row["run_variation"] = round(math.expm1(bound), 6) if bound < LOGARITHM_MAX else None
+            for name in ("error", "error_floor", "degrees_of_freedom", "sampling_error"):
                 del row[name]
         return result
 
@@ -159,237 +169,324 @@ def compare(
     gates: Sequence[Gate] = (),
     run_variation: float = RUN_VARIATION,
 ) -> Comparison:
-    """Compare B with A, runs or groups of repeats. `margin` is by how much a figure may differ before it matters,
-    `run_variation` by how much two runs of one server are taken to differ at most. Work that was unequal is in
-    `unequal`, and the figures are compared all the same: it is for the caller to refuse."""
-    cold = [*_cold("A", a), *_cold("B", b)]
-    (a, left_a), (b, left_b) = _measured("A", a), _measured("B", b)
+    """Compare B with A. Each of them is one run or a group of repeats.
+
+    `margin` is the difference below which a difference does not matter, and `run_variation` is the assumed maximum
+    difference between two runs of one server, both as shares. Figures are compared even if the work was unequal. The
+    caller decides, from `unequal` of the result, whether to refuse the comparison.
+    """
+    cold_starts = [*_cold_start_note("A", a), *_cold_start_note("B", b)]
+    a, left_out_a = _valid_runs("A", a)
+    b, left_out_b = _valid_runs("B", b)
     figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
-    if alone := len(a) == len(b) == 1:
-        what, result = "raw samples of one run each", compare_single_runs(a[0], b[0], figures, run_variation)
+    single_runs = len(a) == len(b) == 1
+    if single_runs:
+        data = "raw samples of one run each"
+        compared = compare_single_runs(a[0], b[0], figures, run_variation)
     else:
-        what = "one figure per run, Welch's t between runs"
-        result = compare_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
+        data = "one figure per run, Welch's t between runs"
+        compared = compare_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
     limited = [side for side, group in (("A", a), ("B", b)) if not any(run.summary.client.ok for run in group)]
     invalid = f"possible client bottleneck in every run of {' and '.join(limited)}" if limited else ""
-    rows = judge_figures(
-        [evolve(row, p_value=None, why=row.why or invalid) if invalid else row for row in result], margin, gates
+    if invalid:
+        compared = (evolve(row, p_value=None, why=row.why or invalid) for row in compared)
+    rows = judge_figures(list(compared), margin, gates)
+    notes = [*cold_starts, *_notes(a, b, single_runs=single_runs)]
+    too_short = [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]
+    if too_short:
+        notes.append(TOO_SHORT.format(", ".join(too_short), percent(run_variation)))
+    marks = [simulated(run.summary) for run in (*a, *b)]
+    return Comparison(
+        name_a=_group_name(a),
+        name_b=_group_name(b),
+        runs_a=len(a),
+        runs_b=len(b),
+        mark=next(filter(None, marks), ""),
+        method=_method(data, rows, gates, run_variation),
+        margin=margin,
+        run_variation=run_variation,
+        rows=rows,
+        unequal=unequal_work(a, b),
+        left_out=[*left_out_a, *left_out_b],
+        notes=notes,
+        gates=judge_gates(gates, rows),
+        invalid=invalid,
     )
-    notes = [*cold, *_notes(a, b, alone=alone)]
-    if short := [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]:
-        notes.append(TOO_SHORT.format(", ".join(short), percent(run_variation)))
-    mark = next((mark for run in (*a, *b) if (mark := simulated(run.summary))), "")
-    name_a, name_b = (", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group)) for group in (a, b))
-    method = _method(what, rows, gates, run_variation)
-    beside = unequal_work(a, b), [*left_a, *left_b], notes, judge_gates(gates, rows), invalid
-    return Comparison(name_a, name_b, len(a), len(b), mark, method, margin, run_variation, rows, *beside)
 
 
-def _method(what: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], run_variation: float) -> str:
-    requested = {gate.figure for gate in gates}
-    tested = sum(row.p_value is not None and row.figure not in requested for row in rows)
-    if not tested and not requested:
-        return f"From {what}; intervals are 95 % each."
-    others = f", the {len(gates)} with a --fail-if at 5 % by themselves (Bonferroni's)" if gates else ""
+def _group_name(group: Sequence[ComparedRun]) -> str:
+    return ", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group))
+
+
+def _method(data: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], run_variation: float) -> str:
+    gated = {gate.figure for gate in gates}
+    tested = sum(row.p_value is not None and row.figure not in gated for row in rows)
+    if not tested and not gated:
+        return f"Computed from {data}. Each interval has 95 % confidence."
+    gate_level = "; figures with a --fail-if have a separate level of 5 % (Bonferroni's correction)" if gates else ""
     return (
-        f"From {what}; intervals are 95 % each. Two runs of one server are taken to differ by at most "
-        f"{percent(run_variation)} (--run-variation), or as these runs show: beyond that a difference is called. "
-        f"Better and worse are said at 5 % for all {tested} figures together (Holm's correction){others}."
+        f"Computed from {data}. Each interval has 95 % confidence. Two runs of one server are assumed to differ by at "
+        f"most {percent(run_variation)} (--run-variation), or by what these runs show; larger differences are called. "
+        f"Verdicts use a level of 5 % for all {tested} figures together (Holm's correction){gate_level}."
     )
 
 
-def _measured(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
-    """The runs that measured the server, and a sentence for each that did not. Where none did, all of them."""
-    bad = {index: why for index, run in enumerate(group) if (why := _no_measurement(run.summary))}
-    retained = [run for index, run in enumerate(group) if index not in bad]
+def _valid_runs(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
+    """Return the valid runs of a group, and a sentence for each other run. If no run is valid, return all of them."""
+    reasons = {index: _invalid_reason(run.summary) for index, run in enumerate(group)}
+    invalid = {index: reason for index, reason in reasons.items() if reason}
+    retained = [run for index, run in enumerate(group) if index not in invalid]
     if retained:
-        return retained, [f"Run {index + 1} of {title} is left out: {why}." for index, why in bad.items()]
+        return retained, [f"Run {index + 1} of {title} is left out: {reason}." for index, reason in invalid.items()]
     runs = "The run" if len(group) == 1 else "Every run"
-    return group, [f"{runs} of {title} is in doubt: {why}." for why in dict.fromkeys(bad.values())]
+    return group, [f"{runs} of {title} is in doubt: {reason}." for reason in dict.fromkeys(invalid.values())]
 
 
-def _cold(title: str, group: Sequence[ComparedRun]) -> list[str]:
-    """A sentence where some repeats met a cold server and vary by it."""
+def _cold_start_note(title: str, group: Sequence[ComparedRun]) -> list[str]:
+    """Return a sentence if some repeats met a cold server and others a warm one."""
     states = start_states([run.summary for run in group])
     if len(set(states)) < 2:
         return []
-    cold = ", ".join(str(index) for index, each in enumerate(states, 1) if each == "cold")
+    cold = ", ".join(str(number) for number, state in enumerate(states, 1) if state == "cold")
     return [f"Run {cold} of {title} met a cold server, the others a warm one."]
 
 
-def _no_measurement(summary: Summary) -> str:
+def _invalid_reason(summary: Summary) -> str:
+    """Return why a run is no valid measurement, or an empty string if it is one."""
     if summary.run.interrupted:
         return f"it is only a part, as it {'goes on' if summary.run.going_on else 'was interrupted'}"
     return "" if summary.client.ok else f"possible client bottleneck ({'; '.join(summary.client.reasons)})"
 
 
-def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, alone: bool) -> list[str]:
-    """What leaves the work equal and yet may mislead."""
-    result = [ONE_RUN_EACH] if alone else []
-    for what, of in CONDITIONS:
-        texts = [" / ".join(sorted({str(of(run)) for run in group})) for group in (a, b)]
-        if texts[0] != texts[1]:
-            result.append(f"{what[0].upper()}{what[1:]}: {texts[0]} in A, {texts[1]} in B.")
+def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: bool) -> list[str]:
+    """Return notes on differences that leave the work equal but may mislead."""
+    result = [ONE_RUN_EACH] if single_runs else []
+    for name, value_of in CONDITIONS:
+        text_a, text_b = (" / ".join(sorted({str(value_of(run)) for run in group})) for group in (a, b))
+        if text_a != text_b:
+            result.append(f"{name[0].upper()}{name[1:]}: {text_a} in A, {text_b} in B.")
     if any(run.summary.run.may_end for run in (*a, *b)):
-        result.append(_early(a, b))
+        result.append(_early_end_note(a, b))
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
         result.append(SAME_ADDRESS)
     for title, group in (("A", a), ("B", b)):
-        result += [f"{title}: {hardware_limit_sentence(said)}" for run in group[:1] if (said := run.summary.limit)]
-        if lost := sum(run.summary.requests.sent - run.summary.requests.complete for run in group):
-            result.append(f"{lost:,} requests of {title} were not complete and are in no latency.")
+        limit = group[0].summary.limit
+        if limit:
+            result.append(f"{title}: {hardware_limit_sentence(limit)}")
+        incomplete = sum(run.summary.requests.sent - run.summary.requests.complete for run in group)
+        if incomplete:
+            result.append(f"{incomplete:,} requests of {title} were not complete and are in no latency.")
     return result
 
 
-def _early(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
-    """What answers that might end early mean for the work."""
-    means = [np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group]) for group in (a, b)]
-    told = " and ".join(f"{each.mean():.1f} in {name}" for name, each in zip("AB", means, strict=True) if len(each))
-    had = f": tokens in the mean {told}" if told else ""
-    return f"Answers might end early (--output-tokens max:...), so equal work is not given{had}."
+def _early_end_note(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
+    """Return a note on runs whose responses were allowed to end early."""
+    means = []
+    for name, group in (("A", a), ("B", b)):
+        tokens = np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group])
+        if len(tokens):
+            means.append(f"{tokens.mean():.1f} tokens in {name}")
+    lengths = f": on average {' and '.join(means)}" if means else ""
+    return (
+        "Responses were allowed to end early (--output-tokens max:...), so the runs are not strictly comparable"
+        f"{lengths}."
+    )
 
 
 def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[UnequalWork]:
-    """Everything in which A and B, or the runs within one of them, did unequal work; empty where they are alike."""
+    """Return all differences of work between A and B, and between the runs of one group. Empty if the work is equal."""
     result = []
-    for what, why, of in CHECKS:
-        texts = [sorted({str(of(run)) for run in group}) for group in (a, b)]
-        if texts[0] != texts[1] or len(texts[0]) > 1:
-            result.append(UnequalWork(what, " / ".join(texts[0]), " / ".join(texts[1]), why))
-    # Lengths as they came out: prompts to the token, answers where the server could not be held to a length.
-    for what, column in (("prompt lengths as reported", "prompt_tokens"), ("output lengths as sent", "output_tokens")):
+    for name, reason, value_of in CHECKS:
+        values_a, values_b = (sorted({str(value_of(run)) for run in group}) for group in (a, b))
+        if values_a != values_b or len(values_a) > 1:
+            result.append(UnequalWork(name, " / ".join(values_a), " / ".join(values_b), reason))
+    # Measured lengths: those of prompts as the server counts them, and those of responses, which may end early.
+    columns = [("prompt lengths as reported", "prompt_tokens")]
+    if not all(run.summary.run.may_end for run in (*a, *b)):  # otherwise `_notes` states the lengths
+        columns.append(("output lengths as received", "output_tokens"))
+    for name, column in columns:
         lengths = [np.concatenate([getattr(run.frame, column)[run.frame.sampled] for run in group]) for group in (a, b)]
-        if column == "output_tokens" and all(run.summary.run.may_end for run in (*a, *b)):
-            continue  # as the plan has it: `_notes` says so
         if all(map(len, lengths)):
             mean_a, mean_b = (float(length.mean()) for length in lengths)
             if abs(mean_a - mean_b) > MAX_LENGTH_DIFFERENCE * max(mean_a, mean_b):
-                text_a, text_b = f"{mean_a:.1f} in the mean", f"{mean_b:.1f} in the mean"
-                result.append(UnequalWork(what, text_a, text_b, "longer requests are more work"))
+                text_a, text_b = f"{mean_a:.1f} on average", f"{mean_b:.1f} on average"
+                result.append(UnequalWork(name, text_a, text_b, "longer requests are more work"))
     return result
 
 
-def _planned(name: str) -> Callable[[ComparedRun], Any]:
-    return lambda run: run.run.header.plan.get(name, OLDER.get(name))
+def _plan_value(name: str) -> Callable[[ComparedRun], Any]:
+    return lambda run: run.run.header.plan.get(name, OLD_PLAN_DEFAULTS.get(name))
 
 
-def _seed(run: ComparedRun) -> int:
-    """That of the first repeat."""
+def _first_seed(run: ComparedRun) -> int:
+    """Return the seed of the first repeat."""
     plan = run.run.header.plan
     return int(plan.get("seed", 0)) - max(0, int(plan.get("repeat", 0)) - 1)
 
 
-def _model(run: ComparedRun) -> str:
-    """Its name without a folder or an organisation, which servers leave out or not."""
+def _model_name(run: ComparedRun) -> str:
+    """Return the model name without a folder or organisation, because some servers leave it out."""
     return str(run.summary.server.model).rstrip("/").rpartition("/")[2].lower()
 
 
-def _limits(run: ComparedRun) -> str:
+def _server_limits(run: ComparedRun) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(run.summary.server.limits.items())) or "unknown"
 
 
 def _users(run: ComparedRun) -> str:
-    """The most there were at a time, where they came and went by hand."""
-    there = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
-    return f"up to {max(there)} by hand" if there else "as planned"
+    """Return the maximum number of users, if a person set their number by hand."""
+    counts = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
+    return f"up to {max(counts)} by hand" if counts else "as planned"
 
 
 CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
-    *((name, "the plan asks for other work", _planned(name)) for name in PLANNED),
-    ("seed", "other prompts, lengths or gaps were drawn", _seed),
-    ("warm-up", "a cold server is slower at first", _planned("warmup")),
-    ("model", "another model is another amount of work", _model),
-    ("clock", "time does not pass alike", lambda run: simulated(run.summary) or "a real server"),
-    ("users", "another load", _users),
-    ("run", "a part of a run is no run", lambda run: "interrupted" if run.summary.run.interrupted else "to its end"),
+    *((name, "the plan requests different work", _plan_value(name)) for name in PLANNED),
+    ("seed", "prompts, lengths and arrivals differ", _first_seed),
+    ("warm-up", "a cold server is slower at first", _plan_value("warmup")),
+    ("model", "the amount of work depends on the model", _model_name),
+    ("clock", "the servers run at different speeds", lambda run: simulated(run.summary) or "a real server"),
+    ("users", "the load differs", _users),
+    ("run", "an interrupted run did only a part of the work", lambda run: _run_extent(run.summary)),
 )
-"""What makes work unequal."""
+"""Differences that make work unequal: name, reason, and a function that returns the value of a run."""
+
+
+def _run_extent(summary: Summary) -> str:
+    return "interrupted" if summary.run.interrupted else "whole"
+
+
 CONDITIONS: tuple[tuple[str, Callable[[ComparedRun], Any]], ...] = (
     ("endpoint", lambda run: run.summary.server.endpoint),
-    ("server limits", _limits),
-    ("platform", lambda run: run.summary.server.platform or "not said"),
-    ("stamps", lambda run: run.summary.client.stamps),
+    ("server limits", _server_limits),
+    ("platform", lambda run: run.summary.server.platform or "unknown"),
+    ("timestamps", lambda run: run.summary.client.stamps),
 )
-"""Where servers differ, or how exactly they were measured."""
+"""Differences between servers, or in how exactly they were measured, that leave the work equal."""
 
 
-def document(found: Comparison, *, brief: bool) -> doc.Document:
-    """`brief` is for the terminal: fewer columns and words."""
-    section = _section(found, brief=brief)
-    text = [doc.Paragraph(found.method, "note"), *(doc.Paragraph(note, "warning") for note in found.notes)]
-    blocks = [*section.blocks, doc.Paragraph(_who(found)), *text]
-    return doc.Document("loadgen compare", found.title, [replace(section, title="", blocks=blocks)], mark=found.mark)
+def document(comparison: Comparison, *, brief: bool) -> doc.Document:
+    """Return the document without charts. `brief` is for the terminal and has fewer columns and words."""
+    section = _comparison_section(comparison, brief=brief)
+    blocks = [*section.blocks, doc.Paragraph(_names_and_counts(comparison)), doc.Paragraph(comparison.method, "note")]
+    blocks += [doc.Paragraph(note, "warning") for note in comparison.notes]
+    sections = [replace(section, title="", blocks=blocks)]
+    return doc.Document("loadgen compare", comparison.title, sections, mark=comparison.mark)
 
 
 def page_document(
-    found: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun], links: Sequence[str] = ()
+    comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun], links: Sequence[str] = ()
 ) -> doc.Document:
-    """The verdict, A and B overlaid, and what it rests on; `links` lead to the reports of all runs, in their order."""
-    groups = (("A", found.name_a, "run-1", a), ("B", found.name_b, "run-2", b))
-    retained = [[run for run in group if not _no_measurement(run.summary)] or group for *_, group in groups]
-    drawn, maximum = list[ChartRun](), POINTS // sum(map(len, retained))
-    for (side, name, colour, _), runs, dash in zip(groups, retained, DASHES, strict=False):
-        title = f"{side}: {name}" if len(name) < 40 else side  # as wide as a legend may be
-        for run in runs:
-            thin = {name: _thinned(run.data[name], maximum) for name in OVERLAID if name in run.data}
-            drawn.append(ChartRun(title, colour, found.mark, dash=dash, summary=run.summary, data=thin))
+    """Return the document of the page: the verdict, charts with A and B overlaid, the method and the runs.
+
+    `links` are the paths of the reports of all runs, those of A first.
+    """
+    drawn = _overlaid_runs(comparison, a, b)
     charts = visible_charts(drawn)
-    axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
-    first = _section(found)
-    ratio = doc.ChartRef("comparison", "B as a share of A, with its interval", [CAPTION.format(found.margin * 100)])
-    shown = doc.Cards(_cards(found)), replace(ratio, zoom="none")
-    sections = [replace(first, blocks=[first.blocks[0], *shown, *first.blocks[1:]])]
-    for name, title in {"latency": "Latency, A and B", "course": "Output, A and B"}.items():
-        if own := [chart for chart in charts if (chart.section == "latency") == (name == "latency")]:
-            titles = {each.id: "Output tokens per second" if each.script else each.title for each in own}
-            refs = [doc.ChartRef(each.id, titles[each.id], _medians(found, each.id)) for each in own]
-            sections.append(doc.Section(name, title, refs, title.partition(",")[0], [axis][: name == "latency"]))
-    texts = [doc.Paragraph(text) for text in (found.method, *found.notes)]
-    sections.append(doc.Section("method", "Method", [doc.Disclosure("Method and conditions", texts)]))
-    sections += [_runs([(side, run) for side, *_, group in groups for run in group], links), DEFINITIONS]
-    ratios = [
-        {"figure": row.figure, "ratio": row.ratio, "low": ends[0], "high": ends[1], "outcome": row.verdict}
-        for row in found.rows
-        if row.ratio is not None and (ends := row.ratio_ci95)
+    texts = [doc.Paragraph(text) for text in (comparison.method, *comparison.notes)]
+    sections = [
+        _first_section(comparison),
+        *_chart_sections(comparison, charts),
+        doc.Section("method", "Method", [doc.Disclosure("Method and conditions", texts)]),
+        _runs_section([*(("A", run) for run in a), *(("B", run) for run in b)], links),
+        DEFINITIONS,
     ]
-    looks = [{key: getattr(run, key) for key in ("name", "colour", "dash", "data")} for run in drawn]
-    data: dict[str, Any] = {"runs": looks, "charts": [_overlaid(chart, drawn) for chart in charts]}
-    data["comparison"] = {"rows": ratios, "margin": found.margin}
-    given = found.mark, (), ["compare.js"], data, a[0].summary.run.version
-    return doc.Document("loadgen compare", f"Comparison: {found.title}", sections, _who(found), *given)
+    ratios = []
+    for row in comparison.rows:
+        if row.ratio is not None and row.ratio_ci95:
+            low, high = row.ratio_ci95
+            outcome = {"figure": row.figure, "ratio": row.ratio, "low": low, "high": high, "outcome": row.verdict}
+            ratios.append(outcome)
+    data = {
+        "runs": [{key: getattr(run, key) for key in ("name", "colour", "dash", "data")} for run in drawn],
+        "charts": [_overlay_spec(chart, drawn) for chart in charts],
+        "comparison": {"rows": ratios, "margin": comparison.margin},
+    }
+    return doc.Document(
+        "loadgen compare",
+        f"Comparison: {comparison.title}",
+        sections,
+        subtitle=_names_and_counts(comparison),
+        mark=comparison.mark,
+        scripts=["compare.js"],
+        data=data,
+        version=a[0].summary.run.version,
+    )
 
 
-def _thinned(data: Mapping[str, Any], most: int) -> Mapping[str, Any]:
-    """What a chart draws of one run, in about so many points."""
+def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:
+    """Return the valid runs of both groups, or all runs of a group without a valid one, with thinned chart data."""
+    groups = [[run for run in group if not _invalid_reason(run.summary)] or group for group in (a, b)]
+    points_max = POINTS // sum(map(len, groups))
+    styles = (("A", comparison.name_a, "run-1", DASHES[0]), ("B", comparison.name_b, "run-2", DASHES[1]))
+    drawn = []
+    for (side, name, colour, dash), runs in zip(styles, groups, strict=True):
+        title = f"{side}: {name}" if len(name) < 40 else side  # a longer name does not fit into the legend
+        for run in runs:
+            data = {chart: _thinned(run.data[chart], points_max) for chart in OVERLAID if chart in run.data}
+            drawn.append(ChartRun(title, colour, comparison.mark, dash=dash, summary=run.summary, data=data))
+    return drawn
+
+
+def _first_section(comparison: Comparison) -> doc.Section:
+    """Return the section with the verdict, the cards, the chart of ratios and the table of figures."""
+    section = _comparison_section(comparison)
+    caption = [CAPTION.format(comparison.margin * 100)]
+    ratios = doc.ChartRef("comparison", "B as a share of A, with its interval", caption, zoom="none")
+    return replace(section, blocks=[section.blocks[0], doc.Cards(_cards(comparison)), ratios, *section.blocks[1:]])
+
+
+def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc.Section]:
+    """Return the sections of the overlaid charts: latencies, and output over time."""
+    axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
+    sections = []
+    for name, short in {"latency": "Latency", "course": "Output"}.items():
+        of_section = [chart for chart in charts if (chart.section == "latency") == (name == "latency")]
+        references = []
+        for chart in of_section:
+            title = "Output tokens per second" if chart.script else chart.title
+            references.append(doc.ChartRef(chart.id, title, _percentile_caption(comparison, chart.id)))
+        if references:
+            switches = [axis] if name == "latency" else []
+            sections.append(doc.Section(name, f"{short}, A and B", references, short, switches))
+    return sections
+
+
+def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
+    """Return the chart data of one run with at most about `points_max` points."""
     if "course" in data:
         return {"course": {name: data["course"][name] for name in ("start_s", "tokens_per_s")}}
-    every = max(1, math.ceil(len(data["x"]) / max(2, most)))
-    return {name: each[:-1:every] + each[-1:] if isinstance(each, list) else each for name, each in data.items()}
+    every = max(1, math.ceil(len(data["x"]) / max(2, points_max)))
+    thinned = {}
+    for name, values in data.items():
+        thinned[name] = values[:-1:every] + values[-1:] if isinstance(values, list) else values
+    return thinned
 
 
-def _overlaid(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
-    """As charts.js draws it; of repeats thin lines and no bands."""
-    made = chart_spec(chart, drawn) | {"script": ""}
-    made["table"] = made["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
+def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
+    """Return a chart as charts.js expects it. With repeats, it has thin lines and no bands."""
+    spec = chart_spec(chart, drawn) | {"script": ""}
+    spec["table"] = spec["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
     if len(drawn) > 2:
-        lines = [trace for trace in made["traces"] if trace.get("name") == "@name"]
-        made["traces"] = [trace | {"line": trace["line"] | {"width": 1}} for trace in lines]
-    return made
+        lines = [trace for trace in spec["traces"] if trace.get("name") == "@name"]
+        spec["traces"] = [trace | {"line": trace["line"] | {"width": 1}} for trace in lines]
+    return spec
 
 
-def _medians(found: Comparison, chart: str) -> list[str]:
-    """p50 and p99 of both, below the chart of a latency."""
+def _percentile_caption(comparison: Comparison, chart: str) -> list[str]:
+    """Return the caption of a latency chart: p50 and p99 of A and B."""
+    prefix = chart.removesuffix("_s") + ".p"
     parts = []
-    for row in (row for row in found.rows if row.figure.startswith(chart.removesuffix("_s") + ".p")):
-        a, b, unit, by, _ = _texts(row, brief=True)
-        parts.append(f"{row.figure.rpartition('.')[2]}: A {a}, B {b} {unit} ({by})")
+    for row in comparison.rows:
+        if row.figure.startswith(prefix):
+            a, b, unit, difference, _ = _row_texts(row, brief=True)
+            parts.append(f"{row.figure.rpartition('.')[2]}: A {a}, B {b} {unit} ({difference})")
     return ["; ".join(parts[:2])]
 
 
-def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
-    """Each with its figures, a link to its own report, and its command."""
-    heads: dict[str, doc.ColumnKind] = {"side": "text", "run": "head", "began, UTC": "text"}
+def _runs_section(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
+    """Return the section of the runs: their figures, links to their reports, and their commands."""
+    heads: dict[str, doc.ColumnKind] = {"side": "text", "run": "head", "started, UTC": "text"}
     named, commands = [], list[doc.Block]()
     for index, (side, run) in enumerate(runs):
         name = doc.TableCell(run_name(run.run), link=links[index] if links else "")
@@ -402,108 +499,132 @@ def _runs(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.
     )
 
 
-def _who(found: Comparison) -> str:
-    return (
-        f"A: {found.name_a} ({pluralise(found.runs_a, 'run')}). B: {found.name_b} ({pluralise(found.runs_b, 'run')})."
+def _names_and_counts(comparison: Comparison) -> str:
+    side_a = f"A: {comparison.name_a} ({pluralise(comparison.runs_a, 'run')})."
+    side_b = f"B: {comparison.name_b} ({pluralise(comparison.runs_b, 'run')})."
+    return f"{side_a} {side_b}"
+
+
+def headline(comparison: Comparison) -> doc.Finding:
+    """Return the overall verdict as a finding."""
+    if comparison.invalid:
+        return doc.Finding("verdict", "error", f"No verdict: {comparison.invalid}.")
+    counts = Counter[str](row.verdict for row in comparison.rows)
+    level: doc.Level = "warning"
+    if counts["better"] and counts["worse"]:
+        verdict = "B is better in some figures and worse in others"
+    elif counts["worse"]:
+        level, verdict = "error", "B is worse"
+    elif counts["better"]:
+        level, verdict = "ok", "B is better"
+    elif counts["no difference"] > counts["inconclusive"]:
+        level, verdict = "ok", "No difference"
+    else:
+        verdict = "Inconclusive"
+    text = (
+        f"{counts['better']} better, {counts['worse']} worse, {counts['no difference']} within "
+        f"{percent(comparison.margin)}, {counts['inconclusive']} inconclusive"
     )
+    figures = pluralise(len(comparison.rows), "figure")
+    return doc.Finding("verdict", level, f"{verdict}: of {figures} {text}.")
 
 
-def headline(found: Comparison) -> doc.Finding:
-    """The verdict in a sentence."""
-    if found.invalid:
-        return doc.Finding("verdict", "error", f"No verdict: {found.invalid}.")
-    number = Counter[str](row.verdict for row in found.rows)
-    named = {"better": "better", "worse": "worse", "no difference": f"within {percent(found.margin)}"}
-    named |= {"inconclusive": "inconclusive"}
-    counts = ", ".join(f"{number[verdict]} {text}" for verdict, text in named.items())
-    said: tuple[doc.Level, str] = ("warning", "Inconclusive")
-    if number["better"] or number["worse"]:
-        said = ("error", "B is worse") if number["worse"] else ("ok", "B is better")
-        said = ("warning", "B is better and worse") if number["better"] and number["worse"] else said
-    elif number["no difference"] > number["inconclusive"]:
-        said = ("ok", "No difference")
-    return doc.Finding("verdict", said[0], f"{said[1]}: of {pluralise(len(found.rows), 'figure')} {counts}.")
+def _comparison_section(comparison: Comparison, *, brief: bool = False) -> doc.Section:
+    """Return the section with the verdict and the table of figures."""
+    findings = [headline(comparison)]
+    findings += [
+        doc.Finding(difference.what, "error", f"Unequal work: {difference.sentence}.")
+        for difference in comparison.unequal
+    ]
+    findings += [doc.Finding("left out", "warning", text, "runs") for text in comparison.left_out]
+    findings += [doc.Finding(gate.condition, GATE_LEVELS[gate.verdict], gate.sentence) for gate in comparison.gates]
+    blocks: list[doc.Block] = [doc.Findings(findings), figures_table(comparison, brief=brief)]
+    return doc.Section("comparison", "B compared with A", blocks)
 
 
-def _section(found: Comparison, *, brief: bool = False) -> doc.Section:
-    """The verdict and the figures."""
-    findings = [headline(found)]
-    findings += [doc.Finding(each.what, "error", f"Unequal work: {each.sentence}.") for each in found.unequal]
-    findings += [doc.Finding("left out", "warning", text, "runs") for text in found.left_out]
-    findings += [doc.Finding(gate.condition, GATE_LEVELS[gate.verdict], gate.sentence) for gate in found.gates]
-    return doc.Section("comparison", "B against A", [doc.Findings(findings), figures_table(found, brief=brief)])
-
-
-def _cards(found: Comparison) -> list[doc.Card]:
-    """By how much B differs, in the figures that are asked for first."""
+def _cards(comparison: Comparison) -> list[doc.Card]:
+    """Return cards with the difference of B in the most important figures."""
     cards = []
-    for row in (row for row in found.rows if row.figure in CARDS and row.difference is not None):
-        a, b, unit, by, interval = _texts(row, brief=True)
-        ends = f"95 %: {interval}{'' if row.ratio_ci95 is None else ' %'}; {a} to {b} {unit}"
-        cards.append(doc.Card(figure_title(row.figure), by, _verdict(row), ends))
+    for row in comparison.rows:
+        if row.figure in CARDS and row.difference is not None:
+            a, b, unit, difference, interval = _row_texts(row, brief=True)
+            note = f"95 %: {interval}{'' if row.ratio_ci95 is None else ' %'}; {a} to {b} {unit}"
+            cards.append(doc.Card(figure_title(row.figure), difference, _verdict_text(row), note))
     return cards
 
 
-def figures_table(found: Comparison, *, brief: bool) -> doc.Table:
-    """One row per figure. Briefly, why some could not be tested stands below it."""
+def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
+    """Return one row per figure. With `brief`, the reasons why figures were not tested stand below the table."""
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
-    reasons: dict[str, list[str]] = {}
-    for row in found.rows:
+    figures_by_reason: dict[str, list[str]] = {}
+    for row in comparison.rows:
         if brief and row.why:
-            reasons.setdefault(row.why, []).append(row.figure)
-        verdict = doc.TableCell(
-            _verdict(row, brief=brief), row.verdict, "" if brief else remark(row), LEVELS[row.verdict]
-        )
-        rows.append((doc.TableCell(row.figure, code=True), *_texts(row, brief=brief), verdict))
-    notes = [f"{', '.join(of)}: inconclusive ({why})" for why, of in reasons.items()]
-    if brief and any(row.needs_more for row in found.rows):
-        notes.append("inconclusive (N more): about so many more in each of A and B would tell.")
+            figures_by_reason.setdefault(row.why, []).append(row.figure)
+        note = "" if brief else remark(row)
+        verdict = doc.TableCell(_verdict_text(row, brief=brief), row.verdict, note, LEVELS[row.verdict])
+        rows.append((doc.TableCell(row.figure, code=True), *_row_texts(row, brief=brief), verdict))
+    notes = [f"{', '.join(figures)}: inconclusive ({reason})" for reason, figures in figures_by_reason.items()]
+    if brief and any(row.needs_more for row in comparison.rows):
+        notes.append("inconclusive (N more): about N more in each of A and B would decide it.")
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
 
-def _verdict(row: ComparedFigure, *, brief: bool = False) -> str:
+def _verdict_text(row: ComparedFigure, *, brief: bool = False) -> str:
     if brief and row.verdict == "no difference":
         return f"{row.verdict} > {percent(row.no_larger_than or 0)}"
     return f"{row.verdict} ({row.needs_more:,} more)" if brief and row.needs_more else row.verdict
 
 
 def remark(row: ComparedFigure) -> str:
-    """What goes with a verdict: how large a difference there may be, or what would help to tell."""
+    """Return the note on a verdict: the largest possible difference, or what would make the verdict conclusive."""
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
         return f"at most {percent(row.no_larger_than or 0)}{points}"
     if row.verdict != "inconclusive" or row.why:
         return row.why
     if row.needs_more is None:
-        other = "" if row.more_of == "runs" else ", repeats may"
-        return f"no practical number of {row.more_of} would help{other}"
+        alternative = "" if row.more_of == "runs" else ", repeats may"
+        return f"no practical number of {row.more_of} would help{alternative}"
     return f"needs about {pluralise(row.needs_more, f'more {row.more_of[:-1]}')} in each"
 
 
-def _texts(row: ComparedFigure, *, brief: bool) -> list[str]:
-    """A, B and unit; the ratio (briefly, by how much it is not 1) and its interval; difference and p-value. Of a share
-    its difference stands for the ratio."""
+def _row_texts(row: ComparedFigure, *, brief: bool) -> list[str]:
+    """Return the texts of a row: A, B, unit, ratio, interval and, unless `brief`, difference and p-value.
+
+    With `brief`, the ratio is given as a difference in percent. Shares have a difference in place of the ratio.
+    """
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
-    values = [significant(each and each * factor, 4) for each in (row.a, row.b)]
-    ratio = difference = UNKNOWN
-    interval = UNKNOWN if row.difference is None else "unbounded"
-    if row.difference is not None:
-        difference = f"{row.difference * factor:+.4g} {unit}"
-        ratio = f"{row.difference * factor:+.3g}"
+    texts = [significant(value and value * factor, 4) for value in (row.a, row.b)]
+    texts += [unit, _ratio_text(row, factor, brief=brief), _interval_text(row, factor, brief=brief)]
+    if not brief:
+        texts.append(UNKNOWN if row.difference is None else f"{row.difference * factor:+.4g} {unit}")
+        texts.append(_p_text(row.adjusted_p))
+    return texts
+
+
+def _ratio_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
     if row.ratio is not None:
-        ratio = f"{_percent(row.ratio)} %" if brief else f"{row.ratio:.3f}"
+        return f"{_percent_change(row.ratio)} %" if brief else f"{row.ratio:.3f}"
+    return UNKNOWN if row.difference is None else f"{row.difference * factor:+.3g}"
+
+
+def _interval_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
     if row.ratio is not None and row.ratio_ci95:
-        interval = " to ".join(_percent(end) if brief else f"{end:.3f}" for end in row.ratio_ci95)
-    elif row.difference_ci95:
-        interval = " to ".join(f"{end * factor:+.3g}" for end in row.difference_ci95)
-    p = row.adjusted_p
-    p_text = UNKNOWN if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-    return [*values, unit, ratio, interval, *([] if brief else [difference, p_text])]
+        return " to ".join(_percent_change(end) if brief else f"{end:.3f}" for end in row.ratio_ci95)
+    if row.difference_ci95:
+        return " to ".join(f"{end * factor:+.3g}" for end in row.difference_ci95)
+    return UNKNOWN if row.difference is None else "unbounded"
 
 
-def _percent(ratio: float) -> str:
-    """By how much a ratio is not 1."""
+def _p_text(p: float | None) -> str:
+    if p is None:
+        return UNKNOWN
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _percent_change(ratio: float) -> str:
+    """Return the difference of a ratio from 1 in percent."""
     percent = (ratio - 1) * 100
     return f"{percent:+,.0f}" if abs(percent) >= 100 else f"{percent:+.1f}"

@@ -57,7 +57,7 @@ def test_the_comparison_opens_and_says_what_was_found(
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
     page.evaluate("Report.drawAll()")
-    assert "Comparison: b (B) against a (A)" in page.title()
+    assert "Comparison: b (B) compared with a (A)" in page.title()
     assert "B is worse: of 9 figures 0 better" in page.locator("#comparison .findings li").first.inner_text()
     for chart in ("comparison", "ttft_s", "goodput"):
         page.wait_for_selector(f"#chart-{chart} .plot-container", state="attached")

@@ -221,6 +221,6 @@ def test_two_runs_are_compared() -> None:
     found = compare(read(burst), [again], anyway=True)
     assert {row.verdict for row in found.rows}
     assert [each.what for each in found.unequal] == ["seed"]
-    assert "burst-again (B) against burst (A)" in found._repr_html_()
+    assert "burst-again (B) compared with burst (A)" in found._repr_html_()
     with pytest.raises(PlanError, match="did not do equal work"):
         compare(burst, poisson)

@@ -79,7 +79,7 @@ def test_markdown_and_page(runs: Path, tmp_path: Path) -> None:
     """A table for a pull request, and a page with the comparison above the charts of all runs."""
     code, out, _ = compare("--markdown", "--html", tmp_path / "c.html", runs / "a", runs / "b")
     assert code == 0
-    assert out.startswith("## b (B) against a (A)\n")
+    assert out.startswith("## b (B) compared with a (A)\n")
     assert "| tpot.p50 |" in out
     page = (tmp_path / "c.html").read_text("utf-8")
     assert 'id="comparison"' in page
@@ -124,7 +124,7 @@ def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
         (["a"], "without -- between A and B"),
         (["a", "b", "other"], "without -- between A and B"),
         (["a", "--"], "one side of --"),
-        (["--fail-if", "ttft worse", "a", "b"], "is no condition"),
+        (["--fail-if", "ttft worse", "a", "b"], "is not a condition"),
         (["a", "nowhere"], "no run here"),
     ],
 )

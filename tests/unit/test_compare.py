@@ -32,7 +32,7 @@ def row(**changes: Any) -> ComparedFigure:
     values: dict[str, Any] = {
         "figure": "ttft.p99", "unit": "s", "direction": "lower", "a": 1.0, "b": 1.1, "difference": 0.1,
         "difference_ci95": (0.08, 0.12), "ratio": 1.1, "ratio_ci95": (1.08, 1.12), "p_value": 1e-6, "test": "",
-        "error": 0.01, "freedom": 30.0, "count": 100,
+        "error": 0.01, "degrees_of_freedom": 30.0, "count": 100,
     }  # fmt: skip
     return ComparedFigure(**(values | changes))
 
@@ -159,7 +159,7 @@ def test_four_verdicts(changes: dict[str, Any], verdict: str) -> None:
 
 def test_the_number_that_would_tell_does() -> None:
     """With so many more runs the interval is as narrow as was aimed for, and with one fewer it is not."""
-    undecided = row(more_of="runs", count=3, error=0.1, freedom=4.0, p_value=0.4)
+    undecided = row(more_of="runs", count=3, error=0.1, degrees_of_freedom=4.0, p_value=0.4)
     (found,) = figures.judge_figures([undecided])
     assert found.needs_more
     for more, tells in ((found.needs_more, True), (found.needs_more - 1, False)):
@@ -227,8 +227,8 @@ def test_answers_that_might_end_early_are_compared_and_said_not_to_be_equal(tmp_
     found = compare([a], [b])
     assert not found.unequal
     assert (
-        "Answers might end early (--output-tokens max:...), so equal work is not given: tokens in the mean 8.0 in A "
-        "and 5.0 in B."
+        "Responses were allowed to end early (--output-tokens max:...), so the runs are not strictly comparable: on "
+        "average 8.0 tokens in A and 5.0 tokens in B."
     ) in found.notes
     assert "output_tokens" in {each.what for each in unequal_work([a], [run(tmp_path / "c")])}
 
@@ -344,7 +344,7 @@ def test_single_runs_are_never_surer_than_runs_are_alike() -> None:
 
 def test_more_requests_are_no_advice_where_they_cannot_help() -> None:
     """An effect that lies within what runs differ by is told by no number of requests, and the words say what may."""
-    wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "freedom": 7.0}
+    wide: dict[str, Any] = {"ratio": 1.045, "error": 0.03, "p_value": 0.2, "degrees_of_freedom": 7.0}
     (found,) = figures.judge_figures([row(**wide, error_floor=0.02)])
     assert (found.verdict, found.needs_more) == ("inconclusive", None)
     assert remark(found).endswith("repeats may")

@@ -73,7 +73,7 @@ def test_a_burst_of_more_requests_than_ports_is_refused(tmp_path: Path) -> None:
     code, out, err = loadgen_inside(tmp_path, FEW_PORTS, *words)
     assert code == 2, out + err
     assert "21 concurrent requests need 21 connections" in err
-    assert "allows 20" in err
+    assert "allows only 20" in err
     assert "sysctl -w" in err
 
 

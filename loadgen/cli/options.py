@@ -21,6 +21,9 @@ OUTPUT = {"rich_help_panel": "Output"}
 ADVANCED = {"rich_help_panel": "Advanced"}
 """Keywords of `Option` that put an option under a heading of `--help`."""
 PlanFile = Annotated[Path | None, Argument(help="Plan file (TOML). Options on the command line override its settings.")]
+RunFolder = Annotated[
+    Path | None, Option(help="Folder for this run, which must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT)
+]
 Catalog = Annotated[
     str | None, Option(help="Named workload, such as paper-burst. The documentation lists all of them.", **ADVANCED)
 ]

@@ -1,5 +1,8 @@
-"""`loadgen report` and `loadgen export`: what is made of run files, also of runs that were killed: summary.json and
-report.html again, or tables for pandas, polars, DuckDB or a spreadsheet."""
+"""The commands `report` and `export`.
+
+`report` rebuilds summary.json and report.html from run files, and `export` writes them as tables for pandas, polars,
+DuckDB or a spreadsheet. Both also accept runs that were killed.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ from loadgen.results import folder_of, index_runs, runs_below, runs_in, write_te
 if TYPE_CHECKING:
     from loadgen.analysis.summary import Summary
 
-Quiet = Annotated[bool, Option("--quiet", help="Print nothing but what failed.")]
+Quiet = Annotated[bool, Option("--quiet", help="Print only failures.")]
 
 
 def report(
     runs: Annotated[
         list[Path],
         Argument(
-            help="Run folders, their run.jsonl, or folders of repeats; one folder of runs, for an index of them; or "
-            "sweeps, for the frontier of all of them.",
+            help="Run folders, run.jsonl files or folders of repeats. Alternatively one folder of runs, for an index "
+            "page, or several sweeps, for a joint frontier page.",
             metavar="RUN...",
             show_default=False,
         ),
@@ -37,69 +40,94 @@ def report(
     out: Annotated[
         Path | None,
         Option(
-            help="Where the page goes. Default: report.html in the run's folder, or here for several runs; index.html "
-            "in a folder of runs, frontier.html of sweeps."
+            help="File for the page. Default: report.html in the run's folder, or in the current folder for several "
+            "runs; index.html for a folder of runs; frontier.html for sweeps."
         ),
     ] = None,
     as_json: Annotated[
-        bool, Option("--json", help="Print summary.json (a list for several runs) and no more.")
+        bool, Option("--json", help="Print summary.json (a list for several runs) and nothing else.")
     ] = False,
     quiet: Quiet = False,
-    serve: Annotated[
-        bool, Option("--serve", help="Then show the page on a free port of loopback, until Ctrl-C.")
-    ] = False,
+    serve: Annotated[bool, Option("--serve", help="Then serve the page on a free loopback port until Ctrl-C.")] = False,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
     goodput: Goodput = None,
     junit: Junit = None,
 ) -> None:
-    """Rebuild summary.json and report.html from what a run recorded. Several runs share one page; a folder of runs gets
-    an index: all of them, to filter, to compare, and over time.
+    """Rebuild summary.json and report.html from recorded runs.
 
-    Works on a run that is going on, was interrupted or killed, and on a file with damaged lines, and says so in the
-    report. A run is judged by the --assert and --goodput that it was made with, unless others are given here. Exit
-    codes: 0 written, 2 not a run or not writable. With --assert or --junit as if the run had just ended: 4 an --assert
-    failed, 1 requests failed and no --assert speaks of it, 5 the client was the limit, 6 an --assert is inconclusive,
-    130 interrupted or going on.
+    Several runs share one page. A folder of runs gets an index page to filter and compare them, also over time.
+    Running, interrupted and killed runs and files with damaged lines are accepted, and the report says so. The run's
+    own --assert and --goodput apply unless they are given here. Exit codes: 0 written; 2 not a run, or not writable.
+    With --assert or --junit also, as at the end of a run: 4 an --assert failed; 1 requests failed, and no --assert
+    covers that; 5 the client was the limit; 6 an --assert is inconclusive; 130 interrupted or still running.
     """
-    sweeps, below = any(map(is_sweep, runs)), runs_below(runs[0]) if len(runs) == 1 else []
-    name = "frontier.html" if sweeps else "index.html" if below else "report.html"
-    page = out or (folder_of(runs[0]) if len(runs) == 1 else Path()) / name
-    judged: dict[str, Any] = {"assertions": assertions, "inconclusive": inconclusive, "goodput": goodput}
-    output = Output(as_json=as_json, quiet=quiet, junit=junit, recorded=True, **judged)
-    if sweeps and (assertions or goodput or junit or not all(map(is_sweep, runs))):
-        raise PlanError("sweeps have objectives of their own, and a page without other runs.", "Name sweeps alone.")
-    if below and not sweeps and (assertions or goodput or junit):
-        raise PlanError(f"{runs[0]} is a folder of runs: --assert and --goodput judge single ones.", "Name the runs.")
+    are_sweeps = any(map(is_sweep, runs))
+    indexed = runs_below(runs[0]) if len(runs) == 1 and not are_sweeps else []
+    page = out or _default_page(runs, are_sweeps=are_sweeps, is_index=bool(indexed))
+    output = Output(
+        as_json=as_json,
+        quiet=quiet,
+        assertions=assertions,
+        goodput=goodput,
+        inconclusive=inconclusive,
+        junit=junit,
+        recorded=True,
+    )
+    if are_sweeps and (assertions or goodput or junit or not all(map(is_sweep, runs))):
+        raise PlanError(
+            "sweeps cannot be combined with other runs, --assert, --goodput or --junit: they have their own objectives.",
+            "Name only sweeps.",
+        )
+    if indexed and (assertions or goodput or junit):
+        raise PlanError(
+            f"{runs[0]} is a folder of runs, but --assert, --goodput and --junit need single runs.", "Name the runs."
+        )
     summaries: list[Summary] = []
-    if sweeps:
+    if are_sweeps:
         write_frontier(runs, output, page)
+    elif indexed:
+        summaries = _write_index(runs[0], indexed, page, output)
     else:
-        summaries = _index(runs[0], below, page, output) if below else output.results(runs, page)
+        summaries = output.results(runs, page)
     if serve:
-        from loadgen.analysis.report.page import HOST, page_server
-
-        with page_server(page.read_bytes()) as server, suppress(KeyboardInterrupt):
-            print(f"http://{HOST}:{server.server_port}/ shows it until Ctrl-C.", file=sys.stderr, flush=True)
-            server.serve_forever()
+        _serve(page)
     if output.objectives or junit:
         raise Exit(exit_code(summaries, inconclusive))
 
 
-def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
-    """Write the page of a folder of runs, and print the list of them as asked."""
+def _default_page(runs: Sequence[Path], *, are_sweeps: bool, is_index: bool) -> Path:
+    """Return the page file if --out is not given."""
+    folder = folder_of(runs[0]) if len(runs) == 1 else Path()
+    if are_sweeps:
+        return folder / "frontier.html"
+    return folder / ("index.html" if is_index else "report.html")
+
+
+def _serve(page: Path) -> None:
+    """Serve a page on loopback until Ctrl-C."""
+    from loadgen.analysis.report.page import HOST, page_server
+
+    with page_server(page.read_bytes()) as server, suppress(KeyboardInterrupt):
+        url = f"http://{HOST}:{server.server_port}/"
+        print(f"Serving the page at {url} until Ctrl-C.", file=sys.stderr, flush=True)
+        server.serve_forever()
+
+
+def _write_index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
+    """Write the index page of a folder of runs, and print its entries."""
     from loadgen.analysis.format import pluralise
     from loadgen.analysis.repeats import index_document, list_document
     from loadgen.analysis.report.page import render
     from loadgen.analysis.summary import as_dict
 
-    runs, unread = index_runs(below, folder, page)
-    for sentence in unread:
+    runs, unreadable = index_runs(below, folder, page)
+    for sentence in unreadable:
         print_error(sentence)
     if not runs:
         raise OutputError(f"no run in {folder} can be read.", "Name the folder of a run.")
     title = f"{pluralise(len(runs), 'run')} in {folder}"
-    write_text(page, render(index_document(runs, title, unread)))
+    write_text(page, render(index_document(runs, title, unreadable)))
     if output.as_json:
         print(json.dumps([as_dict(run.summary) for run in runs], indent=2))
     elif not output.quiet:
@@ -110,36 +138,37 @@ def _index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> l
 
 def export(
     run: Annotated[
-        Path, Argument(help="Run folder, its run.jsonl, or a folder of repeats.", metavar="RUN", show_default=False)
+        Path, Argument(help="Run folder, run.jsonl file or folder of repeats.", metavar="RUN", show_default=False)
     ],
     parquet: Annotated[
-        Path | None, Option(help="Folder for Parquet files; needs pip install 'llm-loadgen[parquet]'.", metavar="DIR")
+        Path | None,
+        Option(help="Folder for Parquet files. Needs pip install 'llm-loadgen[parquet]'.", metavar="DIR"),
     ] = None,
     as_csv: Annotated[Path | None, Option("--csv", help="Folder for CSV files.", metavar="DIR")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run as tables: requests, chunks, telemetry and run, one file each.
+    """Write a run as Parquet or CSV tables.
 
-    Repeats get a folder each, of their names. A folder that holds such files already gets new ones. Rows are written as
-    the run file is read, so a large run does not have to fit into memory. Exit codes: 0 written, 2 not a run, not
-    writable, or the libraries for Parquet are not installed.
+    There is one file each for requests, chunks, telemetry and the run. Each repeat gets a subfolder with its name.
+    Existing files are replaced. Rows are written while the run file is read, so that large runs need not fit into
+    memory. Exit codes: 0 written; 2 not a run, not writable, or the libraries for Parquet are not installed.
     """
-    wanted = [(folder, form) for folder, form in ((parquet, "parquet"), (as_csv, "csv")) if folder is not None]
-    if not wanted:
-        raise PlanError("nothing says where the tables go.", "Name a folder: --parquet DIR, --csv DIR, or both.")
+    folders = {form: folder for form, folder in (("parquet", parquet), ("csv", as_csv)) if folder is not None}
+    if not folders:
+        raise PlanError("no folder for the tables.", "Name a folder: --parquet DIR, --csv DIR, or both.")
     if parquet is not None and find_spec("pyarrow") is None:
-        raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or take --csv DIR.")
-    from loadgen.analysis.export import export as written
+        raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or use --csv DIR.")
+    from loadgen.analysis.export import export as write_tables
     from loadgen.folders import FolderClaim
 
-    for each in runs_in(run):
-        for folder, form in wanted:
-            tables = folder if each == run else folder / each.name
+    for single_run in runs_in(run):
+        for form, folder in folders.items():
+            tables = folder if single_run == run else folder / single_run.name
             try:
                 with FolderClaim(tables, must_be_empty=False):
-                    files = written(each, tables, form)
+                    files = write_tables(single_run, tables, form)
             except OSError as error:
-                where = f"{error.filename or folder}: {error.strerror}"
-                raise OutputError(where, "Name a folder that can be written.") from error
+                message = f"{error.filename or folder}: {error.strerror}"
+                raise OutputError(message, "Name a writable folder.") from error
             if not quiet:
                 print(*files, sep="\n")

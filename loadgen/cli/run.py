@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Exit, Option
 
-from loadgen.cli.options import ADVANCED, OUTPUT, Catalog, PlanFile, merge_settings, run_command, seconds
+from loadgen.cli.options import ADVANCED, Catalog, PlanFile, RunFolder, merge_settings, run_command, seconds
 from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, write_results
 from loadgen.errors import PlanError
 
@@ -27,13 +27,12 @@ BIND_HELP = (
     "LOADGEN_TOKEN."
 )
 JOIN_HELP = "With --distributed: how long to wait for worker machines."
-OUT_HELP = "Folder for this run, which must be new. Default: runs/<time>-<server>-<label>."
 
 
 def run_load(
     settings: dict[str, Any],
     *,
-    out: Annotated[Path | None, Option(help=OUT_HELP, **OUTPUT)] = None,
+    out: RunFolder = None,
     distributed: Annotated[
         bool,
         Option("--distributed", help="Split the run over several machines that run `loadgen worker`.", **ADVANCED),

@@ -1,4 +1,4 @@
-"""`loadgen twin`: the constants of a server, from real runs of it, for `loadgen simulate --twin`."""
+"""The command `twin`: fit a model of a server to real runs, for `loadgen simulate --twin`."""
 
 from __future__ import annotations
 
@@ -22,120 +22,155 @@ if TYPE_CHECKING:
     from loadgen.studies.twin import Twin
     from loadgen.studies.twin_fitting import Observed
 
-MIN_DRAWS, MAX_DRAWS, TARGET_REQUESTS = 4, 24, 40_000
-"""Runs that an interval is made from: fewer of long ones."""
+MIN_DRAWS = 4
+MAX_DRAWS = 24
+TARGET_REQUESTS = 40_000
+"""Number of simulations for an interval: enough for TARGET_REQUESTS requests in total, within the two bounds."""
 MAX_CACHED_FRACTION = 0.05
-"""Of the prompts of a run that should be new to the server."""
+"""Largest fraction of cached prompt tokens in a run whose prompts should be new to the server."""
 CACHED_NOTE = (
-    "were in the server's prefix cache, and the twin takes them for computed. Run it again with another --seed."
+    "were in the server's prefix cache, but the twin counts them as computed. Run it again with another --seed."
 )
 WHOLE_RUN = "rates of the whole run, up to its last token"
-"""The report of a long open loop has a measuring window, and so other rates."""
+"""Marks rates that can differ from those in the report of a long open-loop run, which has a measurement window."""
 MAX_REQUESTS = 100_000
-"""Requests of which there is no interval."""
+"""Loads with more requests get no intervals, because simulating them takes minutes."""
 
 twin = Typer(
     no_args_is_help=True,
-    help="Estimate a server's constants from real runs of it; simulate takes them.",
+    help="Fit a twin: a model of a server, estimated from real runs.",
     **TYPER_DEFAULTS,
 )
-Runs = Annotated[list[Path], Argument(help="Folders of real runs of one server, as it stands.")]
+Runs = Annotated[list[Path], Argument(help="Folders of real runs of one server in one configuration.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
 @twin.command()
 def fit(
     runs: Runs,
-    out: Annotated[Path, Option(help="The file to write.")] = Path("twin.json"),
+    out: Annotated[Path, Option(help="File to write.")] = Path("twin.json"),
     rules: Annotated[
-        str | None, Option(help="Whose scheduler: vllm, tgi or lightllm; by default the server's.")
+        str | None, Option(help="Scheduler to simulate: vllm, tgi or lightllm. Default: that of the server.")
     ] = None,
-    vintage: Annotated[str, Option(help="Which generation of it: current or 2023.")] = "current",
-    gpu: Annotated[str | None, Option(help="What it ran on, such as H100; by default what the runs say.")] = None,
-    model: Annotated[str | None, Option(help="Its model, such as llama-3.1-8b, or a config.json.")] = None,
-    tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer.")] = None,
-    format_name: Annotated[str | None, Option("--format", help="Of weights: bf16, fp8, int8, int4, nvfp4.")] = None,
-    hardware: Annotated[Path | None, Option(help="A TOML file with more GPUs and models.")] = None,
-    kv_tokens: Annotated[int | None, Option(min=64, help="Tokens in its KV cache; else as its metrics say.")] = None,
-    running_limit: Annotated[int | None, Option(min=1, help="Sequences in a step; else as the runs show.")] = None,
-    step_tokens: Annotated[int | None, Option(min=1, help="Tokens in a step; else as the runs show.")] = None,
+    vintage: Annotated[str, Option(help="Generation of the scheduler: current or 2023.")] = "current",
+    gpu: Annotated[
+        str | None, Option(help="GPU of the server, such as H100. Default: as recorded in the runs.")
+    ] = None,
+    model: Annotated[str | None, Option(help="Model of the server, such as llama-3.1-8b, or a config.json.")] = None,
+    tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = None,
+    format_name: Annotated[
+        str | None, Option("--format", help="Weight format: bf16, fp8, int8, int4 or nvfp4.")
+    ] = None,
+    hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None,
+    kv_tokens: Annotated[
+        int | None, Option(min=64, help="KV cache size in tokens. Default: from the server's metrics.")
+    ] = None,
+    running_limit: Annotated[
+        int | None, Option(min=1, help="Maximum sequences in a step. Default: estimated from the runs.")
+    ] = None,
+    step_tokens: Annotated[
+        int | None, Option(min=1, help="Maximum tokens in a step. Default: estimated from the runs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the constants and limits with which a replay of these runs has the latencies that were measured.
+    """Estimate the constants and limits of a server from its runs.
 
-    Take a burst and a light load: one shows what prompts and many sequences cost, the other what few do. Prompts should
-    be new to the server: another --seed for each run. Exit codes: 0 written, 2 usage, or runs that cannot be used.
+    A simulation of the same requests then has the measured latencies. Use at least one burst, which shows the cost of
+    prompts and of many sequences, and one light load, which shows the cost of few. Prompts should be new to the server,
+    so use another --seed for each run. Exit codes: 0 written; 2 usage error, or unusable runs.
     """
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
     from loadgen.studies.twin_fitting import figures, fit, observed, simulate_run
 
-    read = [_read(path) for path in runs]
-    kind = str(read[0].header.server.get("name") or "")
-    if any(str(run.header.server.get("name") or "") != kind for run in read):
-        raise PlanError("these runs are of different servers", "Fit each server by itself.")
-    rules = rules or (kind if kind in ENGINES else "vllm")
-    named: dict[str, Any] = {"gpu": gpu, "model": model, "tensor": tp, "number_format": format_name}
-    told = _detected_hardware(read[0]) if not gpu else {}
-    named = told | {name: value for name, value in named.items() if value}
-    if named and not {"gpu", "model"} <= named.keys():
-        raise PlanError("a twin on known hardware takes --gpu and --model", "Name both, or neither.")
+    loaded = [_read(path) for path in runs]
+    backend = str(loaded[0].header.server.get("name") or "")
+    if any(str(run.header.server.get("name") or "") != backend for run in loaded):
+        raise PlanError("these runs are of different servers", "Fit a twin for each server separately.")
+    rules = rules or (backend if backend in ENGINES else "vllm")
+    options: dict[str, Any] = {"gpu": gpu, "model": model, "tensor": tp, "number_format": format_name}
+    deployed = _detected_hardware(loaded[0]) if not gpu else {}
+    deployed |= {name: value for name, value in options.items() if value}
+    if deployed and not {"gpu", "model"} <= deployed.keys():
+        raise PlanError("a twin on known hardware needs --gpu and --model", "Name both, or neither.")
     try:
         engine = find_engine(rules, vintage)
-        parts = {"tensor": named.get("tensor", 1), "format_name": named.get("number_format", "bf16"), "file": hardware}
-        deployment = engine.deployment(named["gpu"], named["model"], **parts) if named else None
-    except HardwareError as problem:
-        raise PlanError(str(problem)) from None
+        deployment = None
+        if deployed:
+            deployment = engine.deployment(
+                deployed["gpu"],
+                deployed["model"],
+                tensor=deployed.get("tensor", 1),
+                format_name=deployed.get("number_format", "bf16"),
+                file=hardware,
+            )
+    except HardwareError as error:
+        raise PlanError(str(error)) from None
     limits = {"kv_tokens": kv_tokens, "running_limit": running_limit, "step_tokens": step_tokens}
-    known = named | limits | {"vintage": vintage, "hardware": str(hardware or "")}
-    result = fit(read, rules, deployment, known)
-    for path, known_already in zip(runs, map(_cached_fraction, read), strict=True):
-        if known_already > MAX_CACHED_FRACTION:
-            print_error(f"{path}: {known_already:.0%} of its prompt tokens {CACHED_NOTE}")
-    write_text(out, json.dumps(_builtins(result), indent=1) + "\n", "Name another file with --out.")
+    known = deployed | limits | {"vintage": vintage, "hardware": str(hardware or "")}
+    result = fit(loaded, rules, deployment, known)
+    for path, run in zip(runs, loaded, strict=True):
+        cached = _cached_fraction(run)
+        if cached > MAX_CACHED_FRACTION:
+            print_error(f"{path}: {cached:.0%} of its prompt tokens {CACHED_NOTE}")
+    text = json.dumps(_builtins(result), indent=1)
+    write_text(out, f"{text}\n", "Name another file with --out.")
     if as_json:
-        print(json.dumps(_builtins(result), indent=1))
+        print(text)
         return
     print(_describe_twin(result))
-    for run in map(observed, read):
-        measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
-        replayed = {name: (each,) for name, each in simulate_run(run, result).items()}
-        print(f"\n{run.name}, replayed ({WHOLE_RUN})\n{_comparison_table(measured, replayed)}")
+    for measured_run in map(observed, loaded):
+        measured = figures(measured_run, measured_run.ttft_s, measured_run.tpot_s, measured_run.ended_s)
+        replayed = {name: (value,) for name, value in simulate_run(measured_run, result).items()}
+        print(f"\n{measured_run.name}, replayed ({WHOLE_RUN})\n{_comparison_table(measured, replayed)}")
     print(f"\n{out}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
 
 
 @twin.command()
 def check(
-    file: Annotated[Path, Argument(help="What `loadgen twin fit` wrote.")],
+    file: Annotated[Path, Argument(help="File that `loadgen twin fit` wrote.")],
     runs: Annotated[list[Path], Argument(help="Folders of other real runs of that server.")],
     as_json: AsJson = False,
 ) -> None:
-    """Predict the requests of other runs, sent when they were sent, beside what was measured.
+    """Compare the twin's predictions with other runs.
 
-    Exit codes: 0 printed, 2 usage, or runs that cannot be used.
+    The twin simulates the requests of each run at the times at which they were sent. Exit codes: 0 compared; 2 usage
+    error, or unusable runs.
     """
     from loadgen.studies.twin import read
     from loadgen.studies.twin_fitting import figures, observed
 
-    known = read(file)
-    told = {}
-    for run in map(observed, map(_read, runs)):
-        measured, result = figures(run, run.ttft_s, run.tpot_s, run.ended_s), predict_run(run, known)
-        told[run.name] = [
-            {"figure": each.figure, "measured": measured[each.figure]}
-            | {"predicted": each.value, "low": each.low, "high": each.high}
-            for each in result
+    fitted_twin = read(file)
+    comparisons = {}
+    for path in runs:
+        run = observed(_read(path))
+        measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
+        predictions = predict_run(run, fitted_twin)
+        comparisons[run.name] = [
+            {
+                "figure": prediction.figure,
+                "measured": measured[prediction.figure],
+                "predicted": prediction.value,
+                "low": prediction.low,
+                "high": prediction.high,
+            }
+            for prediction in predictions
         ]
         if not as_json:
-            intervals = {each.figure: (each.value, each.low, each.high) for each in result}
+            intervals = {
+                prediction.figure: (prediction.value, prediction.low, prediction.high) for prediction in predictions
+            }
             print(f"{run.name} ({WHOLE_RUN})\n{_comparison_table(measured, intervals)}\n")
     if as_json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(comparisons, indent=1))
 
 
-def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list[Predicted]:
-    """Figures of the plan on a twin, each with its 95 % interval; nothing is written. Empty for a load so long that it
-    would take minutes. Raises as loadgen.studies.simulate.run does."""
+def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Predicted]:
+    """Predict the figures of a plan on a twin, each with its 95 % interval. No file is written.
+
+    The plan is simulated once with the fitted constants and once with each of several draws of them. The list is empty
+    for loads of more than MAX_REQUESTS requests. Raises the same errors as loadgen.studies.simulate.run.
+    """
     from loadgen.analysis import prediction
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.compare.figures import RUN_VARIATION
@@ -143,56 +178,58 @@ def predict(plan: Plan, modelled: ServerModel, draws: int | None = None) -> list
     from loadgen.engine.prepare import build_schedule
     from loadgen.studies.simulate import in_memory
 
-    if modelled.twin is None:
-        raise PlanError("an interval is that of a twin", "Name one with --twin.")
+    if model.twin is None:
+        raise PlanError("intervals need a twin", "Name one with --twin.")
     requests = build_schedule(plan).count or TARGET_REQUESTS
     if requests > MAX_REQUESTS:
         return []
-    number = draws or min(MAX_DRAWS, max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests)), len(modelled.twin.draws))
+    affordable = max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests))
+    number = draws or min(MAX_DRAWS, affordable, len(model.twin.draws))
     central, *others = (
-        figures_of(summarise(in_memory(plan, modelled, draw)), thin=True) for draw in (None, *range(number))
+        figures_of(summarise(in_memory(plan, model, draw)), thin=True) for draw in (None, *range(number))
     )
-    return prediction.predict(central, others, modelled.twin.residual, RUN_VARIATION)
+    return prediction.predict(central, others, model.twin.residual, RUN_VARIATION)
 
 
-def predict_run(run: Observed, known: Twin) -> list[Predicted]:
-    """The same, of the requests of a run."""
+def predict_run(run: Observed, fitted_twin: Twin) -> list[Predicted]:
+    """Predict the figures for the requests of a run, each with its 95 % interval."""
     from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.studies.twin_fitting import simulate_run
 
-    central, *others = (simulate_run(run, known, draw) for draw in (None, *range(len(known.draws))))
-    return prediction.predict(central, others, known.residual, RUN_VARIATION)
+    draws = (None, *range(len(fitted_twin.draws)))
+    central, *others = (simulate_run(run, fitted_twin, draw) for draw in draws)
+    return prediction.predict(central, others, fitted_twin.residual, RUN_VARIATION)
 
 
 REAL_TIME_HINT = "Run it again with --speed 1."
 
 
 def _read(path: Path) -> Run:
-    """Read a run. Raises PlanError for a run in virtual time, and for one at another speed than real time.
+    """Read a run. Raises PlanError for a run that is not in real time.
 
-    A twin's constants are seconds, bytes and FLOPs of hardware. Times of a clock that runs five times faster would give
-    five times the memory bandwidth, and a twin that predicts nothing that exists.
+    A twin's constants describe hardware in seconds, bytes and FLOPs. A clock that runs five times faster would give
+    five times the memory bandwidth, and the twin would describe no existing hardware.
     """
     from loadgen.analysis.run import runfile
 
     run = runfile.read(path)
     if run.header.server.get("virtual"):
-        raise PlanError(f"{path} was simulated", "Fit runs of the server itself.")
+        raise PlanError(f"{path} was simulated", "Use runs of a real server.")
     server = run.header.server
     if server.get("simulated") and server.get("speed") is None:
-        raise PlanError(f"{path} is of a simulated server at unknown speed, and a twin is of real time", REAL_TIME_HINT)
+        raise PlanError(f"{path} is of a simulated server at unknown speed, but a twin needs real time", REAL_TIME_HINT)
     speed = server.get("speed") or 1
     if speed != 1:
         raise PlanError(
-            f"{path} is of a simulated server at {speed:g} times speed, and a twin is of real time",
+            f"{path} is of a simulated server at {speed:g} times real time, but a twin needs real time",
             REAL_TIME_HINT,
         )
     return run
 
 
 def _detected_hardware(run: Run) -> dict[str, Any]:
-    """What the run itself says of GPU and model, as names of the hardware tables; nothing where either is unknown."""
+    """Return GPU and model of a run, as names in the hardware tables. Empty if either is unknown."""
     from loadgen.analysis.build_summary import summarise
 
     limit = summarise(run).limit
@@ -202,55 +239,69 @@ def _detected_hardware(run: Run) -> dict[str, Any]:
 
 
 def _cached_fraction(run: Run) -> float:
-    """The share of its prompt tokens that the server knew already, where the workload repeats none."""
+    """Return the fraction of prompt tokens that the server had in its cache. 0 for workloads that repeat prompts."""
     from loadgen.analysis.hardware_limit import CACHED
 
-    seen = [line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values]
-    if not seen or str(run.header.plan.get("workload") or "").startswith(CACHED):
+    samples = [
+        line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values
+    ]
+    if not samples or str(run.header.plan.get("workload") or "").startswith(CACHED):
         return 0.0
-    cached, computed = (
-        seen[-1].get(name, 0) - seen[0].get(name, 0) for name in ("cached_prompt_tokens", "prompt_tokens")
-    )
-    return float(cached / computed) if computed else 0.0
+    first, last = samples[0], samples[-1]
+    cached = last.get("cached_prompt_tokens", 0) - first.get("cached_prompt_tokens", 0)
+    total = last.get("prompt_tokens", 0) - first.get("prompt_tokens", 0)
+    return float(cached / total) if total else 0.0
 
 
-def _builtins(found: Twin) -> Any:
+def _builtins(fitted_twin: Twin) -> Any:
     from msgspec import to_builtins
 
-    return to_builtins(found)
+    return to_builtins(fitted_twin)
 
 
-def _describe_twin(found: Twin) -> str:
-    """Its constants and its limits."""
+def _describe_twin(fitted_twin: Twin) -> str:
+    """Return the constants and limits of a twin as text."""
     from loadgen.analysis.format import duration, percent
     from loadgen.analysis.hardware import align_columns
 
     rows = [("", "", "95 %")]
-    for name, each in found.constants.items():
-        value, low, high = map(duration if each.unit == "s" else percent, (each.value, each.low, each.high))
-        rows.append((f"{name}: {each.meaning}", value, f"{low} to {high}"))
-    where = f"{found.tensor} x {found.gpu}, {found.model}, {found.number_format}" if found.gpu else "hardware unknown"
-    number = sum(int(run["requests"]) for run in found.runs)
-    limits = {"running_limit": found.running_limit, "step_tokens": found.step_tokens}
-    told = [f"{name} {value:,}" for name, value in ({"kv_tokens": found.kv_tokens} | limits).items() if value]
-    lines = align_columns(rows).splitlines()
-    head = f"Twin of {found.server} {found.server_version}, {where}: {number:,} requests of {len(found.runs)} runs"
-    return "\n".join(
-        [head, "", *lines, "", f"Limits: {', '.join(told)}; others as the rules of {found.rules} have them."]
-    )
+    for name, constant in fitted_twin.constants.items():
+        text = duration if constant.unit == "s" else percent
+        interval = f"{text(constant.low)} to {text(constant.high)}"
+        rows.append((f"{name}: {constant.meaning}", text(constant.value), interval))
+    hardware = "hardware unknown"
+    if fitted_twin.gpu:
+        gpus = f"{fitted_twin.tensor} x {fitted_twin.gpu}"
+        hardware = f"{gpus}, {fitted_twin.model}, {fitted_twin.number_format}"
+    requests = sum(int(run["requests"]) for run in fitted_twin.runs)
+    server = f"{fitted_twin.server} {fitted_twin.server_version}"
+    heading = f"Twin of {server}, {hardware}: {requests:,} requests of {len(fitted_twin.runs)} runs"
+    limits = {
+        "kv_tokens": fitted_twin.kv_tokens,
+        "running_limit": fitted_twin.running_limit,
+        "step_tokens": fitted_twin.step_tokens,
+    }
+    known_limits = ", ".join(f"{name} {value:,}" for name, value in limits.items() if value)
+    footer = f"Limits: {known_limits}; all others are the defaults of {fitted_twin.rules}."
+    return f"{heading}\n\n{align_columns(rows).rstrip()}\n\n{footer}"
 
 
-def _comparison_table(measured: Mapping[str, float | None], told: Mapping[str, Sequence[float | None]]) -> str:
-    """Measured and predicted figures, and by how much the second is off."""
+def _comparison_table(measured: Mapping[str, float | None], predicted: Mapping[str, Sequence[float | None]]) -> str:
+    """Return a table of measured and predicted figures with the error of each prediction.
+
+    A prediction is a value, optionally followed by the ends of its interval.
+    """
     from loadgen.analysis.format import figure_title, significant, unit_of
     from loadgen.analysis.hardware import align_columns
 
     rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95 %")]
-    for name, (value, *ends) in told.items():
-        was = measured.get(name)
-        if was and value:
-            factor, unit = unit_of(name, was)
+    for name, (value, *ends) in predicted.items():
+        true_value = measured.get(name)
+        if true_value and value:
+            factor, unit = unit_of(name, true_value)
             interval = " to ".join(significant((end or 0) * factor) for end in ends)
-            figure = [significant(each * factor) for each in (was, value)]
-            rows.append((figure_title(name), *figure, unit, f"{100 * (value / was - 1):+.1f} %", interval))
-    return align_columns(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])
+            error = f"{100 * (value / true_value - 1):+.1f} %"
+            cells = (significant(true_value * factor), significant(value * factor), unit, error, interval)
+            rows.append((figure_title(name), *cells))
+    has_intervals = any(row[-1] for row in rows[1:])
+    return align_columns(rows if has_intervals else [row[:-1] for row in rows])

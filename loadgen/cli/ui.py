@@ -1,4 +1,4 @@
-"""`loadgen ui`: Locust's web page on this server, with exact latencies; or the same without a page."""
+"""The command `ui`: Locust's web page with exact latencies, or the same load without a page (--headless)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
 STOP_TIMEOUT_S = 60
-"""Without a page, users finish what they have begun; after so long they are cut off."""
+"""Time for users to finish their requests at the end of a --headless run. After it they are cancelled."""
 
 
 def _output(
     *,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
-    report: Annotated[bool, Option("--report/--no-report", help="--headless: write report.html.", **ADVANCED)] = True,
+    report: Annotated[
+        bool, Option("--report/--no-report", help="With --headless: write report.html.", **ADVANCED)
+    ] = True,
     as_json: Annotated[
-        bool, Option("--json", help="--headless: print summary.json and nothing else.", **OUTPUT)
+        bool, Option("--json", help="With --headless: print summary.json and nothing else.", **OUTPUT)
     ] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
@@ -38,35 +40,38 @@ def _output(
 @run_command(_output, interactive=True, defaults={"label": "ui"}, also={"output_tokens": ("--n-tokens",)})
 def ui(
     settings: dict[str, Any],
-    users: Annotated[int, Option(help="Users to start with; the page changes them while they run.", **LOAD)] = 1,
-    spawn_rate: Annotated[float, Option(help="Users started per second.", **LOAD)] = 10.0,
+    users: Annotated[int, Option(help="Initial number of users. The page can change it during a run.", **LOAD)] = 1,
+    spawn_rate: Annotated[float, Option(help="Number of users to start per second.", **LOAD)] = 10.0,
     run_time_s: Annotated[
-        float | None, Option("--run-time", parser=seconds, metavar="T", help="After which the users stop.", **LOAD)
+        float | None,
+        Option("--run-time", parser=seconds, metavar="T", help="Time after which the users stop.", **LOAD),
     ] = None,
     headless: Annotated[
-        bool, Option("--headless", help="No page: start at once, stop after --run-time.", **LOAD)
+        bool, Option("--headless", help="Start without a page and stop after --run-time.", **LOAD)
     ] = False,
     host: Annotated[
-        str, Option(help="Address of the page; other machines reach only what is not loopback.", **ADVANCED)
+        str, Option(help="Address of the page. Other machines cannot reach a loopback address.", **ADVANCED)
     ] = "127.0.0.1",
     port: Annotated[int, Option(help="Port of the page.", **ADVANCED)] = 8089,
     locustfile: Annotated[
-        Path | None, Option(help="Users of your own, from loadgen.interactive.user.", **ADVANCED)
+        Path | None,
+        Option(help="Python file with your own users, derived from those in loadgen.interactive.user.", **ADVANCED),
     ] = None,
     out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.", **OUTPUT)] = None,
     **shared: Any,
 ) -> None:
-    """Explore by hand: Locust's web page, on loopback, with exact latencies. Each start makes a run of its own.
+    """Control the load by hand on Locust's web page.
 
-    Needs the extra `ui`. With --headless it ends as `loadgen burst` does. Exit codes: 0 ok, 1 some requests failed, 2
-    usage, 3 server not reachable or not the one named, 4 an --assert failed, 5 the client was the limit, 6 an --assert
-    is inconclusive, 130 interrupted.
+    Latencies are exact, and each start of the load is a separate run. The page is on loopback. Needs the extra `ui`.
+    With --headless it ends like `loadgen burst`. Exit codes: 0 all requests complete; 1 some requests failed; 2 usage
+    error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6 an
+    --assert is inconclusive; 130 interrupted.
     """
     if headless and run_time_s is None:
-        raise PlanError("--headless would never end", "Say how long with --run-time.")
+        raise PlanError("--headless would never end", "Limit the run with --run-time.")
     from loadgen.interactive import interactive_plan, locust_option
 
-    interactive_plan(settings)  # mistakes are told before anything is started
+    interactive_plan(settings)  # reports mistakes before Locust is started
     _check_locustfile(locustfile)
     output, report = _output(**shared)
     words = ["-f", str(locustfile or LOCUSTFILE), "--users", str(users), "--spawn-rate", str(spawn_rate)]
@@ -76,16 +81,18 @@ def ui(
         words += ["--web-host", host, "--web-port", str(port)]
     if run_time_s is not None:
         words += ["--run-time", str(max(1, round(run_time_s)))]
-    ours = {locust_option(name): value for name, value in (settings | ({"out": out} if out else {})).items()}
-    for name, value in ours.items():
-        several = value if isinstance(value, list) else [value]
-        words += [name if each is True else f"{name}={each}" for each in several if each is not False]
-    words += ["--no-ignore-eos"] if settings.get("ignore_eos") is False else []
+    own_settings = settings | {"out": out} if out else settings
+    for name, value in own_settings.items():
+        option = locust_option(name)
+        values = value if isinstance(value, list) else [value]
+        words += [option if item is True else f"{option}={item}" for item in values if item is not False]
+    if settings.get("ignore_eos") is False:
+        words.append("--no-ignore-eos")
     session = _run_locust(words, quiet=shared["quiet"] or shared["as_json"])
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
     if headless and not session.folders:
-        raise PlanError("nothing was started within --run-time", "Give it more time.")
+        raise PlanError("no user was started within --run-time", "Use a longer --run-time.")
     if headless:
         raise Exit(write_results(output, session.folders[0], report=report))
     for folder in session.folders:
@@ -103,7 +110,7 @@ def _check_locustfile(file: Path | None) -> None:
 
 
 def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
-    """Locust's own main, to its end. From here on gevent has this process; its asyncio is not used."""
+    """Run Locust until it ends. gevent then controls this process, so asyncio cannot be used in it."""
     try:
         from locust.main import main
     except ImportError as error:
@@ -114,14 +121,16 @@ def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
     from loadgen.servers.auth import redact
 
     if quiet:
-        logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its closing tables heed no level
-    command, sys.argv = sys.argv, ["locust", *arguments, *(["--loglevel", "ERROR"] if quiet else [])]
-    SESSION.command = redact(["loadgen", *command[1:]])
+        logging.getLogger("locust.stats_logger").addFilter(lambda _: False)  # its final tables ignore the log level
+        arguments = [*arguments, "--loglevel", "ERROR"]
+    own_arguments = sys.argv
+    SESSION.command = redact(["loadgen", *own_arguments[1:]])
+    sys.argv = ["locust", *arguments]
     try:
         main()
     except SystemExit as end:
         if end.code == EXIT_USAGE and SESSION.target is None and SESSION.failed is None:
             raise
     finally:
-        sys.argv = command
+        sys.argv = own_arguments
     return SESSION

@@ -49,7 +49,7 @@ def test_by_loadgen_servers(desk: Desk, server: str, way: str) -> None:
     assert told["facts"]["ready_s"] > 0
     assert told["facts"]["image"] == f"{IMAGES[server]}:stand-in"
     again = desk.servers("up", server, "--model", "tiny").out
-    assert f"was running already at {url}" in again
+    assert f"was already running at {url}" in again
     assert f"--url {url}" in again
     until_s = time.monotonic() + 60
     while "(starting)" in (status := desk.servers("status", server, code=(0, 3)).out) and time.monotonic() < until_s:

@@ -285,7 +285,7 @@ def test_the_commands_speak_of_a_host_in_the_hosts_file(docker: Docker, url: str
     assert (status.returncode, "running (healthy) on gpu-a" in status.stdout) == (0, True)
     assert "Loading safetensors" in servers("logs", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
     again = servers("up", "--server", "vllm", "--host", "gpu-a", "--model", "tiny", folder=tmp_path)
-    assert f"vllm 0.32.0 was running already at {url}" in again.stdout
+    assert f"vllm 0.32.0 was already running at {url}" in again.stdout
     assert "vllm on gpu-a: down" in servers("down", "--server", "vllm", "--host", "gpu-a", folder=tmp_path).stdout
     docker.call("down")
 
@@ -296,7 +296,7 @@ def test_a_server_that_is_down_has_no_log(docker: Docker, tmp_path: Path) -> Non
     for more in ([], ["--launch", "process"]):
         done = servers("logs", "--server", "vllm", *more, folder=tmp_path)
         assert (done.returncode, done.stdout) == (3, "")
-        assert "vllm is down on local: it has no log here" in done.stderr
+        assert "vllm is down on local, so it has no log" in done.stderr
         assert "local-vllm.log" in done.stderr
 
 

@@ -263,7 +263,7 @@ def test_the_commands_find_what_an_earlier_one_left(python: Path) -> None:
     status = loadgen("status", "--server", "vllm")
     assert (status.returncode, f"ready at {there.url}" in status.stdout) == (0, True)
     assert f"ready {there.url}" in loadgen("logs", "--server", "vllm").stdout
-    assert f"process {there.pid} ended" in loadgen("down", "--server", "vllm").stdout
+    assert f"process {there.pid} stopped" in loadgen("down", "--server", "vllm").stdout
     status = loadgen("status", "--server", "vllm", "--launch", "process")
     assert (status.returncode, status.stdout.split()) == (3, ["vllm", "down"])
 
@@ -274,7 +274,7 @@ def test_a_server_that_died_by_itself_is_said_to_have(python: Path) -> None:
     process.end_process(left.pid)
     status = loadgen("status", "--server", "vllm")
     assert status.returncode == 3
-    assert f"ended by itself; its log is in {left.log}" in status.stdout
+    assert f"ended unexpectedly; its log is in {left.log}" in status.stdout
     assert process.read_background_server("vllm") is None
 
 
@@ -294,9 +294,9 @@ def test_a_simulated_server_can_be_left_running(tmp_path: Path) -> None:
     [
         (["up", "--server", "sglang"], "unknown; choose vllm, tgi, lightllm"),
         (["up", "--server", "vllm", "--launch", "podman"], "unknown; choose compose, process, simulated"),
-        (["up", "--server", "vllm", "--host", "gpu-z"], "unknown; there are local"),
-        (["up", "--server", "vllm", "--python", "/usr/bin/python3"], "--launch compose takes no --python"),
-        (["up", "--server", "vllm", "--", "--dtype", "half"], "takes no options after --"),
+        (["up", "--server", "vllm", "--host", "gpu-z"], "unknown; choose local"),
+        (["up", "--server", "vllm", "--python", "/usr/bin/python3"], "--launch compose does not take --python"),
+        (["up", "--server", "vllm", "--", "--dtype", "half"], "does not take options after --"),
         (["up", "--server", "vllm", "--launch", "process"], "needs --model"),
         (["up", "--server", "vllm", "--hosts", "none.toml"], "cannot read none.toml"),
     ],

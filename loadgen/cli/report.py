@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -76,7 +76,7 @@ def report(
     )
     if are_sweeps and (assertions or goodput or junit or not all(map(is_sweep, runs))):
         raise PlanError(
-            "sweeps cannot be combined with other runs, --assert, --goodput or --junit: they have their own objectives.",
+            "sweeps have their own objectives and cannot be combined with other runs, --assert, --goodput or --junit.",
             "Name only sweeps.",
         )
     if indexed and (assertions or goodput or junit):

@@ -1,5 +1,7 @@
-"""What gets one into a server: its resolved address, headers, an API key among them, and how certificates are checked.
-And the secrets among them, which no text may hold that is kept or shown."""
+"""Access to the server under test: its address, request headers with an API key, and TLS settings.
+
+The module also knows every secret of the process and removes them from all text that is stored or shown.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,6 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
@@ -29,16 +30,16 @@ HIDDEN = "***"
 CA_BYTES = 1 << 24
 """Maximum size of a file of certificate authorities; those of an operating system are about 0.2 MB."""
 MIN_SECRET_LENGTH = 6
-"""Characters of the shortest secret that `hide_secrets` looks for: a shorter one would be found in ordinary words."""
+"""Length in characters of the shortest secret that `hide_secrets` removes. Shorter ones occur in ordinary words."""
 _FRAMING = ("content-length", "transfer-encoding", "connection")
-"""Headers that say where a request ends: only who writes it knows."""
-_SECRET = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
-_VALUE = re.compile(
+"""Headers that define where a request ends. Only the code that writes the request may set them."""
+_SECRET_NAME = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
     r"(?i:bearer|basic) +[^ $]|\b(?:sk|pk|hf|gh[a-z]|xox[a-z])[-_]\w{4}|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[^\s$]{32}"
 )
-"""How the values of secrets begin, whatever the header is called."""
-_NAMED = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
-"""Options of servers and variables that hold secrets; `--max-tokens` and `--api-key-env` hold none."""
+"""Matches how secrets begin, whatever the name of the header."""
+_SECRET_OPTION = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
+"""Names of options and environment variables that hold secrets. `--max-tokens` and `--api-key-env` do not match."""
 _CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password|secret|sig|token).*)")
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
@@ -46,71 +47,93 @@ _known: set[str] = set()
 
 
 class Access(NamedTuple):
-    """How to get at a server: never written to the Run."""
+    """Credentials and TLS settings for one server. They are never written to the Run."""
 
-    headers: dict[str, str] = {}  # noqa: RUF012 - nobody writes to it
-    """What each request carries."""
+    headers: dict[str, str] = {}  # noqa: RUF012 - never modified
+    """Headers of every request."""
     tls: ssl.SSLContext | None = None
-    """How certificates are checked, if not against the system's: reading those takes 90 ms, of who speaks TLS only."""
+    """TLS settings. None: the system's certificate authorities, loaded only for https because that takes 90 ms."""
 
 
 NO_AUTH = Access()
-"""Of a server that asks for nothing."""
+"""Access to a server that requires no key."""
 
 
 def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The secret that an environment variable holds, or "". Mounted ones end in a newline. Raises SecretError, which
-    does not show it."""
+    """Return the secret in an environment variable and register it; "" if the variable is not set.
+
+    White space around it is dropped, because mounted secrets end in a newline. Raises SecretError, whose message does
+    not contain the secret."""
     secret = environ.get(variable, "").strip()
     if not re.fullmatch("[ -~]*", secret):
-        what = "line breaks, control characters or letters beyond ASCII"
-        raise SecretError(f"{variable}: no key holds {what}", f"Set it to the key alone: export {variable}=...")
-    register_secret(secret, of=secret and variable)
+        raise SecretError(
+            f"{variable}: a key cannot contain line breaks, control characters or non-ASCII letters",
+            f"Set it to the key alone: export {variable}=...",
+        )
+    register_secret(secret, source=secret and variable)
     return secret
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
-    """The header of an API key, where there is one."""
+    """Return the Authorization header for an API key; an empty dict without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def register_secret(text: str, *, of: str = "") -> None:
-    """Register a secret with `hide_secrets`: the text and each of its words, also as JSON, URLs and HTML write them, in
-    any case. Raises SecretError if `of` names the secret and every word is too short to be hidden."""
-    parts = {*([] if text.count(" ") == 1 else [text]), *(each.strip("\"'") for each in _WORD.findall(text))}
+def register_secret(text: str, *, source: str = "") -> None:
+    """Make `hide_secrets` remove this text and each of its words from now on.
+
+    The forms in JSON, URLs and HTML are registered too, each also in lower and upper case. With `source`, the name of
+    the option or variable that holds the secret, raises SecretError if every word is too short to be hidden."""
+    parts = {word.strip("\"'") for word in _WORD.findall(text)}
+    if text.count(" ") != 1:
+        parts.add(text)
     words = {word for word in parts if len(word) >= MIN_SECRET_LENGTH and word.lower() != "bearer"}
-    if of and not words:
-        what = f"a secret of fewer than {MIN_SECRET_LENGTH} characters cannot be kept out of runs and reports"
-        raise SecretError(f"{of}: {what}", "Give the server a longer one; leave it out if the server asks for none.")
+    if source and not words:
+        raise SecretError(
+            f"{source}: a secret of fewer than {MIN_SECRET_LENGTH} characters cannot be kept out of runs and reports",
+            "Give the server a longer secret, or leave it out if the server requires none.",
+        )
     for word in words:
-        if word not in _known:
-            spelled = json.dumps(word)[1:-1]
-            for each in (word, spelled, spelled.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
-                _known.update((each, each.lower(), each.upper()))
-            with suppress(ValueError):  # Basic carries a name and a password
-                carried = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
-                register_secret(carried.partition(":")[2])
+        if word in _known:
+            continue
+        in_json = json.dumps(word)[1:-1]
+        for form in (word, in_json, in_json.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
+            _known.update((form, form.lower(), form.upper()))
+        with suppress(ValueError):  # Basic authentication encodes `user:password`
+            user_and_password = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
+            register_secret(user_and_password.partition(":")[2])
 
 
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
-    """Without the secrets that are known. Unless only `whole` ones are meant, also without what is left of one that was
-    cut: half of it, or sixteen characters."""
+    """Return the text with every registered secret replaced by `***`.
+
+    The first or last part of a secret that was cut is replaced too if it has 16 characters or half of the secret's
+    length. With `whole` only complete secrets are replaced."""
     if not (_known and text):
         return text
     if isinstance(text, bytes):
         return hide_secrets(text.decode("utf-8", "surrogateescape"), whole=whole).encode("utf-8", "surrogateescape")
-    for cut, secret in product((False,) if whole else (False, True), sorted(_known, key=len, reverse=True)):
-        minimum = min(16, max(MIN_SECRET_LENGTH, len(secret) // 2)) if cut else len(secret)
+    longest_first = sorted(_known, key=len, reverse=True)
+    for secret in longest_first:
+        if secret in text:
+            text = text.replace(secret, HIDDEN)
+    if whole:
+        return text
+    for secret in longest_first:
+        minimum = min(16, max(MIN_SECRET_LENGTH, len(secret) // 2))
         if secret[:minimum] in text:
-            text = _without(text, secret[:minimum], secret[minimum:])
-        if cut and secret[-minimum:] in text:  # its end, and what goes before
-            text = _without(text[::-1], secret[: -minimum - 1 : -1], secret[-minimum - 1 :: -1])[::-1]
+            text = _hide_part(text, secret[:minimum], secret[minimum:])
+        if secret[-minimum:] in text:
+            # The last part of a secret is hidden by reading the text and the secret backwards.
+            backwards = secret[::-1]
+            text = _hide_part(text[::-1], backwards[:minimum], backwards[minimum:])[::-1]
     return text
 
 
-def _without(text: str, begin: str, more: str) -> str:
-    first, *rest = text.split(begin)
-    return first + "".join(HIDDEN + each[len(commonprefix([each, more])) :] for each in rest)  # noqa: RUF071 - of texts
+def _hide_part(text: str, begin: str, rest: str) -> str:
+    """Replace every occurrence of `begin`, and as much of `rest` as follows it, by `***`."""
+    first, *others = text.split(begin)
+    return first + "".join(HIDDEN + part[len(commonprefix([part, rest])) :] for part in others)  # noqa: RUF071 - texts, not paths
 
 
 def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
@@ -130,18 +153,19 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
 
 
 def require_no_credentials(url: str) -> str:
-    """This URL. Raises SecretError for one with credentials, which would be kept with the run."""
-    if result := _CREDENTIALS.match(url):
+    """Return the URL unchanged. Raises SecretError for a URL with credentials, because URLs are stored with the run."""
+    result = _CREDENTIALS.match(url)
+    if result:
         register_secret((result[1] or result[2]).replace(":", " ").replace("&", " "))
         raise SecretError(
-            "a URL holds no user, password or ?key=...: it is kept with the run",
-            "Put a key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
+            "a URL must not contain a user, a password or ?key=...: it is stored with the run",
+            "Put the key into LOADGEN_API_KEY (--api-key-env), or use --header 'Authorization: $NAME'.",
         )
     return url
 
 
 def check_ca_file(file: Path | None) -> Path | None:
-    """A file of authorities. Raises ValueError."""
+    """Return the path unchanged. Raises ValueError unless the file holds certificates of authorities in PEM."""
     try:
         if file:
             tls_context(file)
@@ -152,28 +176,31 @@ def check_ca_file(file: Path | None) -> Path | None:
 
 
 def normalise_url(url: str) -> str:
-    """The URL with its host's name in ASCII. Raises ValueError, and what `require_no_credentials` raises."""
+    """Return the URL with an international host name in its ASCII form.
+
+    Raises ValueError for an invalid URL, and SecretError for one with credentials."""
     require_no_credentials(url)
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     if re.search(r"[\x00-\x20\x7f]", url):
-        raise ValueError("has a blank or a control character in it")
+        raise ValueError("must not contain blanks or control characters")
     try:
         parts = urlsplit(url)
-        port, host = parts.port, (parts.hostname or "").encode("idna").decode()
+        port = parts.port
+        host = (parts.hostname or "").encode("idna").decode()
     except ValueError as error:
-        raise ValueError(f"is no URL: {error}") from None
+        raise ValueError(f"is not a valid URL: {error}") from None
     if not 0 < len(host) < 254:
-        raise ValueError("names no host that can be: http://HOST:PORT")
+        raise ValueError("has no valid host name: write http://HOST:PORT")
     if not parts.path.isascii() or parts.query or parts.fragment:
-        raise ValueError("may have a path, with what is not ASCII as %C3%BC, and nothing behind it")
+        raise ValueError("may end in a path, in ASCII (write ü as %C3%BC), but not in a query or a fragment")
     if not parts.netloc.isascii():
         parts = parts._replace(netloc=host if port is None else f"{host}:{port}")
     return urlunsplit(parts)
 
 
 def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """These headers as they are written. Raises ValueError."""
+    """Return the header lines unchanged. Raises ValueError for a malformed one and for a header that loadgen sets."""
     for line in lines:
         result = HEADER.fullmatch(line)
         if not result:
@@ -184,33 +211,41 @@ def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def redact_header(line: str) -> str:
-    """A header as it may be kept: in place of a secret, the environment variable that may hold it."""
+    """Return a header line that may be stored. A secret is replaced by the name of an environment variable for it."""
     name, colon, value = line.partition(":")
-    if not colon:  # no header at all
+    if not colon:  # not a header
         return line if re.fullmatch("[A-Za-z-]*", line) else "..."
-    secret = _VALUE.search(value) or (_SECRET.search(name) and not _VARIABLE.search(value))
-    return f"{name}: ${re.sub(r'[^A-Za-z0-9]', '_', name).upper()}" if secret else line
+    is_secret = _SECRET_VALUE.search(value) or (_SECRET_NAME.search(name) and not _VARIABLE.search(value))
+    if not is_secret:
+        return line
+    variable = re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+    return f"{name}: ${variable}"
 
 
-def redact(given: Any, name: str = "") -> Any:
-    """Settings or a command line as they may be kept. Secrets in headers, options and variables are known from now on.
-    `name` is what stands before them."""
-    if isinstance(given, Mapping):
-        return {key: redact(value, str(key)) for key, value in given.items()}
-    if isinstance(given, list | tuple):
-        names = [name] * len(given) if name == "header" else ["", *given]
-        return [redact(each, str(before)) for before, each in zip(names, given, strict=False)]
-    option, equals, value = given.partition("=") if isinstance(given, str) else ("", "", "")
+def redact(value: Any, name: str = "") -> Any:
+    """Return settings or the words of a command line in a form that may be stored.
+
+    Secrets in headers, options and environment variables are replaced, and registered with `hide_secrets`. `name` is
+    the key of a setting, or the word before this one."""
+    if isinstance(value, Mapping):
+        return {key: redact(member, str(key)) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        names = [name] * len(value) if name == "header" else ["", *value]
+        return [redact(item, str(before)) for before, item in zip(names, value, strict=False)]
+    if not isinstance(value, str):
+        return value
+    option, equals, argument = value.partition("=")
     if equals and option.startswith("--"):
-        return f"{option}={redact(value, option)}"
-    name, retained = name.lstrip("-"), given
+        return f"{option}={redact(argument, option)}"
+    name = name.lstrip("-")
+    redacted = value
     if option and name == "header":
-        retained = redact_header(given)
-    elif option and _NAMED.fullmatch(name) and not given.startswith("-"):
-        retained = "..."
-    if retained != given:
-        register_secret(given.partition(":")[2] if name == "header" else given)
-    return retained
+        redacted = redact_header(value)
+    elif option and _SECRET_OPTION.fullmatch(name) and not value.startswith("-"):
+        redacted = "..."
+    if redacted != value:
+        register_secret(value.partition(":")[2] if name == "header" else value)
+    return redacted
 
 
 Address = tuple[int, tuple[Any, ...]]
@@ -218,38 +253,38 @@ Address = tuple[int, tuple[Any, ...]]
 
 
 def address_text(address: Address) -> str:
-    """Return the address as people write it, without the port."""
+    """Return the IP address as text, without the port."""
     return str(address[1][0])
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the load goes: the server's addresses, and how to speak to the server."""
+    """The resolved address of the server under test, and the TLS settings of connections to it."""
 
     host: str
     port: int
     path: str  # Path prefix of the URL, without a trailing slash
     tls: ssl.SSLContext | None
-    addresses: tuple[Address, ...]  # Those that connections use, at least one
-    unused: Mapping[
-        str, str
-    ] = {}  # Other addresses of the name, and why each is not used (loadgen.servers.wire.addresses)
+    addresses: tuple[Address, ...]  # Addresses that connections use, at least one
+    unused: Mapping[str, str] = {}
+    """Other addresses of the host, with the reason why each is not used (see loadgen.servers.wire.addresses)."""
 
     @property
     def host_field(self) -> str:
-        """The Host header field: brackets around IPv6, and the port where it is not the scheme's own."""
+        """The value of the Host header: IPv6 addresses in brackets, and the port unless it is the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the header of a run says of the addresses."""
+        """The addresses, as the header of a run stores them."""
         unused = {"addresses_unused": dict(self.unused)} if self.unused else {}
         return {"addresses": [address_text(address) for address in self.addresses], **unused}
 
 
 def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve an http:// or https:// URL to every address of its host. Without `tls` the system's certificate
-    authorities are trusted. Raises OSError when the host's name has no address."""
+    """Resolve an http:// or https:// URL to every address of its host.
+
+    Without `tls` the system's certificate authorities are trusted. Raises OSError if the host name has no address."""
     parts = urlsplit(url)
     host = parts.hostname or "127.0.0.1"
     secure = parts.scheme == "https"
@@ -262,7 +297,7 @@ def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
 
 
 def connection_error(error: OSError | TimeoutError) -> str:
-    """Return why a connection failed, in the system's words: asyncio's would name the address instead of the cause."""
+    """Return the reason of a failed connection in the system's words. asyncio's message names only the address."""
     import ssl
 
     if isinstance(error, TimeoutError):

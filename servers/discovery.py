@@ -1,4 +1,7 @@
-"""Which server answers, who it is, what its limits are and how many tokens it counts: asked before anything is sent."""
+"""Finds the server under test and reads its version, model and limits before a run sends anything.
+
+The module also compares a load with the server's limits, and lets the server count the tokens of prompts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from loadgen.workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2
 MODELS_LISTED = 20
-"""Names of models that a message lists."""
+"""Maximum number of models that an error message names."""
 
 
 def resolve(
@@ -47,19 +50,22 @@ def resolve(
     model: str | None = None,
     access: Access = NO_AUTH,
 ) -> ServerFacts | None:
-    """Find the server, or None: then the simulated one is meant. `url` wins, then LOADGEN_<SERVER>_URL; what answers
-    there must be the server named. Then the usual port on this machine, if the server named answers there. `real` makes
-    finding none an error. Raises what `probe` raises."""
-    kind = BACKENDS[server]
-    if given := url or environ.get(kind.url_variable):
-        return probe(given, server, model=model, access=access)
-    if not kind.port:
-        raise UnreachableError(f"--server {server} has no usual port", f"pass --url, or set {kind.url_variable}")
-    # A plain connect keeps the common case, no server, below a millisecond: no HTTP client is imported for it.
-    here = f"http://127.0.0.1:{kind.port}"
+    """Find the requested server. Return None if none runs, so that a simulated server can take its place.
+
+    The URL comes from `url` or from LOADGEN_<SERVER>_URL, and the requested server must answer there. Without a URL the
+    server's default port on this machine is tried. With `real` a missing server is an error. Raises the errors of
+    `probe`."""
+    backend = BACKENDS[server]
+    requested_url = url or environ.get(backend.url_variable)
+    if requested_url:
+        return probe(requested_url, server, model=model, access=access)
+    if not backend.port:
+        raise UnreachableError(f"--server {server} has no default port", f"pass --url, or set {backend.url_variable}")
+    # Usually no server runs. A plain connect finds that out within a millisecond, without importing an HTTP client.
+    local_url = f"http://127.0.0.1:{backend.port}"
     try:
-        socket.create_connection(("127.0.0.1", kind.port), CONNECT_TIMEOUT_S).close()
-        return probe(here, server, model=model, access=access)
+        socket.create_connection(("127.0.0.1", backend.port), CONNECT_TIMEOUT_S).close()
+        return probe(local_url, server, model=model, access=access)
     except ClientLimitError:
         raise
     except (UnreachableError, WrongServerError):
@@ -69,203 +75,220 @@ def resolve(
         if not isinstance(error, ConnectionRefusedError | TimeoutError):
             from loadgen.servers.json_client import raise_if_local_limit
 
-            raise_if_local_limit(here, "127.0.0.1", kind.port, error)
-    if real or not kind.simulated:
+            raise_if_local_limit(local_url, "127.0.0.1", backend.port, error)
+    if real or not backend.simulated:
         raise UnreachableError(
-            f"no {kind.title} answers on port {kind.port} of this machine",
-            f"start it, pass --url, or set {kind.url_variable}",
+            f"no {backend.title} answers on port {backend.port} of this machine",
+            f"start it, pass --url, or set {backend.url_variable}",
         )
     return None
 
 
 def probe(url: str, server: str = "", *, model: str | None = None, access: Access = NO_AUTH) -> ServerFacts:
-    """Ask the server at `url` who it is. `server` is a key of KINDS; without it any of them will do. `model` is the one
-    to ask for, if not its first. Raises UnreachableError, UnauthorizedError, WrongServerError when it is not the server
-    named, or none that is known, and ModelError when it lists other models only."""
-    from loadgen.servers.json_client import JsonClient  # 15 ms that finding no server at all must not cost
+    """Identify the server at `url` and read its facts.
+
+    `server` is a key of BACKENDS; "" accepts any backend. `model` is the model to request; by default the first that
+    the server lists. Raises UnreachableError, UnauthorizedError, WrongServerError for another server than the requested
+    one or for an unknown one, and ModelError if the server lists only other models."""
+    from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers
 
     base = base_url(url)
-    with closing(JsonClient(base, access)) as ask:
-        facts = _recognised(ask, base, [BACKENDS[server]] if server else _surest_first())
+    with closing(JsonClient(base, access)) as client:
+        facts = _identify(client, base, [BACKENDS[server]] if server else _most_specific_first())
         if facts is None and model and server and not BACKENDS[server].port:
-            facts = ServerFacts(server, base)  # a protocol, which takes no more than the model's name
+            facts = ServerFacts(server, base)  # for a generic protocol the name of the model is enough
         if facts is None:
-            raise _wrong_server(ask, base, BACKENDS.get(server))
-        kind = BACKENDS[facts.name]
-        facts = replace(facts, title=kind.title, notes={**kind.notes, **facts.notes}, model=_listed(ask, facts, model))
-        # Hosted servers answer 401 to any path that they do not know, and gateways may not answer at all.
+            raise _wrong_server(client, base, BACKENDS.get(server))
+        backend = BACKENDS[facts.name]
+        notes = {**backend.notes, **facts.notes}
+        facts = replace(facts, title=backend.title, notes=notes, model=_checked_model(client, facts, model))
+        # Hosted servers answer 401 to any unknown path, and gateways may not answer at all.
         with suppress(UnauthorizedError, UnreachableError):
-            status, answer = ask("/simulated/status")
+            status, answer = client("/simulated/status")
             speed = as_dict(answer).get("speed")
             if status == 200 and isinstance(speed, int | float):
                 hardware = as_dict(as_dict(answer).get("hardware"))
                 return replace(facts, simulated=True, speed=float(speed), hardware=hardware)
-        return apply_mark(facts, ask.mark)
+        return apply_mark(facts, client.mark)
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """The facts of a server, which is simulated if something that it said has the mark."""
-    return facts if mark is None or facts.simulated else replace(facts, simulated=True, speed=mark.speed)
+    """Return the facts, changed to those of a simulated server if one of its responses had a mark."""
+    if mark is None or facts.simulated:
+        return facts
+    return replace(facts, simulated=True, speed=mark.speed)
 
 
 def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
-    """Where Docker's docker-proxy forwards what is sent to this URL: the container's own; empty where none is found.
-    The engine starts one for each published port, and what comes from loopback passes through it, byte by byte."""
+    """Return the container's URL behind Docker's docker-proxy; "" if no proxy serves this URL.
+
+    The engine starts a proxy for each published port. Every byte from loopback passes through that process."""
     requested = urlsplit(url)
     if requested.hostname not in ("localhost", "127.0.0.1", "::1"):
         return ""
     for process in proc.glob("[0-9]*"):
         with suppress(OSError, ValueError, KeyError):
             words = (process / "cmdline").read_text("utf-8", errors="replace").split("\0")
-            given = dict(pairwise(words))
-            if not words[0].endswith("docker-proxy") or given.get("-host-port") != str(requested.port):
+            options = dict(pairwise(words))
+            if not words[0].endswith("docker-proxy") or options.get("-host-port") != str(requested.port):
                 continue
-            listens, forwards = (ipaddress.ip_address(given[f"-{end}-ip"]) for end in ("host", "container"))
-            with suppress(PermissionError):  # of another user: taken to be in this network
+            host_address = ipaddress.ip_address(options["-host-ip"])
+            container_address = ipaddress.ip_address(options["-container-ip"])
+            # The namespace of another user's process cannot be read. The process is assumed to be in this one.
+            with suppress(PermissionError):
                 if (process / "ns/net").stat().st_ino != (proc / "self/ns/net").stat().st_ino:
                     continue
-            if listens.is_loopback or listens.is_unspecified:
-                address = f"[{forwards}]" if forwards.version == 6 else forwards
-                return f"{requested.scheme}://{address}:{given['-container-port']}"
+            if host_address.is_loopback or host_address.is_unspecified:
+                address = f"[{container_address}]" if container_address.version == 6 else container_address
+                return f"{requested.scheme}://{address}:{options['-container-port']}"
     return ""
 
 
 def base_url(url: str) -> str:
-    """The URL that a server's paths are appended to: many people paste one that ends in `/v1`."""
+    """Return the URL to which a server's paths are appended. A final `/v1`, which many users paste, is dropped."""
     parts = urlsplit(require_no_credentials(url))
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
-    """The server's dialect on this endpoint, or on its native one. Raises EndpointError where it has none."""
-    kind = BACKENDS[server]
-    result = kind.dialects.get(endpoint or kind.native)
-    if result is None:
+    """Return the server's dialect on this endpoint, by default its native one. Raises EndpointError if it has none."""
+    backend = BACKENDS[server]
+    dialect = backend.dialects.get(endpoint or backend.native)
+    if dialect is None:
         raise EndpointError(
-            f"--endpoint {endpoint}: {server} has no such endpoint", f"It has: {', '.join(kind.dialects)}."
+            f"--endpoint {endpoint}: {server} has no such endpoint", f"It has: {', '.join(backend.dialects)}."
         )
-    return result
+    return dialect
 
 
 def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, force: bool) -> Dialect:
-    """The dialect as this version speaks it. Raises VersionError for one that is known to mislead, unless forced."""
-    if why := dialect.misleading_reason(facts.version):
+    """Return the dialect for the server's version.
+
+    Raises VersionError if the figures of this version are known to be misleading, unless `force` is set."""
+    reason = dialect.misleading_reason(facts.version)
+    if reason:
         if not force:
+            native = BACKENDS[dialect.server].native
             raise VersionError(
-                f"{facts.url} misleads on {dialect.endpoint}: {why}",
-                f"use its native endpoint, --endpoint {BACKENDS[dialect.server].native}, or measure it anyway: --force",
+                f"{facts.url} gives misleading figures on {dialect.endpoint}: {reason}",
+                f"use its native endpoint (--endpoint {native}), or measure it anyway: --force",
             )
-        say(f"FORCED: {why}")
+        say(f"FORCED: {reason}")
     return dialect.variant(facts.version)
 
 
 def drop_refused_fields(
     dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = NO_AUTH
 ) -> Dialect:
-    """The dialect without the fields that this server refuses, which a request for one token finds out; as it is where
-    its kind takes them all. What else the server refuses is left to the run to record."""
+    """Return the dialect without the fields that this server refuses.
+
+    Requests for one token find out which fields the server refuses. Other refusals are left to the run, which records
+    them."""
     from loadgen.servers.json_client import JsonClient
 
-    with closing(JsonClient(facts.url, access, timeout_s)) as ask:
+    with closing(JsonClient(facts.url, access, timeout_s)) as client:
         while dialect.drop_refused_field is not None:
-            status, answer = ask(dialect.path, msgspec.Raw(dialect.encode(Request(0, "Hello", 0, 1), facts.model)))
-            words = error_text(status, msgspec.json.encode(answer)) if 400 <= status < 500 else ""
-            if (changed := dialect.drop_refused_field(words)) is None:
+            body = msgspec.Raw(dialect.encode(Request(0, "Hello", 0, 1), facts.model))
+            status, answer = client(dialect.path, body)
+            refusal = error_text(status, msgspec.json.encode(answer)) if 400 <= status < 500 else ""
+            changed = dialect.drop_refused_field(refusal)
+            if changed is None:
                 break
             dialect = changed
     if dialect.dropped_fields:
-        say(
-            f"{facts.url} refuses {', '.join(dialect.dropped_fields)} on {dialect.endpoint}: "
-            "left out, or by a newer name"
-        )
+        names = ", ".join(dialect.dropped_fields)
+        say(f"{facts.url} refuses {names} on {dialect.endpoint}: left out, or sent under a newer name")
     return dialect
 
 
 def check_limits(
     facts: ServerFacts, n: int, input_tokens: int, output_tokens: int, *, over_limit: bool = False
 ) -> None:
-    """Compare a burst of `n` requests with the server's limits, and raise a LimitError that lists every limit exceeded.
+    """Compare a burst of `n` requests with the server's limits. Raises LimitError, which names every exceeded limit.
 
-    Servers answer too much work in quiet ways: vLLM and LightLLM shorten the output, TGI answers 200 with an error
-    inside the stream. So the burst is refused here instead. With `over_limit` the number of requests is not compared:
-    the caller wants to see which of them the server rejects.
+    Servers handle too much work silently: vLLM and LightLLM shorten the output, and TGI answers 200 with an error
+    inside the stream. The burst is therefore refused before it is sent. With `over_limit` the number of requests is not
+    compared, because the caller wants to see which requests the server rejects.
     """
-    total = f"{input_tokens} prompt + {output_tokens} output tokens"
-    exceeded = _exceeded(facts, "total", input_tokens + output_tokens, total)
+    load = f"{input_tokens} prompt + {output_tokens} output tokens"
+    exceeded = _exceeded(facts, "total", input_tokens + output_tokens, load)
     exceeded += _exceeded(facts, "prompt", input_tokens, f"{input_tokens} prompt tokens")
     too_long = bool(exceeded)
     if not over_limit:
         exceeded += _exceeded(facts, "requests", n, f"{n} requests at once")
     if not exceeded:
         return
-    hint = f"ask for less, or restart the server with a higher {', '.join(flag for _, flag in exceeded)}"
+    hint = f"request less, or restart the server with a higher {', '.join(flag for _, flag in exceeded)}"
     if not too_long:
-        hint += "; or send them all the same, and see which are rejected: --over-limit"
-    raise LimitError(
-        f"{BACKENDS[facts.name].display_name} at {facts.url}: {'; '.join(said for said, _ in exceeded)}", hint
-    )
+        hint += "; or send every request and see which are rejected: --over-limit"
+    sentences = "; ".join(sentence for sentence, _ in exceeded)
+    raise LimitError(f"{BACKENDS[facts.name].display_name} at {facts.url}: {sentences}", hint)
 
 
 def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) -> int:
-    """Return the output tokens that a request for `output_tokens` becomes on this server.
+    """Return the number of output tokens that this server generates for a request of `output_tokens`.
 
-    A server that generates in pieces ends a longer response with the piece that reaches the number, or before a piece
-    that does not fit behind the prompt and what was generated before.
+    A server that generates in pieces ends a longer response with the piece that reaches the requested number, or
+    earlier if the next piece does not fit behind the prompt and the tokens generated so far.
     """
-    piece = facts.notes.get("prompt_piece_tokens", 0)
-    wanted = round_up_to_pieces(output_tokens, piece)
-    if wanted <= piece:
-        return wanted
-    total, prompt = (facts.limits.get(f"max_{name}_tokens") for name in ("total", "input"))
-    while wanted > piece and total is not None and input_tokens + wanted > total:
-        wanted -= piece
-    while wanted > piece and prompt is not None and input_tokens + wanted - piece > prompt:
-        wanted -= piece
-    return wanted
+    piece_tokens = facts.notes.get("prompt_piece_tokens", 0)
+    tokens = round_up_to_pieces(output_tokens, piece_tokens)
+    if tokens <= piece_tokens:
+        return tokens
+    total_limit = facts.limits.get("max_total_tokens")
+    prompt_limit = facts.limits.get("max_input_tokens")
+    while tokens > piece_tokens and total_limit is not None and input_tokens + tokens > total_limit:
+        tokens -= piece_tokens
+    while tokens > piece_tokens and prompt_limit is not None and input_tokens + tokens - piece_tokens > prompt_limit:
+        tokens -= piece_tokens
+    return tokens
 
 
 def exceeded_request_limit(facts: ServerFacts, n: int) -> str:
-    """Say that `n` requests at once are more than the server takes; empty where they are not."""
-    return "; ".join(said for said, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
+    """Return a sentence if `n` concurrent requests exceed the server's limit; "" otherwise."""
+    return "; ".join(sentence for sentence, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
 
 
-def _exceeded(facts: ServerFacts, bounds: str, need: int, what: str) -> list[tuple[str, str]]:
-    """Return the limits of this type that the load exceeds, as sentences, and the server's option that raises each."""
+def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
+    """Return a sentence for each limit of this type that `value` exceeds, and the server option that raises the limit.
+
+    `load` describes the value in the sentence."""
     return [
-        (f"{what} exceed its {name} of {facts.limits[name]}", limit.flag)
+        (f"{load} exceed its {name} of {facts.limits[name]}", limit.flag)
         for name, limit in BACKENDS[facts.name].limits.items()
-        if limit.bounds == bounds and need > facts.limits.get(name, need)
+        if limit.bounds == bounds and value > facts.limits.get(name, value)
     ]
 
 
 class ServerTokenizer(msgspec.Struct, frozen=True):
-    """The server under test as a judge of lengths, through one kept connection. Raises UncountableError when the server
-    answers anything but a count, UnreachableError and UnauthorizedError."""
+    """Counts tokens by asking the server under test over one kept connection.
+
+    Raises UncountableError if the server answers anything but a count, UnreachableError and UnauthorizedError."""
 
     ask: Callable[[str, object], tuple[int, Any]]
     route: Route[int]
     model: str
-    id_route: Route[list[int]] | None  # The route that gives token ids, where the server has one and its API takes ids
-    plain: ServerTokenizer | None = None  # Where counting generates: the count of text alone, without running it
+    id_route: Route[list[int]] | None  # Route that returns token ids. None: the server has none, or takes no ids.
+    plain: ServerTokenizer | None = None  # If counting generates: counts text alone, without running it
     words: tuple[str, ...] = ()
 
     @property
     def mark(self) -> Mark | None:
-        """The mark of a simulated server in what it has answered here."""
+        """The mark of a simulated server in the responses to these calls."""
         return getattr(self.ask, "mark", None)
 
     @property
     def generates(self) -> bool:
-        """Whether counting makes the server run the text, and so leaves it in the server's prefix cache."""
+        """Whether counting makes the server run the text, which then stays in its prefix cache."""
         return self.route.generates
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
+        """Return the tokens of each text as a prompt, including special tokens and the chat template."""
         return [self._post(self.route, text) for text in texts]
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text without special tokens; empty when the server does not tell them."""
+        """Return the ids of a text without special tokens; an empty list if the server does not return ids."""
         return self._post(self.id_route, text) if self.id_route else []
 
     def _post(self, route: Route[ResultT], text: str) -> ResultT:
@@ -274,8 +297,9 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
             with suppress(KeyError, IndexError, TypeError, ValueError):
                 return route.read(answer)
         raise UncountableError(
-            f"the server does not say how long a prompt is: {status} from {route.path}, {one_line(str(answer))}",
-            "use another --endpoint, or go on without its count: --lengths approximate, or tokenizer with --tokenizer",
+            f"the server does not report the length of a prompt: {status} from {route.path}, {one_line(str(answer))}",
+            "use another --endpoint, or continue without its count: "
+            "--lengths approximate, or --lengths tokenizer with --tokenizer",
         )
 
 
@@ -283,72 +307,77 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 def open_tokenizer(
     facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = NO_AUTH
 ) -> Iterator[ServerTokenizer]:
-    """Open a connection on which the server counts prompts for this dialect. Where it has to generate to do so, an
-    answer may take `timeout_s`."""
+    """Open a connection on which the server counts prompts for this dialect.
+
+    `timeout_s` limits a response if the server has to generate in order to count."""
     from loadgen.servers.json_client import JsonClient
 
-    kind = BACKENDS[facts.name]
-
-    def known(route: Route[ResultT] | None) -> Route[ResultT] | None:
+    def if_available(route: Route[ResultT] | None) -> Route[ResultT] | None:
         return route if route and route.path in facts.count_routes else None
 
-    route = known(dialect.count) or dialect.count_by_running
-    with closing(JsonClient(facts.url, access, timeout_s if route.generates else None)) as ask:
-        tokenizer = ServerTokenizer(ask, route, facts.model, known(kind.ids))
-        if plain := known(dialect.count_text):
-            tokenizer = replace(tokenizer, plain=replace(tokenizer, route=plain))
+    route = if_available(dialect.count) or dialect.count_by_running
+    with closing(JsonClient(facts.url, access, timeout_s if route.generates else None)) as client:
+        tokenizer = ServerTokenizer(client, route, facts.model, if_available(BACKENDS[facts.name].ids))
+        text_route = if_available(dialect.count_text)
+        if text_route:
+            tokenizer = replace(tokenizer, plain=replace(tokenizer, route=text_route))
         yield tokenizer
 
 
-def _surest_first() -> list[Backend]:
-    """Most servers answer like the generic one as well, so it comes last."""
-    return sorted(BACKENDS.values(), key=lambda kind: kind.port is None)
+def _most_specific_first() -> list[Backend]:
+    """Return every backend, the generic one last, because most servers also answer like the generic one."""
+    return sorted(BACKENDS.values(), key=lambda backend: backend.port is None)
 
 
-def _recognised(ask: GetJson, url: str, kinds: Iterable[Backend]) -> ServerFacts | None:
-    """What the first of these kinds that knows the server read of it. A key that one of them lacked counts only where
-    no other does."""
-    refused = None
-    for kind in kinds:
+def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerFacts | None:
+    """Return the facts from the first backend that recognises the server; None if none does.
+
+    Raises UnauthorizedError only if no backend recognises the server."""
+    refusal = None
+    for backend in backends:
         try:
-            if facts := kind.identify(ask, url):
-                return facts
+            facts = backend.identify(client, url)
         except UnauthorizedError as error:
-            refused = refused or error
-    if refused:
-        raise refused
+            refusal = refusal or error
+            continue
+        if facts:
+            return facts
+    if refusal:
+        raise refusal
     return None
 
 
-def _listed(ask: GetJson, facts: ServerFacts, model: str | None) -> str:
-    """The model to ask for. Raises ModelError for one that is not among those the server knows."""
+def _checked_model(client: GetJson, facts: ServerFacts, model: str | None) -> str:
+    """Return the model to request. Raises ModelError if the server does not list it."""
     if model is None:
         return facts.model
     known = {facts.model} - {""}
     with suppress(UnauthorizedError):
-        known |= {str(card["id"]) for card in model_cards(ask("/v1/models")[1]) if "id" in card}
+        known |= {str(card["id"]) for card in model_cards(client("/v1/models")[1]) if "id" in card}
     if known and model not in known:
         more = f" and {len(known) - MODELS_LISTED} more" if len(known) > MODELS_LISTED else ""
         raise ModelError(
             f"--model {model}: {facts.url} does not serve it",
-            f"it has: {', '.join(sorted(known)[:MODELS_LISTED])}{more}; without --model its first is asked",
+            f"it has: {', '.join(sorted(known)[:MODELS_LISTED])}{more}; without --model the first one is used",
         )
     return model
 
 
-def _wrong_server(ask: GetJson, url: str, named: Backend | None) -> WrongServerError:
-    result = None
+def _wrong_server(client: GetJson, url: str, requested: Backend | None) -> WrongServerError:
+    """Return an error that names the server at `url`, or says that it is unknown."""
+    facts = None
     with suppress(UnauthorizedError):
-        result = _recognised(ask, url, _surest_first())
-    if result and named:
-        called = f"{BACKENDS[result.name].display_name} {result.version}".rstrip()
-        return WrongServerError(f"this is {called}, not {named.display_name}: {url}", f"use --server {result.name}")
-    wanted = named.display_name if named else join_or(kind.display_name for kind in BACKENDS.values())
+        facts = _identify(client, url, _most_specific_first())
+    if facts and requested:
+        name = f"{BACKENDS[facts.name].display_name} {facts.version}".rstrip()
+        return WrongServerError(f"this is {name}, not {requested.display_name}: {url}", f"use --server {facts.name}")
+    any_backend = join_or(backend.display_name for backend in BACKENDS.values())
+    expected = requested.display_name if requested else any_backend
     with suppress(UnauthorizedError):
-        status, _ = ask("/v1/models")
-        wanted += f": /v1/models {'lists no model' if status == 200 else f'answers {status}'}"
-    generic = _surest_first()[-1].name
+        status, _ = client("/v1/models")
+        expected += ": /v1/models lists no model" if status == 200 else f": /v1/models answers {status}"
+    generic = _most_specific_first()[-1].name
     return WrongServerError(
-        f"something answers at {url}, but not as {wanted}",
-        f"check host, port and path in --url; --server {generic} --model NAME goes on without /v1/models",
+        f"a server answers at {url}, but not as {expected}",
+        f"check host, port and path in --url; --server {generic} --model NAME works without /v1/models",
     )

@@ -1,5 +1,8 @@
-"""What can be wrong with the server under test, found out before the first request is sent: each is a ServerError.
-And what others wrote, read so that nothing in it takes long or raises anything unforeseen."""
+"""Errors about the server under test, and safe readers of files and bodies that come from outside.
+
+Every error that is found before the first request is a ServerError. The readers limit sizes, so that no content takes
+long to read, and they raise only the errors that they document.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ import msgspec
 from loadgen.workloads.input_files import open_input
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""All that msgspec raises on bytes: not JSON, not of the type asked for, not UTF-8, nested too deeply."""
+"""Every exception that msgspec raises on bytes: no JSON, another type than expected, no UTF-8, nested too deeply."""
 
 SETTINGS_LIMIT_BYTES = 1 << 20
+"""Maximum size of a settings file that a user wrote."""
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
-"""A key of very many parts takes tomllib minutes."""
+"""Matches a dotted key of more than 32 parts. tomllib takes minutes for a key of very many parts."""
 
 
 def read_settings(path: Path) -> str:
-    """Return the text of a file that somebody wrote by hand. Raises OSError, and ValueError for a file that is larger
-    than such files are or is no text."""
+    """Return the text of a settings file. Raises OSError, and ValueError for a file that is too large or not UTF-8."""
     with open_input(path) as file:
         content = file.read(SETTINGS_LIMIT_BYTES + 1)
     if len(content) > SETTINGS_LIMIT_BYTES:
@@ -33,10 +36,11 @@ def read_settings(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Likewise, in TOML. Raises OSError, ValueError."""
+    """Return the content of a TOML file. Raises OSError and ValueError."""
     text = read_settings(path)
-    if result := _LONG_KEY.search(text):
-        raise ValueError(f"a key of so many parts: {result[0][:60]}...")
+    long_key = _LONG_KEY.search(text)
+    if long_key:
+        raise ValueError(f"a key has too many parts: {long_key[0][:60]}...")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -52,69 +56,74 @@ class ServerError(Exception):
 
 
 class UnreachableError(ServerError):
-    """Nothing answers at the URL: refused, timed out, unknown name, bad certificate."""
+    """No server answers at the URL: connection refused, timeout, unknown host or invalid certificate."""
 
 
 class ClientLimitError(UnreachableError):
-    """This machine cannot open a connection: no free port or file, no route, no permission. The server is not to blame,
-    and commands end with the exit code for a client that was the limit."""
+    """This machine cannot open a connection: no free port or file, no route, no permission.
+
+    The server is not to blame. Commands end with the exit code for a client that was the limit."""
 
 
 class LocalLimitError(OSError):
-    """A connection could not be opened because of this machine (loadgen.servers.wire.local_limits). `strerror` names
-    the cause and the remedy."""
+    """A limit of this machine prevented a connection (see loadgen.servers.wire.local_limits).
+
+    `strerror` names the cause and the remedy."""
 
 
 class WrongServerError(ServerError):
-    """Something answers at the URL, but it is not the server that was named."""
+    """A server answers at the URL, but not the one that was requested."""
 
 
 class UnauthorizedError(ServerError):
-    """The server wants an API key, or refuses the one it got."""
+    """The server requires an API key, or refuses the one that was sent."""
 
 
 class SecretError(ServerError):
-    """A key that cannot be sent, or a secret where it would be kept; the message does not show it."""
+    """A key cannot be sent, or a secret stands where it would be stored. The message does not show the secret."""
 
 
 class EndpointError(ServerError):
-    """The server has no endpoint of the name asked for."""
+    """The server does not have the requested endpoint."""
 
 
 class ModelError(ServerError):
-    """The server does not list the model asked for; the message lists those it does."""
+    """The server does not list the requested model. The message names the models that it lists."""
 
 
 class LimitError(ServerError):
-    """The server would refuse or shorten what the plan asks; the message lists every limit."""
+    """The server would refuse or shorten requests of the plan. The message lists every exceeded limit."""
 
 
 class VersionError(ServerError):
-    """This version of the server is known to mislead on the endpoint asked for."""
+    """Figures of this server version are known to be misleading on the requested endpoint."""
 
 
 class UncountableError(ServerError):
-    """The server does not say how many tokens a prompt has."""
+    """The server does not report how many tokens a prompt has."""
 
 
 class HostsError(ServerError):
-    """The hosts file is wrong; the message lists every mistake."""
+    """The hosts file is invalid. The message lists every mistake."""
 
 
 class LaunchError(ServerError):
-    """The server could not be started, or ended while it started."""
+    """The server could not be started, or ended during startup."""
 
     def __init__(self, message: str, hint: str = "", *, log_tail: str = "") -> None:
         super().__init__(message, hint)
         self.log_tail = log_tail
-        """The last lines of the server's log; empty where there is none."""
+        """The last lines of the server's log. Empty without a log."""
 
 
 def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """A body as it was before gzip or deflate, up to a limit; as it is in any other coding, or where it is damaged."""
+    """Return at most `limit_bytes` of a body that was compressed with gzip or deflate.
+
+    A body in another coding, or a corrupted one, is returned unchanged."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
     try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, limit_bytes)  # of both, by their first bytes
+        # Adding 32 makes zlib detect gzip and deflate by their first bytes.
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, limit_bytes)
     except zlib.error:
         return body

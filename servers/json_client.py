@@ -1,8 +1,8 @@
-"""Calls beside the load: one JSON question, one JSON answer, and errors that say what to do.
+"""A small HTTP client for JSON requests outside the load: probing a server, counting tokens, reading metrics.
 
-The standard library's client, because a thousand prompts are a thousand small questions before the burst: a call costs
-0.1 ms of CPU here and 0.3 ms with httpx, whose import alone takes 0.1 s. It does not follow proxy settings of the
-environment either, which would have a proxy measured.
+It uses the standard library, because a thousand prompts mean a thousand small requests before a burst. A request costs
+0.1 ms of CPU here and 0.3 ms with httpx, whose import alone takes 0.1 s. The client ignores the proxy settings of the
+environment. Otherwise the proxy would be measured.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ ANSWER_LIMIT_BYTES = 64 << 20
 
 
 class JsonClient:
-    """Asks one server over one kept connection, which is opened anew when the server has closed it meanwhile."""
+    """Sends requests to one server over a kept connection, which is reopened if the server has closed it."""
 
     def __init__(self, url: str, access: Access = NO_AUTH, timeout_s: float | None = None) -> None:
-        """Paths count from `url`. `timeout_s`: how long an answer may take, if not 10 s."""
+        """`url` is the base of all paths. `timeout_s` is the time limit of a response; 10 s by default."""
         parts = urlsplit(url)
         self._timeout_s = timeout_s or TIMEOUT_S
-        self._late = f"is the server still loading?{' --timeout gives it longer' if timeout_s else ''}"
+        self._timeout_hint = "is the server still loading?"
+        if timeout_s:
+            self._timeout_hint += " --timeout sets a longer limit"
         self._url = url
         self._prefix = parts.path.rstrip("/")
         self._headers = {"content-type": "application/json", **access.headers}
         self.mark: Mark | None = None
-        """The first mark of a simulated server in what it has answered."""
+        """The first mark of a simulated server in the responses."""
         host = parts.hostname or ""
         self._connection = (
             http.client.HTTPSConnection(host, parts.port, timeout=self._timeout_s, context=access.tls)
@@ -50,13 +52,18 @@ class JsonClient:
         )
 
     def __call__(self, path: str, body: object = None) -> tuple[int, Any]:
-        """GET `path`, or POST `body` to it: HTTP status and JSON, which is None when the answer is not JSON. Raises
-        UnreachableError and UnauthorizedError."""
-        method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-        status, content = self._asked(method, path, data, {}, self._timeout_s, ANSWER_LIMIT_BYTES)
+        """GET `path`, or POST `body` to it. Return the HTTP status and the JSON; None for a response that is not JSON.
+
+        Raises UnreachableError and UnauthorizedError."""
+        method = "GET"
+        data = None
+        if body is not None:
+            method = "POST"
+            data = msgspec.json.encode(body)
+        status, content = self._send(method, path, data, {}, self._timeout_s, ANSWER_LIMIT_BYTES)
         if status in (401, 403):
             raise UnauthorizedError(
-                f"{self._url} answers {status} to {path}: it wants an API key, or another one",
+                f"{self._url} answers {status} to {path}: it requires an API key, or refuses the one that was sent",
                 "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)",
             )
         try:
@@ -67,73 +74,80 @@ class JsonClient:
         return status, value
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
-        """GET a page of any kind: HTTP status and body. It may take `limit_s` to connect and as long again to arrive.
-        Raises UnreachableError, also for a page that takes longer, has more than `limit_bytes` or breaks off."""
-        return self._asked("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
+        """GET a page of any content type. Return the HTTP status and the body.
+
+        The client waits `limit_s` for the connection and `limit_s` for the page. Raises UnreachableError, also for a
+        page that takes longer, has more than `limit_bytes` or is incomplete."""
+        return self._send("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _asked(
-        self, method: str, path: str, data: bytes | None, more: Mapping[str, str], limit_s: float, limit_bytes: int
+    def _send(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int
     ) -> tuple[int, bytes]:
-        def once() -> tuple[int, bytes]:
+        """Send a request and return the status and the body. Raises UnreachableError."""
+
+        def send_once() -> tuple[int, bytes]:
             self._connection.timeout = limit_s
             if self._connection.sock is None:
                 self._connection.connect()
             assert isinstance(self._connection.sock, socket.socket)
             self._connection.sock.settimeout(limit_s)
-            timed: Any = partial(_Until, until_s=monotonic() + limit_s)
-            self._connection.response_class = lambda sock, **told: http.client.HTTPResponse(timed(sock), **told)  # type: ignore[assignment]
-            self._connection.request(method, self._prefix + path, data, {**self._headers, **more})
-            answer = self._connection.getresponse()
-            self.mark = self.mark or in_header(answer.getheader(HEADER))
-            content = answer.read(limit_bytes)
-            if len(content) < limit_bytes and answer.length is None and not answer.chunked:
-                content += answer.read(1)  # the end of such a body is that of the connection, which this read finds
-            if not answer.isclosed():
-                raise (
-                    http.client.IncompleteRead(content)
-                    if len(content) < limit_bytes
-                    else http.client.HTTPException(f"more than {limit_bytes:,} bytes")
-                )
-            # Some proxies compress what nobody asked them to.
-            coding = (answer.getheader("content-encoding") or "").strip().lower()
-            return answer.status, hide_secrets(decompress(content, coding, limit_bytes), whole=True)
+            with_deadline: Any = partial(_DeadlineReader, deadline_s=monotonic() + limit_s)
+            self._connection.response_class = lambda sock, **options: http.client.HTTPResponse(  # type: ignore[assignment]
+                with_deadline(sock), **options
+            )
+            self._connection.request(method, self._prefix + path, data, {**self._headers, **headers})
+            response = self._connection.getresponse()
+            self.mark = self.mark or in_header(response.getheader(HEADER))
+            content = response.read(limit_bytes)
+            if len(content) < limit_bytes and response.length is None and not response.chunked:
+                content += response.read(1)  # a body without a length ends with the connection, which this read detects
+            if not response.isclosed():
+                if len(content) < limit_bytes:
+                    raise http.client.IncompleteRead(content)
+                raise http.client.HTTPException(f"more than {limit_bytes:,} bytes")
+            # Some proxies compress responses although the request does not accept compression.
+            coding = (response.getheader("content-encoding") or "").strip().lower()
+            return response.status, hide_secrets(decompress(content, coding, limit_bytes), whole=True)
 
         try:
             if self._connection.sock:
-                # Servers close idle connections after a few seconds. No question changes anything, so asking again is
-                # safe.
+                # Servers close idle connections after a few seconds. Requests of this client change nothing on the
+                # server, so a second attempt is safe.
                 with suppress(ConnectionError):
-                    return once()
+                    return send_once()
                 self.close()
-            return once()
+            return send_once()
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, TimeoutError | ssl.SSLError):
                 raise_if_local_limit(self._url, self._connection.host, self._connection.port, error)
-            raise _unreachable(self._url, error, limit_s, self._late) from error
+            raise _unreachable(self._url, error, limit_s, self._timeout_hint) from error
 
 
-class _Until(io.RawIOBase):
-    """What a socket receives until an instant: a server that sends byte by byte never meets a limit of each read."""
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket until a deadline. A limit per read would never end a server that sends byte by byte."""
 
-    def __init__(self, sock: socket.socket, until_s: float) -> None:
-        self._sock, self._raw, self._until_s = sock, sock.makefile("rb", buffering=0), until_s
+    def __init__(self, sock: socket.socket, deadline_s: float) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._deadline_s = deadline_s
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """As http.client asks a socket for it."""
+        """Return a file over this reader. http.client calls this method on sockets."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        if (left_s := self._until_s - monotonic()) <= 0:
+        remaining_s = self._deadline_s - monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        self._sock.settimeout(left_s)
+        self._sock.settimeout(remaining_s)
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -149,28 +163,31 @@ def raise_if_local_limit(url: str, host: str, port: int, error: OSError) -> None
         raise ClientLimitError(f"{url} cannot be reached from here: {cause}", remedy) from error
 
 
-_TLS_HINT = "check which TLS versions and client certificates it asks for; loadgen sends no certificate"
+_TLS_HINT = "check which TLS versions and client certificates the server requires; loadgen sends no certificate"
 
 
-def _unreachable(url: str, error: Exception, limit_s: float, late: str) -> UnreachableError:
+def _unreachable(url: str, error: Exception, limit_s: float, timeout_hint: str) -> UnreachableError:
+    """Return an error that describes a failed request and says what to do."""
     reason = hide_secrets(str(error)) or type(error).__name__
     match error:
         case TimeoutError():
-            said = f"{url} did not answer within {limit_s:g} s", late
+            message, hint = f"{url} did not answer within {limit_s:g} s", timeout_hint
         case socket.gaierror():
-            said = f"{url}: no such host", "check the host name in --url"
+            message, hint = f"{url}: no such host", "check the host name in --url"
         case ssl.SSLCertVerificationError():
-            said = f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
-        case ssl.SSLError(reason=str(code)) if "_ALERT_" in code:  # the server's own words, so it speaks TLS
-            said = f"{url} refused the TLS connection: {reason}", _TLS_HINT
+            message, hint = f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
+        case ssl.SSLError(reason=str(code)) if "_ALERT_" in code:  # an alert from the server, so it speaks TLS
+            message, hint = f"{url} refused the TLS connection: {reason}", _TLS_HINT
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError() if url.startswith("https:"):
-            # A server that refuses a client after the handshake often closes at once, so that its words are lost.
-            hint = f"{_TLS_HINT}; use http:// where it does not speak TLS"
-            said = f"{url} closed the TLS connection without a response: {reason}", hint
+            # A server that refuses a client after the handshake often closes at once, so that its alert is lost.
+            message = f"{url} closed the TLS connection without a response: {reason}"
+            hint = f"{_TLS_HINT}; use http:// if the server does not speak TLS"
         case ssl.SSLError():
-            said = f"{url} does not speak TLS: {reason}", "use http:// instead of https://"
+            message, hint = f"{url} does not speak TLS: {reason}", "use http:// instead of https://"
         case http.client.HTTPException() | ConnectionResetError() | BrokenPipeError():
-            said = f"{url} does not answer in HTTP: {reason}", "check --url; https:// where it speaks TLS"
+            message = f"{url} does not answer in HTTP: {reason}"
+            hint = "check --url; use https:// if the server speaks TLS"
         case _:
-            said = f"nothing listens at {url}: {reason}", "start the server, or check host and port in --url"
-    return UnreachableError(*said)
+            message = f"nothing listens at {url}: {reason}"
+            hint = "start the server, or check host and port in --url"
+    return UnreachableError(message, hint)

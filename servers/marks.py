@@ -1,8 +1,8 @@
-"""The mark of a simulated server, which is in everything that the server says, and how a client finds the mark.
+"""The mark that identifies a simulated server, and the functions that write and find it.
 
-A gateway may hide the server's own page, remove headers or rewrite ids. A simulated server therefore repeats its mark
-in the headers, the model card, the version pages, the metrics page and every response to a request for tokens. The mark
-holds the speed of the server's clock, so that whoever finds one place knows both.
+A gateway may hide the server's status page, remove headers or rewrite ids. A simulated server therefore repeats its
+mark in the headers, the model card, the version pages, the metrics page and every response to a request for tokens.
+The mark contains the speed of the server's clock.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ FIELD = "simulated_speed"
 _IN_HEAD = re.compile(rb"^x-simulated-speed:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"(?:^|-)simulated(?:-x(?P<speed>[0-9.]+(?:e[+-]?[0-9]+)?))?(?:-|$)")
 _NAMES = ("id", "system_fingerprint", "docker_label")
-"""Fields of a response that can hold the word. The name of a model can hold it too and is not looked at."""
+"""Fields of a response that may contain the mark. Model names are ignored, because users choose them."""
 
 
 class Mark(NamedTuple):
-    """A server said that it is simulated."""
+    """The mark of a simulated server, as it was found."""
 
     speed: float | None
-    """How many times faster than real time its clock runs. None: the mark does not say."""
+    """Speed of the server's clock relative to real time. None: the mark does not state it."""
 
 
 def header(speed: float) -> tuple[str, str]:
-    """The header of every response."""
+    """Return the name and value of the header that marks every response."""
     return HEADER, f"{speed:g}"
 
 
 def fields(speed: float) -> dict[str, float]:
-    """The field of a JSON body."""
+    """Return the field that marks a JSON body."""
     return {FIELD: speed}
 
 
 def word(speed: float) -> str:
-    """The part of an id or of a version, such as `simulated-x5`."""
+    """Return the part of an id or version that marks it, such as `simulated-x5`."""
     return f"simulated-x{speed:g}"
 
 
 def in_header(value: str | None) -> Mark | None:
-    """The mark in the value of HEADER; None where there is no such header."""
+    """Return the mark in the value of HEADER; None if the header is missing."""
     return None if value is None else Mark(_speed(value))
 
 
 def in_head(head: bytes) -> Mark | None:
-    """The mark in the head of a response."""
+    """Return the mark in the raw head of a response; None if there is none."""
     result = _IN_HEAD.search(head)
     return Mark(_speed(result[1].decode("latin-1"))) if result else None
 
 
 def in_payload(payload: bytes) -> Mark | None:
-    """The mark in an event or a body, which may be anything."""
+    """Return the mark in an event or a body, which need not be JSON; None if there is none."""
     if b"simulated" not in payload:
         return None
     try:
@@ -67,7 +67,9 @@ def in_payload(payload: bytes) -> Mark | None:
 
 
 def in_value(value: Any) -> Mark | None:
-    """The mark in a JSON value: its own field, the field of the first model of a list, or the word in an id."""
+    """Return the mark in a JSON value; None if there is none.
+
+    The mark is a field of the value, a field of its first model, or a part of an id."""
     if isinstance(value, list):
         value = value[0] if value else None
     if not isinstance(value, dict):
@@ -84,7 +86,7 @@ def in_value(value: Any) -> Mark | None:
 
 
 def _speed(value: Any) -> float | None:
-    """A speed as a number or as text; None for anything that is no speed."""
+    """Return a speed that is a number or text; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

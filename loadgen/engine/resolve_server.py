@@ -78,7 +78,7 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
             what = "a variable in it holds several lines, or more than Latin letters"
             raise PlanError(f"--header {name}: {what}", "Set it to the value alone.")
         if redact_header(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
-            register_secret(value, of=f"--header {name}")
+            register_secret(value, source=f"--header {name}")
         yield name, value
 
 

@@ -19,19 +19,19 @@ from tests.command import ROOT, Forked, in_process
 
 TOKEN = {"LOADGEN_TOKEN": "0123456789abcdef" * 2}
 URLS = {
-    "http://h:99999": "is no URL",
-    "http://h:abc": "is no URL",
-    "http://[::1": "is no URL",
-    "http://..": "is no URL",
-    f"http://{'a' * 300}": "is no URL",
-    f"http://{'a.' * 200}x": "names no host",
-    "http://": "names no host",
-    "http://:80": "names no host",
-    "http://a b": "a blank",
-    "http://a\nb": "a blank",
-    "http://h/ü": "not ASCII",
-    "http://h?key=1": "no user, password or ?key",
-    "http://h#part": "nothing behind it",
+    "http://h:99999": "is not a valid URL",
+    "http://h:abc": "is not a valid URL",
+    "http://[::1": "is not a valid URL",
+    "http://..": "is not a valid URL",
+    f"http://{'a' * 300}": "is not a valid URL",
+    f"http://{'a.' * 200}x": "no valid host name",
+    "http://": "no valid host name",
+    "http://:80": "no valid host name",
+    "http://a b": "must not contain blanks",
+    "http://a\nb": "must not contain blanks",
+    "http://h/ü": "in ASCII",
+    "http://h?key=1": "a password or ?key",
+    "http://h#part": "not in a query",
     "ftp://h": "must start with http",
 }
 

@@ -311,7 +311,7 @@ def test_resolve_to_the_simulated(free_port: int, monkeypatch: pytest.MonkeyPatc
 
 def test_resolve_openai_needs_a_url() -> None:
     """The generic server has no usual port and no simulation."""
-    with pytest.raises(UnreachableError, match="no usual port") as caught:
+    with pytest.raises(UnreachableError, match="no default port") as caught:
         resolve("openai", None, {})
     assert "LOADGEN_OPENAI_URL" in caught.value.hint
 

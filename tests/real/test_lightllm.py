@@ -78,7 +78,7 @@ def test_its_broken_chat_is_reported_as_its_error(
     options = ("--n", 4, "--input-tokens", 64, "--output-tokens", 8, "--tokenizer", tokenizer)
     refused = burst(lightllm, tmp_path / "run", "--endpoint", "chat", *options)
     assert refused.exit_code == 2
-    assert "misleads on chat" in refused.stderr
+    assert "misleading figures on chat" in refused.stderr
     outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", "--force", *options)
     assert outcome.exit_code == 3
     assert "500 from /v1/chat/completions" in outcome.stderr

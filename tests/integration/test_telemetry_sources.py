@@ -139,6 +139,6 @@ def test_a_page_of_something_else_is_no_dcgm_exporter() -> None:
     """An exporter of another kind at that address is a gap that says so."""
     with serving(lambda _: page(b"node_load1 0.5\n")) as raw:
         source = Dcgm(raw.url)
-        with pytest.raises(GapError, match="none of the DCGM exporter's names"):
+        with pytest.raises(GapError, match="no metric of the DCGM exporter"):
             source.read(PATIENT_S)
         source.close()

@@ -1,1 +1,1 @@
-"""Whom we ask: dialects, transport, probes and the simulated servers."""
+"""Servers under test: protocols, transport, telemetry, launching, and the simulated servers."""

@@ -1,4 +1,4 @@
-"""Every kind of server that loadgen knows. To add one: a module beside this file, and its line in KINDS."""
+"""The backends that loadgen knows. To add one, add a module to this package and an entry to BACKENDS."""
 
 from collections.abc import Iterable
 
@@ -8,25 +8,27 @@ from loadgen.servers.backends.openai import OPENAI
 from loadgen.servers.backends.tgi import TGI
 from loadgen.servers.backends.vllm import VLLM
 
-BACKENDS: dict[str, Backend] = {kind.name: kind for kind in (VLLM, TGI, LIGHTLLM, OPENAI)}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (VLLM, TGI, LIGHTLLM, OPENAI)}
 
 
 def launchable_backends() -> tuple[str, ...]:
-    """The kinds that can be started; the generic OpenAI one is a protocol, not a program."""
-    return tuple(kind.name for kind in BACKENDS.values() if kind.port)
+    """Return the backends that loadgen can start. The generic OpenAI backend is a protocol without a program."""
+    return tuple(backend.name for backend in BACKENDS.values() if backend.port)
 
 
 def simulated_backends() -> tuple[str, ...]:
-    """The kinds that have a simulated server."""
-    return tuple(kind.name for kind in BACKENDS.values() if kind.simulated)
+    """Return the backends that have a simulated server."""
+    return tuple(backend.name for backend in BACKENDS.values() if backend.simulated)
 
 
 def simulated_versions() -> dict[str, tuple[str, ...]]:
-    """Return the versions that simulated servers can speak as, other than their usual one, by kind."""
-    return {kind.name: tuple(kind.simulated_versions) for kind in BACKENDS.values() if kind.simulated_versions}
+    """Return the additional versions that simulated servers can imitate, by backend."""
+    return {
+        backend.name: tuple(backend.simulated_versions) for backend in BACKENDS.values() if backend.simulated_versions
+    }
 
 
 def join_or(names: Iterable[str]) -> str:
-    """Names as a choice in a sentence: `vllm, tgi or lightllm`."""
+    """Return the names as a choice in a sentence: `vllm, tgi or lightllm`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,7 +1,7 @@
-"""What a server kind is: one `Backend`, with a `Dialect` for each of its endpoints.
+"""Defines a `Backend`: everything that loadgen knows about one server program.
 
-All of it is data and pure functions, without I/O: `loadgen.servers.discovery`, `loadgen.servers.launch` and
-`loadgen.servers.telemetry` read the same entries.
+A backend has a `Dialect` for each of its endpoints. It consists of data and pure functions without I/O.
+`loadgen.servers.discovery`, `loadgen.servers.launch` and `loadgen.servers.telemetry` read the same entries.
 """
 
 from __future__ import annotations
@@ -15,136 +15,145 @@ import msgspec
 from loadgen.servers.backends.dialect import Dialect, Route
 from loadgen.servers.errors import UnauthorizedError
 
-GetJson = Callable[[str], tuple[int, Any]]  # GET a path: HTTP status, and JSON or None
+GetJson = Callable[[str], tuple[int, Any]]
+"""Sends GET for a path. Returns the HTTP status and the JSON, which is None for a response that is not JSON."""
 
 
 class ServerLimit(msgspec.Struct, frozen=True):
     """A limit that a server states."""
 
-    flag: str  # The option that raises it
-    bounds: Literal["total", "prompt", "requests", ""] = ""  # Total: prompt and output. Empty: nothing of one plan
+    flag: str  # The server option that raises the limit
+    bounds: Literal["total", "prompt", "requests", ""] = ""
+    """Limited quantity: prompt and output tokens, prompt tokens, or concurrent requests. Empty: another quantity."""
 
 
 class MetricNames(msgspec.Struct, frozen=True):
-    """How a server's /metrics name what telemetry reads."""
+    """Names on a server's /metrics page for the values that telemetry reads."""
 
-    prefix: str  # All its names begin so
+    prefix: str  # Prefix of every name
     names: Mapping[str, tuple[str, ...]]
-    """Word of loadgen.servers.telemetry to the names a server has had for it, newest first. `name{label=a|b}` takes
-    only samples with such a label."""
-    owner: str = ""  # Whose names they are, if not the kind's own
+    """Value of loadgen.servers.telemetry to the names that the server has used for it, newest first.
+    `name{label=a|b}` selects samples by the value of a label."""
+    owner: str = ""  # Server that defines the names, if it is not the backend
     labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
-    """A name whose labels tell something, and the words and figures that follow from them."""
+    """A metric whose labels contain values, and the function that reads them."""
     kv_used: tuple[str, Callable[[Any], float]] | None = None
-    """Where the page has no gauge of the KV cache: the route whose JSON has it, and how to read that. May raise
-    LookupError, TypeError or ValueError."""
+    """For a page without a gauge of KV-cache use: a route with JSON, and the function that reads the value from it.
+    The function may raise LookupError, TypeError or ValueError."""
 
 
 class ProcessCommand(msgspec.Struct, frozen=True):
-    """How a server that is a Python package is started. `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}`
-    are filled in."""
+    """The command that starts a server from a Python environment.
 
-    module: tuple[str, ...]  # What follows `python -m`
+    `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}` are filled in."""
+
+    module: tuple[str, ...]  # Module and first arguments after `python -m`
     arguments: tuple[str, ...]
-    program: tuple[str, ...] = ()  # A program that does the same, and its first arguments; taken where it is there
-    parallel: tuple[str, ...] = ()  # More arguments where several GPUs share the model
+    program: tuple[str, ...] = ()  # Equivalent program with its first arguments, preferred if it is installed
+    parallel: tuple[str, ...] = ()  # Additional arguments if several GPUs share the model
     env: Mapping[str, str] = {}
     ladder: str = (
-        ""  # Folder for its PYTHONPATH with which it serves ladders (loadgen.servers.ladder); empty: it cannot
+        ""  # PYTHONPATH entry that lets the server serve ladders (loadgen.servers.ladder). Empty: unsupported.
     )
 
 
 class KnownFault(NamedTuple):
-    """A failure that is known by what was printed."""
+    """A failure that is recognised by its output."""
 
-    pattern: str  # Regular expression, small and capital letters alike
-    what: str  # What it means; `{0}`, here and in the hint, is the first group of the pattern that matched
+    pattern: str  # Regular expression, matched without regard to case
+    what: str  # Description. `{0}`, also in the hint, is the first group of the pattern that matched.
     hint: str
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """What a server says about itself."""
+    """Properties that a server reports about itself."""
 
     name: str  # A key of loadgen.servers.backends.BACKENDS
-    url: str  # Base of all its paths: no slash at the end, no `/v1`
-    version: str = ""  # As the server states it. LightLLM states none: concluded from its routes. Empty when unknown.
-    model: str = ""  # The name to ask for, which is the first one it lists; empty when it does not say
-    limits: dict[str, int] = {}  # Under its own names: max_model_len, max_total_tokens, ...
-    count_routes: tuple[str, ...] = ()  # Its routes that count the tokens of a text without running it
-    endpoint: str = ""  # To measure on, where it lacks its kind's native one
+    url: str  # Base of all paths, without a trailing slash and without `/v1`
+    version: str = ""  # As reported. LightLLM reports none, so it is inferred from its routes. Empty: unknown.
+    model: str = ""  # Model to request, the first one that the server lists. Empty: unknown.
+    limits: dict[str, int] = {}  # By the server's own names: max_model_len, max_total_tokens, ...
+    count_routes: tuple[str, ...] = ()  # Routes that count the tokens of a text without running it
+    endpoint: str = ""  # Endpoint to measure if the server lacks its backend's native one
     simulated: bool = False
-    speed: float | None = None  # How many times faster than life a simulated server's clock runs
-    hardware: Mapping[str, Any] = {}  # gpu, model and tensor_parallel that it simulates
-    pids: tuple[int, ...] = ()  # Its processes on this machine, where we started it
+    speed: float | None = None  # Clock speed of a simulated server relative to real time
+    hardware: Mapping[str, Any] = {}  # Simulated gpu, model and tensor_parallel
+    pids: tuple[int, ...] = ()  # Processes on this machine, if loadgen started the server
     title: str = ""
-    notes: Mapping[str, Any] = {}  # As in ServerKind, and what holds of this version
+    notes: Mapping[str, Any] = {}  # Notes of the Backend and of this version
 
 
 class Backend(msgspec.Struct, frozen=True):
     """Everything that loadgen knows about one server program. Entries of `loadgen.servers.backends.BACKENDS`."""
 
-    name: str  # `--server NAME`; also its service in docker-compose.yml, and in capitals LOADGEN_NAME_URL
+    name: str  # Value of `--server`, service in docker-compose.yml and, in capitals, part of LOADGEN_NAME_URL
     title: str
     dialects: Mapping[str, Dialect]  # By endpoint
-    native: str  # The endpoint it is measured on unless another is asked for
-    identify: Callable[[GetJson, str], ServerFacts | None]  # (ask, url) to what it says; None when it is another server
-    limits: Mapping[str, ServerLimit]  # By its own names for them
-    port: int | None = None  # That docker-compose.yml publishes. None: nothing is started under this name.
-    ids: Route[list[int]] | None = None  # Tells the token ids of a text, without special tokens
+    native: str  # The default endpoint for measurements
+    identify: Callable[[GetJson, str], ServerFacts | None]  # (get_json, url) to facts; None for another server
+    limits: Mapping[str, ServerLimit]  # By the server's own names
+    port: int | None = None  # Port that docker-compose.yml publishes. None: loadgen cannot start this backend.
+    ids: Route[list[int]] | None = None  # Returns the token ids of a text, without special tokens
     metrics: MetricNames | None = None
-    process: ProcessCommand | None = None  # How it is started without a container, where it can be
-    faults: tuple[KnownFault, ...] = ()  # When it does not come up, beside those of all (servers/launch/faults.toml)
-    simulated: str = ""  # `module:attribute` of the simulated one; empty: there is none
-    simulated_versions: Mapping[str, str] = {}  # The same for other versions that it can speak as
-    phrase: str = ""  # What a sentence calls it where the title alone reads badly
+    process: ProcessCommand | None = None  # Command that starts the server without a container, if there is one
+    faults: tuple[KnownFault, ...] = ()  # Startup failures of this backend, in addition to servers/launch/faults.toml
+    simulated: str = ""  # `module:attribute` of the simulated server. Empty: there is none.
+    simulated_versions: Mapping[str, str] = {}  # `module:attribute` for other versions
+    phrase: str = ""  # Name in sentences, if the title alone reads badly
     notes: Mapping[str, Any] = {}
-    """What its figures must be read with; stored with each run. `memory_option` and `memory_taken`: what part of a card
-    it takes at its start, and what sets that. `prompt_piece_tokens`: a longer answer is run in pieces, each of which
-    counts the prompt again, and ends with a whole piece. `split_endpoint`: where each text of a request may be run, and
-    counted, by itself. `drops_counts`: its counters lose some under load. `ignores_eos`: False where no request can
-    make the server go on past the end-of-text token, so that responses may be shorter than requested."""
+    """Facts that matter for reading the figures, stored with each run:
+
+    - `memory_option` and `memory_taken`: share of GPU memory that the server reserves, and the option that sets it.
+    - `prompt_piece_tokens`: longer responses are generated in pieces. Each piece counts the prompt again, and a
+      response ends with a whole piece.
+    - `split_endpoint`: the server may run and count each text of a request separately on this endpoint.
+    - `drops_counts`: the server's counters miss some requests under load.
+    - `ignores_eos`: False if no request can make the server continue after the end-of-text token, so that responses may
+      be shorter than requested.
+    """
 
     @property
     def display_name(self) -> str:
-        """What a sentence calls it."""
+        """Name of the backend in a sentence."""
         return self.phrase or self.title
 
     @property
     def url_variable(self) -> str:
-        """The environment variable that says where it is."""
+        """Environment variable with the server's URL."""
         return f"LOADGEN_{self.name.upper()}_URL"
 
 
 def version_at_least(version: str, *numbers: int) -> bool:
-    """Whether the first X.Y.Z in a version is this or later; one without numbers is not."""
+    """Return whether the first X.Y.Z in a version is at least this version; False for a version without numbers."""
     result = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     return result is not None and tuple(map(int, result.groups())) >= numbers
 
 
-def route_exists(ask: GetJson, path: str) -> bool:
-    """Whether a route that takes POST is there: then GET is answered with another error than 404."""
+def route_exists(get_json: GetJson, path: str) -> bool:
+    """Return whether a POST route exists. If it does, GET is answered with another error than 404."""
     try:
-        return ask(path)[0] != 404
-    except UnauthorizedError:  # gateways say so of a GET
+        return get_json(path)[0] != 404
+    except UnauthorizedError:  # some gateways answer a GET so
         return True
 
 
 def model_cards(models: object) -> list[dict[str, Any]]:
-    """The models of an answer to /v1/models."""
+    """Return the models in a response to /v1/models."""
     listed = as_dict(models).get("data")
     return [as_dict(card) for card in listed] if isinstance(listed, list) else []
 
 
 def first_model_card(models: object) -> dict[str, Any]:
-    """The first model of an answer to /v1/models; empty when there is none."""
+    """Return the first model in a response to /v1/models; an empty dict if there is none."""
     return next(iter(model_cards(models)), {})
 
 
 def as_dict(answer: object) -> dict[str, Any]:
-    """The answer where it is a JSON object, else an empty one."""
+    """Return the response if it is a JSON object; an empty dict otherwise."""
     return answer if isinstance(answer, dict) else {}
 
 
 def known_limits(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
-    """Those of these limits that the server's facts hold."""
-    return {name: value for name in limits if type(value := facts.get(name)) is int and value > 0}
+    """Return the values of these limits that are in the server's facts."""
+    values = {name: facts.get(name) for name in limits}
+    return {name: value for name, value in values.items() if type(value) is int and value > 0}

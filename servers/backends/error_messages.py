@@ -1,4 +1,6 @@
-"""What a server says when it refuses, in whatever form, as one line.
+"""Finds the error message in a server's response, whatever its form, and returns it as one line.
+
+Forms of errors:
 
 {"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams
 {"object":"error","message":..,"type":..}        vLLM up to 0.6.6
@@ -23,16 +25,16 @@ from loadgen.servers.errors import DECODE_ERRORS
 LIMIT_CHARACTERS = 300
 ERROR_FIELDS = ("error", "errors", "exception", "error_message", "error_msg")
 CONTENT_FIELDS = ("choices", "token", "usage", "generated_text")
-"""An event with one of these that is not empty is an error only if it has an error field too."""
+"""Fields with content. An event in which one of them is not empty is an error only if it also has an error field."""
 CODE_FIELDS = ("code", "status", "status_code", "http_status_code", "statusCode")
-FINE = ("", "ok", "success", "none", "null", "false")
-"""Codes that are no error."""
+SUCCESS_CODES = ("", "ok", "success", "none", "null", "false")
+"""Codes that do not mean an error."""
 FIRST_ERROR_STATUS = 400
 ERRORS_INSIDE_MAX = 8
 
 REJECTION_STATUSES = frozenset({429, 503, 529})
-"""HTTP statuses of a server or proxy that is too busy to take a request: Too Many Requests, Service Unavailable, and
-529, which hosted servers use for "overloaded"."""
+"""HTTP statuses of a server or proxy that is too busy: Too Many Requests, Service Unavailable, and 529, which hosted
+servers use for "overloaded"."""
 UNSPECIFIC_STATUS = 422
 """TGI's OpenAI routes state this code for every error in a stream, so only the message tells an overload."""
 _REJECTION_TYPES = frozenset(
@@ -41,37 +43,37 @@ _REJECTION_TYPES = frozenset(
         *("ratelimit", "ratelimiterror", "ratelimitexceeded", "toomanyrequests", "toomanyrequestserror"),
     }
 )
-"""Types of errors that mean the same, in lower case and without punctuation."""
+"""Types of errors with which a server rejects a request, in lower case and without punctuation."""
 _REJECTION_MESSAGE = re.compile(
     r"\b(is (currently )?overloaded|queue is full|too many (queued |concurrent )?requests)\b", re.IGNORECASE
 )
 _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
 _TYPE_FIELDS = ("error_type", "type", "code")
 
-_LIMIT_BYTES = 4_096  # of text and HTML; the patterns below are quadratic on hostile bytes
-_HIDDEN = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_LIMIT_BYTES = 4_096  # Text and HTML are cut here, because the patterns below are quadratic on hostile bytes
+_MARKUP = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
 _MAY_BE_AN_ERROR = re.compile(rb"error|exception|detail|message|msg|success|\\\\", re.IGNORECASE)
-"""One of these stands in every event that is an error, or an escape that may hide one."""
+"""Matches in every event that may be an error. An escape may hide one of the words."""
 _ERROR_OBJECT = re.compile(r'\{\s*"error')
 _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 
 def error_text(status: int, body: bytes) -> str:
-    """One line of at most 300 characters that says what the server said, whatever the form of its body."""
+    """Return the server's error message as one line of at most 300 characters, whatever the form of the body."""
     try:
-        said = _said(msgspec.json.decode(body))
+        message = _message(msgspec.json.decode(body))
     except DECODE_ERRORS:
-        said = body[:_LIMIT_BYTES].decode("utf-8", "replace")
-        title = _TITLE.search(said)
-        if title or "<html" in said.lower():
-            said = (f"{title[1]}: " if title else "") + _HIDDEN.sub(" ", said)
-    return one_line(said) or f"HTTP {status} with nothing readable in the body"
+        message = body[:_LIMIT_BYTES].decode("utf-8", "replace")
+        title = _TITLE.search(message)
+        if title or "<html" in message.lower():
+            message = (f"{title[1]}: " if title else "") + _MARKUP.sub(" ", message)
+    return one_line(message) or f"HTTP {status} with nothing readable in the body"
 
 
 def error_in(payload: bytes) -> str:
-    """Return what the error in this event says, as one line; "" when the event is no error.
+    """Return the error message of this event as one line; "" if the event is not an error.
 
-    The payload may be anything. An event is an error if it has an error field that is not empty, or if it has no
+    The payload need not be JSON. An event is an error if it has an error field that is not empty, or if it has no
     content and calls itself an error: by its type or status, by an HTTP status or code with a message, or by
     FastAPI's `detail`."""
     if not _MAY_BE_AN_ERROR.search(payload):
@@ -81,15 +83,16 @@ def error_in(payload: bytes) -> str:
 
 
 def error_inside(payload: bytes) -> str:
-    """Return what an error says that stands somewhere in an unreadable payload; "" where there is none."""
+    """Return the message of an error object anywhere in an unreadable payload; "" if there is none."""
     text = payload.decode("utf-8", "replace")
     for start in islice(_ERROR_OBJECT.finditer(text), ERRORS_INSIDE_MAX):
         try:
             event, _ = json.JSONDecoder().raw_decode(text, start.start())
         except (ValueError, RecursionError):
             continue
-        if said := _error_text(event):
-            return said
+        message = _error_text(event)
+        if message:
+            return message
     return ""
 
 
@@ -134,6 +137,7 @@ def _bare_type(value: object) -> str:
 
 
 def _error_text(event: dict[str, Any]) -> str:
+    """Return the error message of an event as one line; "" if the event is not an error."""
     has_content = any(event.get(field) for field in CONTENT_FIELDS)
     error = next((event[field] for field in ERROR_FIELDS if event.get(field)), None)
     response = event.get("response")  # of the Responses API
@@ -143,47 +147,57 @@ def _error_text(event: dict[str, Any]) -> str:
         error = next((event[field] for field in ERROR_FIELDS if event.get(field) in ({}, [])), None)
     if error is None and (has_content or not _calls_itself_an_error(event)):
         return ""
-    return "an error without a message" if error in ({}, []) else one_line(_said(event)) or "an error without a message"
+    if error in ({}, []):
+        return "an error without a message"
+    return one_line(_message(event)) or "an error without a message"
 
 
 def _calls_itself_an_error(event: dict[str, Any]) -> bool:
-    kinds = [str(event.get(field) or "").lower() for field in ("object", "type", "event", "status")]
-    if any(kind.endswith("error") for kind in kinds) or event.get("detail") or event.get("success") is False:
+    types = [str(event.get(field) or "").lower() for field in ("object", "type", "event", "status")]
+    if any(word.endswith("error") for word in types) or event.get("detail") or event.get("success") is False:
         return True
     codes = [str(event.get(field) or "").lower() for field in CODE_FIELDS]
-    bad = [code for code in codes if (int(code[:6]) >= FIRST_ERROR_STATUS if code.isdecimal() else code not in FINE)]
-    return bool(bad) and any(event.get(field) for field in ("message", "msg"))
+    has_error_code = any(
+        int(code[:6]) >= FIRST_ERROR_STATUS if code.isdecimal() else code not in SUCCESS_CODES for code in codes
+    )
+    return has_error_code and any(event.get(field) for field in ("message", "msg"))
 
 
-def one_line(text: str, most: int = LIMIT_CHARACTERS) -> str:
-    """Runs of white space and control characters become one space. What is longer loses its middle: a reason's end
-    says its kind."""
-    if len(text) > 8 * most:
-        text = f"{text[: 4 * most]} {text[-4 * most :]}"
+def one_line(text: str, max_length: int = LIMIT_CHARACTERS) -> str:
+    """Return the text on one line, with runs of white space and control characters as one space.
+
+    A longer text loses its middle, because the end of a message often names the type of the error."""
+    if len(text) > 8 * max_length:
+        text = f"{text[: 4 * max_length]} {text[-4 * max_length :]}"
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line if len(line) <= most else f"{line[: most - most // 3 - 3]} … {line[-(most // 3) :]}"
+    if len(line) <= max_length:
+        return line
+    end_length = max_length // 3
+    return f"{line[: max_length - end_length - 3]} … {line[-end_length:]}"
 
 
-def _said(answer: Any) -> str:
+def _message(answer: Any) -> str:
+    """Return the message in a JSON error, followed by its type or code."""
     if isinstance(answer, list):
-        return "; ".join(_said(item) for item in answer[:3])
+        return "; ".join(_message(item) for item in answer[:3])
     if not isinstance(answer, dict):
         return str(answer)
     inner = next((answer[field] for field in ERROR_FIELDS if answer.get(field)), answer.get("error"))
     if isinstance(inner, dict | list) and inner:
-        return _said(inner)
+        return _message(inner)
     if isinstance(inner, str):
-        message, kinds = inner, [answer.get("error_type")]
+        message = inner
+        types = [answer.get("error_type")]
     elif "message" in answer:
-        message, kinds = answer["message"], [answer.get("type"), answer.get("code")]
-    elif "msg" in answer:  # one mistake of a FastAPI schema check, or a code and its message
-        index = answer.get("loc")
-        message, kinds = answer["msg"], [".".join(map(str, index)) if isinstance(index, list) else answer.get("code")]
+        message = answer["message"]
+        types = [answer.get("type"), answer.get("code")]
+    elif "msg" in answer:  # a mistake that FastAPI found in the schema, or a code and its message
+        message = answer["msg"]
+        location = answer.get("loc")
+        types = [".".join(map(str, location)) if isinstance(location, list) else answer.get("code")]
+    elif "detail" in answer:
+        return _message(answer["detail"])
     else:
-        return (
-            _said(answer["detail"])
-            if "detail" in answer
-            else json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
-        )
-    known = ", ".join(str(kind) for kind in kinds if kind)
-    return f"{message} ({known})" if known else str(message)
+        return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+    details = ", ".join(str(word) for word in types if word)
+    return f"{message} ({details})" if details else str(message)

@@ -1,7 +1,8 @@
-"""LightLLM: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`. Checked on 0.0.1 to 1.2.0.
+"""LightLLM: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`. Checked with 0.0.1 to 1.2.0.
 
-A request is checked only after the 200 has been sent: up to 1.1.0 a refused one is a cut connection, from 1.2.0 on an
-error event. So nothing but the `finished` event, or the chat's finish reason or `[DONE]`, proves an answer complete.
+The server checks a request only after it has sent status 200. Up to 1.1.0 a refused request ends as a closed
+connection, from 1.2.0 on as an error event. A response is therefore complete only after the `finished` event, or in
+chat after the finish reason or `[DONE]`.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from loadgen.workloads.request import Request
 
 
 class LightllmToken(msgspec.Struct, gc=False):
-    """The counts are of the whole answer so far. None or 0 where the server did not know (before 2024, 0.0.1)."""
+    """A token with the counts of the response so far; None or 0 if the server has none (0.0.1, before 2024)."""
 
     count_output_tokens: TokenCount | None = None
     prompt_tokens: TokenCount | None = None
     text: str | None = None
-    special: bool | None = None  # None of what was said
+    special: bool | None = None  # A special token, which is not part of the text
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
-    """One event of `/generate_stream`; the one with `finished` carries a token too."""
+    """An event of `/generate_stream`. The event with `finished` also has a token."""
 
     token: LightllmToken | None = None
     finished: bool = False
@@ -62,7 +63,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             answer.prompt_tokens = token.prompt_tokens or None
         elif token is not None:
             answer.tokens[index] = 1
-            count += bool(count)  # goes on where the server had counted before
+            count += bool(count)  # continues the server's count if there was one before
         if event.finished and answer.end_event is None:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
@@ -76,50 +77,56 @@ def _text(payloads: Sequence[bytes]) -> str:
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    # 1.1.0 always samples in chat, whatever `do_sample` says; there the temperature of 0 makes it greedy.
+    # Version 1.1.0 ignores `do_sample` in chat and always samples. The temperature of 0 makes it greedy there.
     return {"ignore_eos": request.ignore_eos, "do_sample": bool(request.body.get("temperature"))}
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Up to 1.1.0 every chunk has a role and is a token; from 1.2.0 on the first has one, alone, and is none."""
+    """An EmptyRule: up to 1.1.0 every chunk has a role and is a token. Since 1.2.0 only the first chunk has a role, and
+    it is not a token."""
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)
 
 
-def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
-    name = base.as_dict(ask("/get_model_name")[1])
-    if "model_name" not in name and "logical_max_load" not in base.as_dict(ask("/token_load")[1]):
+def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
+    name = base.as_dict(get_json("/get_model_name")[1])
+    if "model_name" not in name and "logical_max_load" not in base.as_dict(get_json("/token_load")[1]):
         return None
-    card = base.first_model_card(ask("/v1/models")[1])
-    # Both came with 1.0. Asking /tokens itself, without a text, would count as a failed request in its metrics.
+    card = base.first_model_card(get_json("/v1/models")[1])
+    # /get_model_name and /tokens were both added in 1.0. A request to /tokens without a text would count as a failed
+    # request in the server's metrics.
     routes = ("/tokens",) if "model_name" in name else ()
     model = str(card.get("id") or name.get("model_name", ""))
-    limits = base.known_limits(LIGHTLLM.limits, base.as_dict(ask("/get_server_info")[1]) | card)
-    # It states no version; its routes grew: /get_model_name, then /v1/completions, then /v1/models.
-    version = "1.2.0 or later" if card else "1.1.0" if base.route_exists(ask, "/v1/completions") else "1.0"
-    if version == "1.0" and not routes:
-        version = "before 1.0"
+    limits = base.known_limits(LIGHTLLM.limits, base.as_dict(get_json("/get_server_info")[1]) | card)
+    # The server reports no version. It is inferred from the routes, which were added in this order: /get_model_name,
+    # /v1/completions, /v1/models.
+    if card:
+        version = "1.2.0 or later"
+    elif base.route_exists(get_json, "/v1/completions"):
+        version = "1.1.0"
+    else:
+        version = "1.0" if routes else "before 1.0"
     return base.ServerFacts("lightllm", url, version, model, limits, routes)
 
 
 def _token_load(answer: Any) -> float:
-    """One share, or a list of them where it runs several data-parallel copies."""
+    """Return the KV-cache use. The server reports one share, or a list with one per data-parallel copy."""
     load = answer["current_load"]
-    each = load if isinstance(load, list) else [load]
-    if not each or not all(isinstance(share, int | float) for share in each):
+    shares = load if isinstance(load, list) else [load]
+    if not shares or not all(isinstance(share, int | float) for share in shares):
         raise ValueError("no current_load")
-    return float(sum(each) / len(each))
+    return float(sum(shares) / len(shares))
 
 
 _WITHOUT_DONE = VersionRule(
     lambda version: version in ("before 1.0", "1.0", "1.1.0"),
     decode=partial(decode, empty_is_token=every_chunk_is_token, always_done=False, one_per_event=True),
-    misleading_reason="this is LightLLM {version}, whose chat streams have no end marker and no token counts, so that "
-    "one cut short cannot be told from a whole one",
+    misleading_reason="chat streams of LightLLM {version} have no end marker and no token counts, so that an "
+    "incomplete stream looks like a complete one",
 )
 
 
-# Special tokens are added on the native route and none on /v1/completions (server/api_openai.py).
+# The server adds special tokens on the native route, but not on /v1/completions (server/api_openai.py).
 def _count(parameters: dict[str, Any]) -> Route[int]:
     return Route(
         "/tokens", lambda text, _: {"text": text, "parameters": parameters}, lambda answer: int(answer["ntokens"])
@@ -134,14 +141,16 @@ LIGHTLLM = base.Backend(
     title="LightLLM",
     native="generate",
     dialects={
-        "generate": Dialect(  # 1.0.1 and later take token ids, earlier versions answer 417
-            *("lightllm", "generate", "/generate_stream"),
-            # `parameters` is mandatory and, in 0.0.1, strict; `ignore_eos` there is all that a fixed length takes.
+        "generate": Dialect(  # 1.0.1 and later accept token ids, earlier versions answer 417
+            server="lightllm",
+            endpoint="generate",
+            path="/generate_stream",
+            # `parameters` is mandatory, and 0.0.1 refuses unknown ones. `ignore_eos` is enough for a fixed length.
             encode=lambda request, _: generate_body(request, ignore_eos=request.ignore_eos),
             decode=_decode_generate,
             text=_text,
             count=_count({}),
-            count_by_running=Route(  # before 1.0 only the details of a token tell the length of the prompt
+            count_by_running=Route(  # before 1.0 only the details of a token contain the length of the prompt
                 "/generate",
                 lambda text, _: {"inputs": text, "parameters": {"max_new_tokens": 1, "return_details": True}},
                 lambda answer: int(answer["tokens"][0]["prompt_tokens"]),
@@ -155,12 +164,14 @@ LIGHTLLM = base.Backend(
         # 1.1.0 never sends [DONE].
         "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
-    identify=_recognise,
+    identify=_identify,
     limits={
         "max_model_len": base.ServerLimit("--max_req_total_len", "total"),
         "max_total_token_num": base.ServerLimit("--max_total_token_num"),  # KV cache in tokens
         "max_req_total_len": base.ServerLimit("--max_req_total_len"),
-        "running_max_req_size": base.ServerLimit("--running_max_req_size"),  # beyond it requests wait without order
+        "running_max_req_size": base.ServerLimit(
+            "--running_max_req_size"
+        ),  # further requests wait in no particular order
     },
     port=8003,
     metrics=base.MetricNames(
@@ -176,12 +187,23 @@ LIGHTLLM = base.Backend(
         },
         kv_used=("/token_load", _token_load),
     ),
-    # The limit admits a burst of 1000.
+    # The limit allows a burst of 1000.
     process=base.ProcessCommand(
         module=("lightllm.server.api_server",),
         arguments=(
-            *("--model_dir", "{model}", "--model_name", "{name}", "--host", "{host}", "--port", "{port}"),
-            *("--running_max_req_size", "1024", "--disable_dynamic_prompt_cache", "--tp", "{tensor_parallel}"),
+            "--model_dir",
+            "{model}",
+            "--model_name",
+            "{name}",
+            "--host",
+            "{host}",
+            "--port",
+            "{port}",
+            "--running_max_req_size",
+            "1024",
+            "--disable_dynamic_prompt_cache",
+            "--tp",
+            "{tensor_parallel}",
         ),
     ),
     simulated="loadgen.servers.simulated.lightllm:PROTOCOL",
@@ -189,6 +211,6 @@ LIGHTLLM = base.Backend(
         "0.0.1": "loadgen.servers.simulated.lightllm_0_0_1:PROTOCOL",
         "0.0.1-tgi-api": "loadgen.servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
     },
-    # 0.9 in 1.0 and 1.1, 0.8 since.
+    # The share is 0.9 in versions 1.0 and 1.1, and 0.8 since.
     notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
 )

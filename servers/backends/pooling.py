@@ -1,10 +1,10 @@
-"""Embeddings and rerank of OpenAI-style servers: one JSON answer per request, from the prompt alone.
+"""Dialects for embeddings and rerank of OpenAI-style servers: one JSON response per request, and no generated tokens.
 
     embeddings  POST /v1/embeddings  {"model", "input"}                -> {"data": [...], "usage": {...}}
     rerank      POST /v1/rerank      {"model", "query", "documents"}   -> {"results": [...], "usage": {...}}
 
-A text that is to be ranked is cut in two: its first words are the query, the rest is the one document. With `documents`
-among the user's fields the whole text is the query.
+For a rerank, the prompt is cut in two: its first words are the query, and the rest is the only document. If the user's
+fields contain `documents`, the whole prompt is the query.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ QUERY_WORDS = 8
 
 
 class PoolingUsage(msgspec.Struct, gc=False):
-    """Some servers give the total of a rerank alone; nothing is generated, so it is the prompt's."""
+    """The usage of a response. Some servers state only the total, which equals the prompt, as nothing is generated."""
 
     prompt_tokens: TokenCount | None = None
     total_tokens: TokenCount | None = None
 
 
 class PoolingAnswer(msgspec.Struct, gc=False):
-    """`data` of embeddings, `results` of a rerank; what is in them does not matter here."""
+    """A response: `data` holds embeddings, `results` holds rerank scores. Their content is not decoded."""
 
     data: list[msgspec.Raw] | None = None
     results: list[msgspec.Raw] | None = None
@@ -43,10 +43,10 @@ _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 
 def decode(payloads: Sequence[bytes]) -> Answer:
-    """The answer, which is the one payload."""
-    result, broken = decode_events(payloads, _ANSWERS)
+    """Decode the response, which is the only payload."""
+    events, broken = decode_events(payloads, _ANSWERS)
     answer = Answer([0] * len(payloads))
-    for index, event in enumerate(result):
+    for index, event in enumerate(events):
         usage = event.usage or PoolingUsage()
         answer.prompt_tokens = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         if event.data or event.results:
@@ -54,28 +54,29 @@ def decode(payloads: Sequence[bytes]) -> Answer:
             continue
         note_error(answer, payloads[index])
         if not answer.error_kind:
-            said = payloads[index].decode("utf-8", "replace")
-            answer.error_kind, answer.error_detail = "protocol", one_line(f"neither embeddings nor scores: {said}")
+            content = payloads[index].decode("utf-8", "replace")
+            answer.error_kind = "protocol"
+            answer.error_detail = one_line(f"neither embeddings nor scores: {content}")
     return finalise(answer, 0, broken)
 
 
 def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
-    """A server's route for embeddings or rerank."""
+    """Return a server's dialect for `embeddings` or `rerank`."""
     fields = partial(_fields, endpoint)
     return Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: encode_body(_asked(fields, request, model), request),
+        encode=lambda request, model: encode_body(_body(fields, request, model), request),
         decode=decode,
         text=lambda _: "",
-        count_by_running=Route(PATHS[endpoint], fields, _counted, generates=True),
+        count_by_running=Route(PATHS[endpoint], fields, _prompt_tokens, generates=True),
         streams=False,
         **others,
     )
 
 
-def _asked(fields: Any, request: Request, model: str) -> dict[str, Any]:
+def _body(fields: Any, request: Request, model: str) -> dict[str, Any]:
     if "documents" in request.body:
         return {"model": model, "query": request.prompt}
     result: dict[str, Any] = fields(request.prompt, model)
@@ -88,10 +89,10 @@ def _fields(endpoint: str, prompt: str | Sequence[int], model: str) -> dict[str,
     assert isinstance(prompt, str), "rerank takes text"
     words = prompt.split(" ")
     query = " ".join(words[: max(1, min(QUERY_WORDS, len(words) // 2))])
-    # The blank between them stays, so that the two count as they do in one text.
+    # The document keeps the blank before it, so that both parts together have as many tokens as the whole text.
     return {"model": model, "query": query, "documents": [prompt[len(query) :]]}
 
 
-def _counted(answer: Any) -> int:
+def _prompt_tokens(answer: Any) -> int:
     usage = answer["usage"]
     return int(usage["prompt_tokens"] if "prompt_tokens" in usage else usage["total_tokens"])

@@ -1,4 +1,4 @@
-"""What every dialect does alike: payloads to typed events, and the facts of an Answer that follow the same way."""
+"""Decoding steps that all dialects share: payloads to typed events, and the final facts of an Answer."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from loadgen.servers.errors import DECODE_ERRORS
 Event = TypeVar("Event")
 
 GAVE_UP = ("error", "abort", "fail", "cancel", "timeout", "exception", "insufficient_system_resource")
-"""Parts of finish reasons with which a server says that it gave up."""
+"""Words in finish reasons of a server that aborted the response."""
 
 
 def decode_events(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], number: int = 0
 ) -> tuple[list[Event], str]:
-    """Decode one event per payload, up to the first that is unreadable (loadgen.servers.backends.lenient says which
-    is).
+    """Decode one event per payload, up to the first unreadable one (see loadgen.servers.backends.lenient).
 
-    The second value says what is wrong with that one ("" when none is). `[DONE]` becomes an event with nothing in it,
-    so that event i stays payload i. The first event has this number."""
+    The second value describes the unreadable event ("" if there is none), counting events from `number`. `[DONE]`
+    becomes an empty event, so that event i belongs to payload i."""
     events: list[Event] = []
     try:
-        events.extend(map(decoder.decode, payloads))  # keeps the events before the one that raises
+        events.extend(map(decoder.decode, payloads))  # if one raises, the events before it are kept
         return events, ""
     except DECODE_ERRORS as error:
         return _decode_leniently(payloads, decoder, events, number, error)
@@ -38,16 +37,16 @@ def decode_events(
 def _decode_leniently(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], events: list[Event], number: int, error: Exception
 ) -> tuple[list[Event], str]:
-    """Go on with the event that raised this error, which is the one after `events`."""
+    """Continue with the event after `events`, which raised this error."""
     remaining = islice(payloads, len(events) + 1, None)
     while True:
         payload = payloads[len(events)]
         event = read(payload, decoder.type)
         if event is None:
             later = payloads[len(events) + 1 :]
-            said = error_inside(payload) or next(filter(None, map(error_in, later)), "")
+            message = error_inside(payload) or next(filter(None, map(error_in, later)), "")
             broken = f"event {number + len(events)} is not of this dialect ({error}): {payload[:100]!r}"
-            return events, one_line(f"{said}; {broken}" if said else broken)
+            return events, one_line(f"{message}; {broken}" if message else broken)
         events.append(event)
         try:
             events.extend(map(decoder.decode, remaining))
@@ -57,19 +56,21 @@ def _decode_leniently(
 
 
 def join_halves(text: str) -> str:
-    """Return the text with the halves of a character that came in two chunks joined. A half without its partner becomes
-    U+FFFD, so that the next turn of a session can quote the text."""
+    """Return the text with the two halves of a character joined that arrived in separate chunks.
+
+    A half without its partner becomes U+FFFD, so that the next turn of a session can quote the text."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
-    """Set the answer's length: the server's total where it gave one, else the sum over its events.
+    """Set the length of the answer: the server's total if it gave one, otherwise the sum over the events.
 
-    `broken` says which event could not be read: everything after it is unknown, the end included. No token may come
-    after the end."""
+    `broken` describes an event that could not be read. Everything after that event is unknown, also the end. Tokens
+    after the end marker are an error."""
     streamed = sum(answer.tokens)
     if total == 0 and streamed:
-        total, answer.refuted_total = None, 0
+        total = None
+        answer.refuted_total = 0
     answer.output_tokens = streamed if total is None else total
     answer.counted_by = "wire" if total is None else "server"
     if not broken and answer.end_event is not None and any(answer.tokens[answer.end_event + 1 :]):
@@ -77,19 +78,23 @@ def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
     if broken:
         answer.end_event = None
         if answer.error_kind == "":
-            answer.error_kind, answer.error_detail = "protocol", broken
+            answer.error_kind = "protocol"
+            answer.error_detail = broken
     return answer
 
 
 def note_error(answer: Answer, payload: bytes) -> None:
-    """Store the error of this event in the answer, if the event is an error. The first error of a stream counts."""
-    if answer.error_kind == "" and (said := error_in(payload)):
+    """Store the error of this event in the answer if the event is an error. The first error of a stream counts."""
+    if answer.error_kind:
+        return
+    message = error_in(payload)
+    if message:
         answer.error_kind = "rejected" if is_rejection(200, payload) else "in_band_error"
-        answer.error_detail = said
+        answer.error_detail = message
 
 
 def note_finish(answer: Answer, reason: str, payload: bytes) -> None:
-    """Keep the server's finish reason. Some mean that the server gave up, such as `error` and `abort`."""
+    """Store the server's finish reason. Reasons such as `error` and `abort` mean an error."""
     answer.finish_reason = reason
     if answer.error_kind == "" and any(word in reason.lower() for word in GAVE_UP):
         answer.error_kind = "in_band_error"

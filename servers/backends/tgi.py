@@ -1,7 +1,8 @@
 """Text Generation Inference: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
 
-Checked on 1.0.3 to 3.3.7. One event is one token on every route, text or not. No route takes token ids and none can
-ignore the end-of-text token, so an answer may be shorter than asked and complete all the same.
+Checked with versions 1.0.3 to 3.3.7. On every route one event is one token, with text or without. No route accepts
+token ids, and no field makes the server ignore the end-of-text token. A complete response may therefore be shorter than
+requested.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from loadgen.workloads.request import Request, merged
 
 
 class TgiToken(msgspec.Struct, gc=False):
-    """That there is one is all that matters."""
+    """A token. Only its presence matters, so no field is decoded."""
 
 
 class Details(msgspec.Struct, gc=False):
-    """In the last event, if asked for. `input_length` since 2.3.0, the special tokens the server added included."""
+    """Details in the last event, if requested. `input_length`, since 2.3.0, includes special tokens of the server."""
 
     finish_reason: str | None = None
     generated_tokens: TokenCount | None = None
@@ -32,7 +33,7 @@ class Details(msgspec.Struct, gc=False):
 
 
 class TgiEvent(msgspec.Struct, gc=False):
-    """One event of `/generate_stream`. `generated_text` is null in all but the last, which carries a token too."""
+    """An event of `/generate_stream`. Only the last event has `generated_text`, and it also has a token."""
 
     token: TgiToken | None = None
     generated_text: str | None = None
@@ -41,23 +42,27 @@ class TgiEvent(msgspec.Struct, gc=False):
 
 
 _EVENTS = msgspec.json.Decoder(TgiEvent)
-_BESIDE_PARAMETERS = ("parameters", "add_special_tokens", "multimodal_params")
+_TOP_LEVEL_FIELDS = ("parameters", "add_special_tokens", "multimodal_params")
 
 
-def generate_body(request: Request, **more: bool) -> bytes:
-    """The body of `/generate_stream`, which LightLLM took over, with `more` parameters. Elsewhere it would pass over a
-    user's fields, so they are parameters too."""
-    beside = {name: value for name, value in request.body.items() if name in _BESIDE_PARAMETERS}
-    given = {name: value for name, value in request.body.items() if name not in beside} | beside.pop("parameters", {})
-    # Any temperature but 1.0 switches sampling on, and 0 is refused: greedy means sending none.
-    if not (warm := bool(given.get("temperature"))):
-        given.pop("temperature", None)
-    parameters = merged({"max_new_tokens": request.output_tokens, **more, "do_sample": warm}, given)
-    return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters, **beside})
+def generate_body(request: Request, **defaults: bool) -> bytes:
+    """Return the body of `/generate_stream`, which LightLLM adopted from TGI.
+
+    The server ignores unknown fields outside `parameters`, so the user's fields become parameters, in addition to
+    `defaults`."""
+    top_level = {name: value for name, value in request.body.items() if name in _TOP_LEVEL_FIELDS}
+    users = {name: value for name, value in request.body.items() if name not in top_level}
+    users |= top_level.pop("parameters", {})
+    # Any temperature but 1.0 enables sampling, and the server refuses 0. Greedy decoding means sending none.
+    do_sample = bool(users.get("temperature"))
+    if not do_sample:
+        users.pop("temperature", None)
+    parameters = merged({"max_new_tokens": request.output_tokens, **defaults, "do_sample": do_sample}, users)
+    return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters, **top_level})
 
 
 def _encode_generate(request: Request, _model: str) -> bytes:
-    assert isinstance(request.prompt, str), "TGI takes text"
+    assert isinstance(request.prompt, str), "TGI accepts only text"
     return generate_body(request, details=True)
 
 
@@ -72,47 +77,48 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
         if event.generated_text is not None and answer.end_event is None:
             answer.end_event = index
             details = event.details or Details()
-            total, answer.prompt_tokens = details.generated_tokens, details.input_length
+            total = details.generated_tokens
+            answer.prompt_tokens = details.input_length
             note_finish(answer, details.finish_reason or "", payloads[index])
     return finalise(answer, total, broken)
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    """The last event repeats the whole answer, special tokens left out."""
+    """Return the text of the last event, which repeats the whole response without special tokens."""
     events, _ = decode_events(payloads, _EVENTS)
     return join_halves("".join(event.generated_text or "" for event in events))
 
 
-def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
-    status, answer = ask("/info")
+def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
+    status, answer = get_json("/info")
     info = base.as_dict(answer)
     if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
         return None
-    # The version of a release can read like a development one (3.3.7 says 3.3.6-dev0); the label tells the build.
+    # A release may report a development version (3.3.7 reports 3.3.6-dev0). The label identifies the build.
     label = info.get("docker_label")
     version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
     renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
-    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.route_exists(ask, path))
+    routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.route_exists(get_json, path))
     notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.applies_to(version) else {}
     limits = base.known_limits(TGI.limits, renamed | info)
     return base.ServerFacts("tgi", url, version, str(info["model_id"]), limits, routes, notes=notes)
 
 
-_BASE_MODEL = {"model": "tgi"}  # Any other name in `model` is taken for a LoRA adapter's
+_BASE_MODEL = {"model": "tgi"}  # The server takes any other name in `model` for a LoRA adapter
 
-# From 2.2.0 on [DONE] always comes, and an answer that breaks off after its finish reason is not whole; before, the
-# OpenAI routes ended without it.
-_DONE_CAME = VersionRule(
+# Since 2.2.0 every stream ends with [DONE], so a stream that stops after its finish reason is incomplete. Earlier
+# versions did not send it on the OpenAI routes.
+_ALWAYS_DONE = VersionRule(
     lambda version: base.version_at_least(version, 2, 2, 0),
     decode=partial(decode, empty_is_token=every_chunk_is_token, always_done=True, one_per_event=True),
 )
 
-# A longer response is run in pieces. The router asks each piece for the full number again (router/src/infer/mod.rs;
-# DEFAULT_GENERATION_LENGTH in router/src/validation.rs).
+# Longer responses are generated in pieces. The router requests the full number of tokens again for each piece
+# (router/src/infer/mod.rs; DEFAULT_GENERATION_LENGTH in router/src/validation.rs).
 PIECE_TOKENS = 1024
 _IN_PIECES = VersionRule(lambda version: base.version_at_least(version, 3, 0, 0), piece_tokens=PIECE_TOKENS)
 
-# Tokenised just as for generation, special tokens included (router/src/validation.rs).
+# These routes tokenise as generation does, including special tokens (router/src/validation.rs).
 _COUNT_TEXT: Route[int] = Route("/tokenize", lambda text, _: {"inputs": text}, len)
 _COUNT_CHAT = Route(
     "/chat_tokenize",
@@ -121,7 +127,7 @@ _COUNT_CHAT = Route(
 )
 
 _dialect = partial(
-    openai_dialect, "tgi", rule=every_chunk_is_token, one_per_event=True, versions=(_DONE_CAME, _IN_PIECES)
+    openai_dialect, "tgi", rule=every_chunk_is_token, one_per_event=True, versions=(_ALWAYS_DONE, _IN_PIECES)
 )
 
 TGI = base.Backend(
@@ -130,13 +136,15 @@ TGI = base.Backend(
     native="generate",
     dialects={
         "generate": Dialect(
-            *("tgi", "generate", "/generate_stream"),
+            server="tgi",
+            endpoint="generate",
+            path="/generate_stream",
             encode=_encode_generate,
             decode=_decode_generate,
             text=_text,
             versions=(_IN_PIECES,),
             count=_COUNT_TEXT,
-            count_by_running=Route(  # before 1.4.0; one entry per prompt token
+            count_by_running=Route(  # for versions before 1.4.0: `prefill` has one entry per prompt token
                 "/generate",
                 lambda text, _: {
                     "inputs": text,
@@ -149,12 +157,14 @@ TGI = base.Backend(
         "completions": _dialect("completions", more=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
         "chat": _dialect("chat", more=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
     },
-    identify=_recognise,
+    identify=_identify,
     limits={
         "max_input_tokens": base.ServerLimit("--max-input-tokens", "prompt"),
         "max_total_tokens": base.ServerLimit("--max-total-tokens", "total"),
-        "max_concurrent_requests": base.ServerLimit("--max-concurrent-requests", "requests"),  # refuses what is beyond
-        "max_batch_total_tokens": base.ServerLimit("--max-batch-total-tokens"),  # 1.x and 2.x
+        "max_concurrent_requests": base.ServerLimit(
+            "--max-concurrent-requests", "requests"
+        ),  # refuses further requests
+        "max_batch_total_tokens": base.ServerLimit("--max-batch-total-tokens"),  # in 1.x and 2.x
     },
     port=8002,
     metrics=base.MetricNames(

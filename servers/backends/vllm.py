@@ -1,9 +1,9 @@
-"""vLLM: `/v1/completions` (native, takes token ids) and `/v1/chat/completions`. Checked on 0.2.0 to 0.33.0.
+"""vLLM: `/v1/completions` (native, accepts token ids) and `/v1/chat/completions`. Checked with 0.2.0 to 0.33.0.
 
-`ignore_eos` with `min_tokens` fixes the output length, `continuous_usage_stats` counts the tokens of each chunk, which
-under load holds several, and `include_usage` gives the totals. Versions that do not know a field pass over it. Never
-sent: `return_token_ids`, with which the first event echoes the prompt's ids, and stop strings, which make the server
-hold text back. `[DONE]` ends every answer, failed ones too.
+`ignore_eos` with `min_tokens` fixes the output length. `continuous_usage_stats` counts the tokens of each chunk, which
+under load holds several. `include_usage` adds the totals. Versions that do not know a field ignore it. Two things are
+never sent: `return_token_ids`, because it makes the first event repeat the prompt's ids, and stop strings, because the
+server holds text back for them. `[DONE]` ends every response, also a failed one.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ def _exact(request: Request) -> dict[str, Any]:
     return exact | RUNNING_USAGE
 
 
-def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
-    # 0.2.0 has no /version, but names itself as the owner of its models.
-    status, models = ask("/v1/models")
+def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
+    # Version 0.2.0 has no /version, but every version names itself as the owner of its models.
+    status, models = get_json("/v1/models")
     card = base.first_model_card(models)
     if status != 200 or card.get("owned_by") != "vllm":
         return None
-    version = str(base.as_dict(ask("/version")[1]).get("version", ""))
-    routes = ("/tokenize",) if base.route_exists(ask, "/tokenize") else ()
+    version = str(base.as_dict(get_json("/version")[1]).get("version", ""))
+    routes = ("/tokenize",) if base.route_exists(get_json, "/tokenize") else ()
     return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.known_limits(VLLM.limits, card), routes)
 
 
 def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """The tokens that fit into the KV cache, over all engines, and the share of each card taken at the start."""
+    """Return the KV-cache capacity of all engines in tokens, and the share of each GPU that vLLM reserves."""
     result: dict[str, float] = {}
     for labels in samples:
-        # vLLM writes Python's words into labels: `16384`, `0.92` or `None`.
-        told = {name: float(word) for name, word in labels.items() if re.fullmatch(r"\d+(\.\d+)?", word)}
-        if "num_gpu_blocks" in told and "block_size" in told:
-            told.setdefault("kv_cache_size_tokens", told["num_gpu_blocks"] * told["block_size"])
-        if "kv_cache_size_tokens" in told:
-            result["kv_tokens"] = result.get("kv_tokens", 0.0) + told["kv_cache_size_tokens"]
-        if "gpu_memory_utilization" in told:
-            result["taken_share"] = told["gpu_memory_utilization"]
+        # vLLM writes Python's repr into labels: `16384`, `0.92` or `None`.
+        values = {name: float(text) for name, text in labels.items() if re.fullmatch(r"\d+(\.\d+)?", text)}
+        if "num_gpu_blocks" in values and "block_size" in values:
+            values.setdefault("kv_cache_size_tokens", values["num_gpu_blocks"] * values["block_size"])
+        if "kv_cache_size_tokens" in values:
+            result["kv_tokens"] = result.get("kv_tokens", 0.0) + values["kv_cache_size_tokens"]
+        if "gpu_memory_utilization" in values:
+            result["taken_share"] = values["gpu_memory_utilization"]
     return result
 
 
-# A BOS is added to a text prompt as completions do by default; `messages` go through the chat template.
+# The server adds a BOS to a text prompt, as completions do by default, and applies the chat template to `messages`.
 _COUNT_TEXT = Route(
     "/tokenize", lambda text, model: {"model": model, "prompt": text}, lambda answer: int(answer["count"])
 )
@@ -60,8 +60,8 @@ _COUNT_CHAT = Route(
 )
 _OPENING_EVENT = VersionRule(
     lambda version: not version,
-    misleading_reason="it states no version, as vLLM before 0.6 does, whose chat streams open with an event sent "
-    "before the engine has begun, and give no token counts",
+    misleading_reason="the server states no version, like vLLM before 0.6. Chat streams of those versions begin with "
+    "an event that is sent before the engine starts, and contain no token counts",
 )
 
 _dialect = partial(openai_dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
@@ -76,7 +76,7 @@ VLLM = base.Backend(
         "embeddings": pooling.pooling_dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
         "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },
-    identify=_recognise,
+    identify=_identify,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     port=8001,
     ids=Route(
@@ -104,13 +104,22 @@ VLLM = base.Backend(
         },
         labels=("vllm:cache_config_info", _cache_config),
     ),
-    # The limits admit a burst of 1000. Every version has the module; the program came with 0.5.
+    # The limits allow a burst of 1000. Every version has the module; the program was added in 0.5.
     process=base.ProcessCommand(
         program=("vllm", "serve", "{model}"),
         module=("vllm.entrypoints.openai.api_server", "--model", "{model}"),
         arguments=(
-            *("--served-model-name", "{name}", "--host", "{host}", "--port", "{port}"),
-            *("--max-num-seqs", "1024", "--generation-config", "vllm", "--no-enable-prefix-caching"),
+            "--served-model-name",
+            "{name}",
+            "--host",
+            "{host}",
+            "--port",
+            "{port}",
+            "--max-num-seqs",
+            "1024",
+            "--generation-config",
+            "vllm",
+            "--no-enable-prefix-caching",
             "--disable-uvicorn-access-log",
         ),
         parallel=("--tensor-parallel-size", "{tensor_parallel}"),
@@ -121,18 +130,18 @@ VLLM = base.Backend(
         base.KnownFault(
             r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",
             "the host has not enough free memory for vLLM on its CPU: {0}",
-            "say how much its KV cache may take, in GiB: VLLM_CPU_KVCACHE_SPACE=1 in the environment",
+            "limit its KV cache, in GiB: set VLLM_CPU_KVCACHE_SPACE=1 in the environment",
         ),
         base.KnownFault(
             rf"Model architectures \['{LADDER_ARCHITECTURE}'\] are not supported",
             "the model is a ladder, and this vLLM has no plugin for it",
-            "the plugin is in the model's folder: VLLM_PYTHONPATH=/models/MODEL/plugin in the environment",
+            "the plugin is in the model's folder: set VLLM_PYTHONPATH=/models/MODEL/plugin in the environment",
         ),
     ),
     simulated="loadgen.servers.simulated.vllm:PROTOCOL",
     notes={
         "memory_option": "--gpu-memory-utilization",
-        "memory_taken": "90 to 92 % by default",  # 0.90 up to 0.10.2, 0.92 since
-        "split_endpoint": "rerank",  # by a model that makes embeddings, and not by one that reads both texts
+        "memory_taken": "90 to 92 % by default",  # 0.90 up to version 0.10.2, 0.92 since
+        "split_endpoint": "rerank",  # models that compute embeddings run each text by itself; others read both
     },
 )

@@ -33,12 +33,12 @@ def chat(transcript: str, tokenizer: Path) -> Answer:
 @pytest.mark.parametrize(
     ("server", "routes", "transcript", "reason", "tokens"),
     [
-        ("vllm", VLLM_0_2, "vllm-0.2.0/chat.txt", "sent before the engine has begun", 2),
+        ("vllm", VLLM_0_2, "vllm-0.2.0/chat.txt", "sent before the engine starts", 2),
         (
             "lightllm",
             LIGHTLLM_1_1,
             "lightllm-1.1.0/chat.txt",
-            "1.1.0, whose chat streams have no end marker",
+            "LightLLM 1.1.0 have no end marker",
             3,
         ),
     ],

@@ -134,7 +134,7 @@ def _count(parameters: dict[str, Any]) -> Route[int]:
 
 
 _COUNT_TEXT = _count({"add_special_tokens": False})
-_dialect = partial(openai_dialect, "lightllm", more=_exact, fixed_output=True, one_per_event=True)
+_dialect = partial(openai_dialect, "lightllm", extra_fields=_exact, fixed_output=True, one_per_event=True)
 
 LIGHTLLM = base.Backend(
     name="lightllm",
@@ -159,10 +159,10 @@ LIGHTLLM = base.Backend(
             fixed_output=True,
         ),
         "completions": _dialect(
-            "completions", rule=every_chunk_is_token, always_done=True, count=_COUNT_TEXT, token_ids=True
+            "completions", empty_rule=every_chunk_is_token, always_done=True, count=_COUNT_TEXT, token_ids=True
         ),
         # 1.1.0 never sends [DONE].
-        "chat": _dialect("chat", rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
+        "chat": _dialect("chat", empty_rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
     identify=_identify,
     limits={

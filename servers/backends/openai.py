@@ -1,11 +1,13 @@
-"""The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that offers them.
+"""The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that implements it.
 
-The request holds nothing but standard fields, since strict servers refuse others; the output length therefore cannot
-be forced, and an answer that ends early is truncated. `continuous_usage_stats`, the one exception, has many servers
-count the tokens of each chunk. Some refuse it or even a standard field: `stream_options` (transformers), `max_tokens`
-and `temperature` (OpenAI's reasoning models); then it is left out, or goes by its newer name. The decoder is shared
-by the OpenAI routes of vLLM, TGI and LightLLM, which differ from each other in two points only: what a chunk without
-text means, and whether `[DONE]` always comes.
+Requests contain only standard fields, because strict servers refuse others. The output length can therefore not be
+forced, and a response that ends early counts as truncated. The one exception is `continuous_usage_stats`, with which
+many servers count the tokens of each chunk. Some servers refuse it or even a standard field: `stream_options`
+(transformers), `max_tokens` and `temperature` (OpenAI's reasoning models). Such a field is left out or sent under its
+newer name.
+
+The OpenAI routes of vLLM, TGI and LightLLM share this decoder. They differ in two points: what a chunk without text
+means, and whether `[DONE]` always comes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import msgspec
 
 from loadgen.servers.backends import base, pooling
-from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encode_body
+from loadgen.servers.backends.dialect import Answer, ChunkCounts, Dialect, Route, TokenCount, encode_body
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
@@ -27,15 +29,16 @@ from loadgen.workloads.request import Request
 
 
 class Usage(msgspec.Struct, gc=False):
-    """`prompt_tokens` includes special tokens the server added, `completion_tokens` a generated end-of-text token."""
+    """The usage of an event. `prompt_tokens` includes the server's special tokens, `completion_tokens` the end-of-text
+    token if it was generated."""
 
     prompt_tokens: TokenCount | None = None
     completion_tokens: TokenCount | None = None
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What a chat chunk adds. Reasoning and tool calls are generated tokens as much as content is. Content may be a
-    list of parts, such as text and thinking."""
+    """The addition of a chat chunk. Reasoning and tool calls are generated tokens, as content is. Content may be a list
+    of parts, such as text and thinking."""
 
     role: str | None = None
     content: str | list[Any] | None = None
@@ -50,8 +53,8 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """`text` in completions, `delta` in chat; `token_ids` from vLLM 0.10.2 on, when asked for. Some servers put `usage`
-    or an error here."""
+    """A choice: `text` in completions, `delta` in chat. `token_ids` comes from vLLM 0.10.2 or later if requested. Some
+    servers put `usage` or an error here."""
 
     text: str | None = None
     delta: Delta | None = None
@@ -62,7 +65,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """One event, as far as it matters here; unknown fields are passed over. One choice, as only one is asked for."""
+    """An event, with the fields that loadgen reads. It has one choice, because requests ask for one."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
@@ -83,7 +86,7 @@ class ReasoningCount(msgspec.Struct, gc=False):
 
 
 class UsageDetails(msgspec.Struct, gc=False):
-    """All counts of a usage, of which most events need only the two of Usage."""
+    """Every count of a usage. Most events need only the two counts of Usage."""
 
     prompt_tokens: TokenCount | None = None
     completion_tokens: TokenCount | None = None
@@ -93,61 +96,67 @@ class UsageDetails(msgspec.Struct, gc=False):
 
     @property
     def reasoning(self) -> int:
-        """Reasoning tokens as the server states them, 0 where it does not."""
+        """Reasoning tokens that the server states; 0 if it states none."""
         details = self.completion_tokens_details
         return (details.reasoning_tokens if details else None) or self.reasoning_tokens or 0
 
     @property
     def generated(self) -> int | None:
-        """Generated tokens. Some servers leave reasoning out of `completion_tokens`: it is added where the total of
-        prompt and completion shows that, or where there is more reasoning than completion."""
-        completion, reasoning = self.completion_tokens, self.reasoning
-        both = None
+        """Generated tokens, including reasoning; None if the server does not state them.
+
+        Some servers leave reasoning out of `completion_tokens`. It is added if the total of prompt and completion shows
+        that, or if there are more reasoning tokens than completion tokens."""
+        completion = self.completion_tokens
+        reasoning = self.reasoning
+        by_total = None
         if self.total_tokens is not None and self.prompt_tokens is not None:
-            both = self.total_tokens - self.prompt_tokens
+            by_total = self.total_tokens - self.prompt_tokens
         if completion is None:
-            return both if both is None or both > 0 else None
-        return completion + reasoning if reasoning > completion or completion + reasoning == both else completion
+            return None if by_total is not None and by_total <= 0 else by_total
+        excludes_reasoning = reasoning > completion or completion + reasoning == by_total
+        return completion + reasoning if excludes_reasoning else completion
 
 
 class ChoiceDetails(msgspec.Struct, gc=False):
-    """A choice that may hold the usage."""
+    """A choice that may contain the usage."""
 
     usage: UsageDetails | None = None
 
 
 class DetailedUsage(msgspec.Struct, gc=False):
-    """An event with usage, for its details."""
+    """An event with the details of its usage."""
 
     usage: UsageDetails | None = None
     choices: list[ChoiceDetails] | None = None
 
 
 EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
-"""(choices, index, missing): does choice `index` of the answer, which has no text, stand for a generated token? Without
-a rule none does. `missing` is true when the server's total is larger than what the other choices hold."""
+"""Takes (choices, index, missing) and returns whether choice `index`, which has no text, stands for a generated token.
+Without a rule no such choice does. `missing` tells whether the server's total exceeds the tokens of other choices."""
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-"""The tokens of each chunk too, from vLLM, SGLang and TensorRT-LLM."""
+"""Also requests the token count of each chunk, which vLLM, SGLang and TensorRT-LLM support."""
 
 REFUSABLE = {
-    "continuous_usage_stats": "",  # before the field that it is in: refusals name both
+    "continuous_usage_stats": "",  # stands before the field that contains it, because refusals name both
     "stream_options": "",
     "temperature": "",
     "max_tokens": "max_completion_tokens",
 }
-"""Fields that some server refuses, and what they are called there; empty: nothing takes their place."""
+"""Fields that some servers refuse, with their name there. Empty: the field is left out."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
 _USAGES = msgspec.json.Decoder(DetailedUsage)
-_NONE, _NO_DETAILS = Choice(), UsageDetails()  # Of an event without one
-_TOKEN_IDS, _USAGE = attrgetter("token_ids"), attrgetter("usage")
+_NO_CHOICE = Choice()
+_NO_DETAILS = UsageDetails()
+_TOKEN_IDS = attrgetter("token_ids")
+_USAGE = attrgetter("usage")
 _NO_TEXT = frozenset({"type", "id", "index", "role", "format", "signature", "status", "expires_at"})
-"""Fields of a part of content that hold no generated text."""
+"""Fields of a part of content that contain no generated text."""
 MANY_AT_ONCE = 16
-"""Tokens of a chunk beyond which its text is looked at: some may have been generated before it, and hidden."""
+"""The text of a chunk with more tokens is examined: some tokens may have been generated earlier, and hidden."""
 
 
 def decode(
@@ -155,11 +164,11 @@ def decode(
 ) -> Answer:
     """Decode an OpenAI stream.
 
-    A chunk's tokens come from the best evidence in it: token ids, else the growth of a running usage total, else one
-    for a chunk with text. The last is a count of tokens only where the server sends `one_per_event`. With
-    `always_done` nothing but `[DONE]` proves the end; without, a finish reason does where no `[DONE]` came."""
-    retained, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _by_text)
-    choices = [chunk.choices[0] if chunk.choices else _NONE for chunk in chunks]
+    The tokens of a chunk come from its best evidence: token ids, then the growth of a running usage total, then one
+    token for a chunk with text. The last is exact only if the server sends `one_per_event`. With `always_done` only
+    `[DONE]` proves that the stream is complete; otherwise a finish reason does too."""
+    retained, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _is_plain_token)
+    choices = [chunk.choices[0] if chunk.choices else _NO_CHOICE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
     answer = Answer(tokens + [0] * (len(retained) - len(chunks)))
     for index in [index for index, chunk in enumerate(chunks) if not chunk.choices or chunk.error]:
@@ -172,21 +181,23 @@ def decode(
     usages = [chunk.usage for chunk in chunks]
     if not any(usages) and any(map(_USAGE, choices)):
         usages = [choice.usage for choice in choices]
-    details, grown = _last_stated(retained, usages, runs) if any(usages) else (_NO_DETAILS, 0)
+    details, dropped_after = _last_usage(retained, usages, runs) if any(usages) else (_NO_DETAILS, 0)
     answer.prompt_tokens = details.prompt_tokens or None
-    total = None if details.generated is None else details.generated + grown
-    held = [index for index, chunk in enumerate(chunks) if chunk.choices]
-    running = _read_running_totals(held, choices, usages, answer.tokens)
+    generated = details.generated
+    total = None if generated is None else generated + dropped_after
+    with_choice = [index for index, chunk in enumerate(chunks) if chunk.choices]
+    has_running_totals = _read_running_totals(with_choice, choices, usages, answer.tokens)
     hidden = _hidden_reasoning(choices, details) if details.reasoning else 0
-    counted = None if total is None else total - sum(runs) - hidden
-    if not running and empty_is_token:
-        _read_empty(held, choices, answer.tokens, counted, empty_is_token)
-    elif not running and counted is not None:
-        _read_empty_between(held, choices, answer.tokens, counted)
+    retained_total = None if total is None else total - sum(runs) - hidden
+    if not has_running_totals and empty_is_token:
+        _read_empty(with_choice, choices, answer.tokens, retained_total, empty_is_token)
+    elif not has_running_totals and retained_total is not None:
+        _read_empty_between(with_choice, choices, answer.tokens, retained_total)
     if any(map(_TOKEN_IDS, choices)):
         answer.chunk_counts = "ids"
     else:
-        answer.chunk_counts = "usage" if running else "event" if one_per_event else "chunk"
+        by_text: ChunkCounts = "event" if one_per_event else "chunk"
+        answer.chunk_counts = "usage" if has_running_totals else by_text
     finalise(restore_repeats(answer, runs), total, broken)
     if answer.chunk_counts == "chunk" and answer.counted_by == "wire" and empty_is_token is None:
         answer.counted_by = "chunks"
@@ -196,41 +207,47 @@ def decode(
 
 
 def answer_text(payloads: Sequence[bytes]) -> str:
-    """What was said. Reasoning and tool calls are left out, as chat templates leave them out of a history."""
+    """Return the text of a response. Reasoning and tool calls are left out, as chat templates leave them out too."""
     chunks, _ = decode_events(payloads, _CHUNKS)
     choices = (chunk.choices[0] for chunk in chunks if chunk.choices)
-    said = "".join(choice.text or (choice.delta and _content_text(choice.delta.content)) or "" for choice in choices)
-    return join_halves(said)
+    parts = (choice.text or (choice.delta and _content_text(choice.delta.content)) or "" for choice in choices)
+    return join_halves("".join(parts))
 
 
 def openai_dialect(
     server: str,
     endpoint: str,
-    more: Callable[[Request], dict[str, Any]],
+    extra_fields: Callable[[Request], dict[str, Any]],
     *,
-    rule: EmptyRule | None,
+    empty_rule: EmptyRule | None,
     always_done: bool = False,
     one_per_event: bool = False,
     dropped_fields: tuple[str, ...] = (),
     **others: Any,
 ) -> Dialect:
-    """A server's OpenAI route: `more` are the fields that it is sent beside the standard ones, or in their place;
-    those `dropped_fields` go by the name that REFUSABLE has for them, if any."""
+    """Return the dialect of a server's OpenAI route.
 
-    def taken(fields: dict[str, Any]) -> dict[str, Any]:
+    Requests contain the standard fields, changed and extended by `extra_fields`. Each of the `dropped_fields` is sent
+    under its name in REFUSABLE, or left out."""
+
+    def without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
         names = {field: REFUSABLE[field] if field in dropped_fields else field for field in fields}
         return {names[field]: value for field, value in fields.items() if names[field]}
 
     def one_token(text: str, model: str) -> dict[str, Any]:
-        requested = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
-        return taken({"model": model, **requested, "max_tokens": 1, "temperature": 0})
+        prompt = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
+        return without_dropped({"model": model, **prompt, "max_tokens": 1, "temperature": 0})
+
+    def encode(request: Request, model: str) -> bytes:
+        fields = _standard_fields(endpoint, request, model) | extra_fields(request)
+        return encode_body(without_dropped(fields), request)
 
     return Dialect(
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: encode_body(taken(_fields(endpoint, request, model) | more(request)), request),
-        decode=partial(decode, empty_is_token=rule, always_done=always_done, one_per_event=one_per_event),
+        encode=encode,
+        decode=partial(decode, empty_is_token=empty_rule, always_done=always_done, one_per_event=one_per_event),
         text=answer_text,
         count_by_running=Route(
             PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
@@ -241,43 +258,48 @@ def openai_dialect(
 
 
 def messages(text: str) -> list[dict[str, str]]:
-    """A chat of one message."""
+    """Return a chat of one user message."""
     return [{"role": "user", "content": text}]
 
 
-def _fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
-    """The standard body of a streamed answer of fixed maximum length. A chat is one user message if nothing was said
-    before, and has `max_tokens` too, as servers before 2024-10 know no other limit."""
-    requested: dict[str, Any] = {"model": model, "prompt": request.prompt}
+def _standard_fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
+    """Return the standard body of a streamed response of at most the requested length.
+
+    A chat without a history is one user message. It also uses `max_tokens`, because servers from before October 2024
+    know no other limit."""
     if endpoint == "chat":
-        assert isinstance(request.prompt, str), "chat takes text"
-        said = request.messages or (("user", request.prompt),)
-        requested = {"messages": [{"role": role, "content": content} for role, content in said], "model": model}
+        assert isinstance(request.prompt, str), "chat accepts only text"
+        history = request.messages or (("user", request.prompt),)
+        chat: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in history]
         if request.images:
             urls = ({"type": "image_url", "image_url": {"url": str(image)}} for image in request.images)
-            requested["messages"][-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
-    limits = {"max_tokens": request.output_tokens, "temperature": 0.0}
-    return {**requested, **limits, "stream": True}
+            chat[-1]["content"] = [{"type": "text", "text": request.prompt}, *urls]
+        fields: dict[str, Any] = {"messages": chat, "model": model}
+    else:
+        fields = {"model": model, "prompt": request.prompt}
+    return {**fields, "max_tokens": request.output_tokens, "temperature": 0.0, "stream": True}
 
 
 def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
-    """An EmptyRule: every chunk is a token, with text or without."""
+    """An EmptyRule: every chunk is a token, with or without text."""
     return True
 
 
 def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """An EmptyRule: a chunk without text is a token (half of a character, say), except that one with a role opens the
-    answer, and one with a finish reason closes it and is a token only when the server's total lacks one."""
+    """An EmptyRule: a chunk without text is a token, for example half of a character, with two exceptions.
+
+    A chunk with a role opens the response and is not a token. A chunk with a finish reason closes it, and is a token
+    only if the server's total is larger than the tokens so far."""
     return missing if choices[index].finish_reason else not has_role(choices[index])
 
 
 def has_role(choice: Choice) -> bool:
-    """Whether this is a chat chunk that names who speaks."""
+    """Return whether this is a chat chunk with a role."""
     return choice.delta is not None and bool(choice.delta.role)
 
 
 def _tokens_in(choice: Choice) -> int:
-    """Generated tokens in a choice, as far as it shows them itself."""
+    """Return the generated tokens that the choice itself shows."""
     if choice.token_ids is not None:
         return len(choice.token_ids)
     delta = choice.delta
@@ -294,7 +316,7 @@ def _tokens_in(choice: Choice) -> int:
 
 
 def _has_text(value: Any) -> bool:
-    """Return whether a part of content, or any part of a list of them, holds text."""
+    """Return whether a part of content, or any part of a list of parts, contains text."""
     if isinstance(value, dict):
         return any(_has_text(inner) for field, inner in value.items() if field not in _NO_TEXT)
     if isinstance(value, list):
@@ -303,7 +325,7 @@ def _has_text(value: Any) -> bool:
 
 
 def _content_text(content: str | list[Any] | None) -> str:
-    """Return the text of content, without thinking."""
+    """Return the text of content without thinking."""
     if not isinstance(content, list):
         return content or ""
     parts = (part.get("text") if isinstance(part, dict) else part for part in content)
@@ -311,11 +333,11 @@ def _content_text(content: str | list[Any] | None) -> str:
 
 
 def _all_text(choice: Choice) -> str:
-    """Return everything in a choice that a model generated as text."""
+    """Return all generated text in a choice, including reasoning and tool calls."""
     delta = choice.delta or Delta()
-    result = [choice.text, delta.content, delta.reasoning or delta.reasoning_content, delta.refusal]
-    result += [delta.tool_calls, delta.function_call, delta.thinking, delta.audio]
-    return "".join(map(_text_in, result))
+    parts = [choice.text, delta.content, delta.reasoning or delta.reasoning_content, delta.refusal]
+    parts += [delta.tool_calls, delta.function_call, delta.thinking, delta.audio]
+    return "".join(map(_text_in, parts))
 
 
 def _text_in(value: Any) -> str:
@@ -326,15 +348,15 @@ def _text_in(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _by_text(chunk: Chunk) -> bool:
-    """Whether it holds one token, which only its text shows, and ends nothing."""
-    choice = chunk.choices[0] if chunk.choices else _NONE
+def _is_plain_token(chunk: Chunk) -> bool:
+    """Return whether a chunk is one token, which only its text shows, and does not end the response."""
+    choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
     plain_chunk = choice.token_ids is None and not choice.finish_reason and not chunk.error and not choice.error
     return bool(plain_chunk and _tokens_in(choice))
 
 
 def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> None:
-    """Take a choice with a finish reason or an error."""
+    """Store the finish reason or the error of a choice."""
     if choice.error:
         note_error(answer, json.dumps({"error": choice.error}).encode())
     if choice.finish_reason:
@@ -342,11 +364,10 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
         note_finish(answer, choice.finish_reason, payload)
 
 
-def _last_stated(
+def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return all counts of the last usage that states a number, and by how much its total grew in the events that are
-    left out behind it."""
+    """Return the counts of the last usage that states a number, and the number of events dropped after it."""
     for index in reversed(range(len(usages))):
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
@@ -357,34 +378,36 @@ def _last_stated(
 
 
 def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
-    """Return how many reasoning tokens the server counted and did not stream."""
-    return 0 if any(choice.delta and _shows_reasoning(choice.delta) for choice in choices) else details.reasoning
+    """Return the number of reasoning tokens that the server counted but did not stream."""
+    streamed = any(choice.delta and _shows_reasoning(choice.delta) for choice in choices)
+    return 0 if streamed else details.reasoning
 
 
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
-    """Keep what tells tokens that were never streamed from chunks of several tokens, where it may matter. `hidden` is
-    the number of reasoning tokens that were not streamed, as far as the server states it."""
+    """Store the facts that distinguish hidden tokens from chunks of several tokens, if the difference may matter.
+
+    `hidden` is the number of reasoning tokens that the server states and did not stream."""
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
-    many = max(answer.tokens, default=0) > MANY_AT_ONCE
-    if not any(answer.tokens) or not (missing or many):
+    has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
+    if not any(answer.tokens) or not (missing or has_large_chunk):
         return
     answer.hidden_tokens = hidden
-    if answer.chunk_counts != "chunk" and not many:
+    if answer.chunk_counts != "chunk" and not has_large_chunk:
         return
     chunks, _ = decode_events(payloads, _CHUNKS)
     texts = [_all_text(chunk.choices[0]) if chunk.choices else "" for chunk in chunks]
-    if "think>" in "".join(texts):  # reasoning that came as content
+    if "think>" in "".join(texts):  # reasoning that was streamed as content
         answer.hidden_tokens = 0
     sizes = [len(text.encode("utf-8", "replace")) for text in texts]
     if answer.chunk_counts == "chunk":
         answer.text_bytes = sum(sizes)
         answer.phrase_chunks = sum(len(text.split(None, 1)) > 1 for text in texts)
     elif not answer.hidden_tokens:
-        # More tokens than bytes of text: all but one were generated before it, and not streamed.
-        beyond = [
+        # If a chunk has more tokens than bytes of text, all but one were generated before it and not streamed.
+        unstreamed = [
             tokens - 1 for tokens, size in zip(answer.tokens, sizes, strict=False) if tokens > max(size, MANY_AT_ONCE)
         ]
-        answer.hidden_tokens = min(sum(beyond), answer.output_tokens or 0)
+        answer.hidden_tokens = min(sum(unstreamed), answer.output_tokens or 0)
 
 
 def _shows_reasoning(delta: Delta) -> bool:
@@ -393,29 +416,38 @@ def _shows_reasoning(delta: Delta) -> bool:
     return bool(delta.reasoning or delta.reasoning_content or delta.thinking or delta.reasoning_details)
 
 
-def _read_running_totals(held: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]) -> bool:
-    """Count by running totals if every choice with text came with one that grew as it should; if not, change nothing.
-    A choice without text may come without a total: it opens or closes the stream, and adds no token."""
-    totals = [usage.completion_tokens or 0 for index in held if (usage := usages[index])]
+def _read_running_totals(
+    with_choice: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]
+) -> bool:
+    """Set `tokens` from the running totals and return True; return False without a change if they cannot be used.
+
+    Every choice with text must have a total that grew as expected. A choice without text may lack a total: it opens or
+    closes the stream and adds no token. `with_choice` lists the events with a choice."""
+    totals = [usage.completion_tokens or 0 for index in with_choice if (usage := usages[index])]
     if not totals or any(map(_TOKEN_IDS, choices)):
         return False
-    if len(totals) < len(held):
-        totals = _totals_of_text(held, usages, tokens)
+    if len(totals) < len(with_choice):
+        totals = _totals_of_text(with_choice, usages, tokens)
     if not totals:
         return False
-    grown, shown = [*map(sub, totals, [0, *totals])], [*map(tokens.__getitem__, held)]
-    if any(map(lt, grown, shown)):
-        return False  # a total given once, at the end or at the start, and not a running one
-    for index, new in zip(held, grown, strict=True) if grown != shown else ():
-        # Many tokens in a chunk without text were not streamed: a total that includes hidden ones ends the stream.
-        tokens[index] = 0 if new > MANY_AT_ONCE and not tokens[index] else new
+    growth = [*map(sub, totals, [0, *totals])]
+    shown = [*map(tokens.__getitem__, with_choice)]
+    if any(map(lt, growth, shown)):
+        return False  # the total was stated once, at the start or the end, and is not a running one
+    if growth != shown:
+        for index, new in zip(with_choice, growth, strict=True):
+            # Many tokens in a chunk without text were not streamed: a total with hidden tokens ends the stream.
+            tokens[index] = 0 if new > MANY_AT_ONCE and not tokens[index] else new
     return True
 
 
-def _totals_of_text(held: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
-    """Return the total after each choice held; none where a choice with text lacks one, or no choice has text."""
-    totals, total, any_text = list[int](), 0, False
-    for index in held:
+def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
+    """Return the running total after each choice; an empty list if a choice with text lacks one, or if there is no
+    text."""
+    totals: list[int] = []
+    total = 0
+    any_text = False
+    for index in with_choice:
         usage = usages[index]
         if usage is not None and usage.completion_tokens is not None:
             total = usage.completion_tokens
@@ -426,11 +458,17 @@ def _totals_of_text(held: list[int], usages: list[Usage | None], tokens: list[in
     return totals if any_text else []
 
 
-def _read_empty(held: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule) -> None:
-    """Count the choices without text or token ids by the dialect's rule, unless the server's total does not cover them
-    all: nobody knows which of them it counted."""
-    choices, empty, known = [choices[index] for index in held], list[int](), sum(tokens)
-    for position, index in enumerate(held):
+def _read_empty(
+    with_choice: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule
+) -> None:
+    """Count the choices without text or token ids by the dialect's rule.
+
+    If the server's total does not cover all of them, none is counted, because it is unknown which ones the server
+    counted."""
+    choices = [choices[index] for index in with_choice]
+    empty: list[int] = []
+    known = sum(tokens)
+    for position, index in enumerate(with_choice):
         shown = tokens[index] or choices[position].token_ids is not None
         if not shown and rule(choices, position, total is not None and total > known + len(empty)):
             empty.append(index)
@@ -439,41 +477,47 @@ def _read_empty(held: list[int], choices: list[Choice], tokens: list[int], total
             tokens[index] = 1
 
 
-def _read_empty_between(held: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
-    """Count the choices without text that follow a text and end nothing (half of a character, say) as a token each, if
-    the server's total is exactly the number of tokens then."""
+def _read_empty_between(with_choice: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
+    """Count one token for each choice without text between the first text and the end, such as half of a character.
+
+    They are counted only if the sum is then exactly the server's total."""
     missing = total - sum(tokens)
     if missing <= 0:
         return
-    first = next((index for index in held if tokens[index]), len(tokens))
-    ended = next((index for index in held if choices[index].finish_reason), len(tokens))
-    between = [index for index in held if first < index < ended and not tokens[index]]
+    first = next((index for index in with_choice if tokens[index]), len(tokens))
+    end = next((index for index in with_choice if choices[index].finish_reason), len(tokens))
+    between = [index for index in with_choice if first < index < end and not tokens[index]]
     empty = [index for index in between if choices[index].text is not None or choices[index].delta is not None]
     if len(empty) == missing and not any(choices[index].token_ids is not None for index in empty):
         for index in empty:
             tokens[index] = 1
 
 
-def _recognise(ask: base.GetJson, url: str) -> base.ServerFacts | None:
-    status, models = ask("/v1/models")
+def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
+    status, models = get_json("/v1/models")
     card = base.first_model_card(models)
     if status != 200 or "id" not in card:
         return None
-    # transformers serve and many hosted ones have chat only. llama.cpp answers 404 to a GET of either.
-    chat_only = base.route_exists(ask, PATHS["chat"]) and not base.route_exists(ask, PATHS["completions"])
+    # `transformers serve` and many hosted servers have only chat. llama.cpp answers 404 to a GET of either route.
+    has_chat = base.route_exists(get_json, PATHS["chat"])
+    chat_only = has_chat and not base.route_exists(get_json, PATHS["completions"])
     limits = base.known_limits(OPENAI.limits, card)
     return base.ServerFacts("openai", url, "", str(card["id"]), limits, endpoint="chat" if chat_only else "")
 
 
 def _generic(endpoint: str, dropped_fields: tuple[str, ...] = ()) -> Dialect:
-    def drop_refused_field(words: str) -> Dialect | None:
-        named = next((field for field in REFUSABLE if field in words and field not in dropped_fields), None)
+    """Return the dialect of any OpenAI-style server, without the fields that it refuses."""
+
+    def drop_refused_field(refusal: str) -> Dialect | None:
+        named = next((field for field in REFUSABLE if field in refusal and field not in dropped_fields), None)
         return _generic(endpoint, (*dropped_fields, named)) if named else None
 
     usage = INCLUDE_USAGE if "continuous_usage_stats" in dropped_fields else RUNNING_USAGE
     return openai_dialect(
-        *("openai", endpoint, lambda _: usage),
-        rule=None,
+        "openai",
+        endpoint,
+        lambda _: usage,
+        empty_rule=None,
         dropped_fields=dropped_fields,
         drop_refused_field=drop_refused_field,
         fixed_output=True,
@@ -487,9 +531,9 @@ OPENAI = base.Backend(
     native="completions",
     dialects={endpoint: _generic(endpoint) for endpoint in PATHS}
     | {endpoint: pooling.pooling_dialect("openai", endpoint) for endpoint in pooling.PATHS},
-    identify=_recognise,
+    identify=_identify,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
-    # Of a server that is spoken to by this protocol only. They have not been tried against a real one.
+    # Metrics of SGLang, which loadgen supports only through this protocol. Not tested against a real server.
     metrics=base.MetricNames(
         prefix="sglang:",
         owner="sglang",

@@ -1,10 +1,12 @@
-"""Events that differ from the one before them in one token's text and in totals that are one larger: most of an answer.
-What they say is known without decoding each of them. An answer is decoded without them, and they are added in the end.
+"""Finds runs of repeated events, so that most events of a response need not be decoded.
+
+A repeated event differs from the event before it only in the text of one token and in totals that are larger by one. A
+response is decoded without its repeated events, and their tokens are added at the end.
 
     {"choices":[{"text":"   tell   ","finish_reason":null}],"usage":{"total_tokens":   9   ,"completion_tokens":   5  }}
-    └──── opening ─────┘└─ text ─┘└────────────────────── closing, of 5 tokens ─────────────────────────────────────┘
+    └──── opening ─────┘└─ text ─┘└─────────────────── closing, for 5 tokens ───────────────────────────────────────┘
 
-JSON stays valid, and says the same otherwise, when a string in it takes the place of another, or a number of another.
+JSON stays valid, and its other content unchanged, when one string is replaced by another or one number by another.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from loadgen.servers.backends.stream_events import decode_events
 
 
 class Counted(Protocol):
-    """An event of a stream, as far as it matters here: `totals` may have a total of tokens, `completion_tokens`."""
+    """An event that may state a running total of tokens, as `completion_tokens` of its `totals`."""
 
     @property
     def totals(self) -> Any: ...
@@ -31,46 +33,67 @@ class Counted(Protocol):
 
 Event = TypeVar("Event", bound=Counted)
 
-MAX_SHORT_RUNS, SHORT_RUN = 4, 8
-"""After so many runs of fewer events that are alike, the rest of an answer is decoded one by one."""
+SHORT_RUN = 8
+"""A run of fewer repeated events is short, and the search for it saves no time."""
+MAX_SHORT_RUNS = 4
+"""After this many short runs the rest of a response is decoded event by event."""
+MAX_TOTAL = 8_192
+"""Largest running total for which closings are built. The rest of a longer response is decoded event by event."""
 _STRING = rb'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})+'
 _TEXT = re.compile(rb'"(?:text|content|reasoning|reasoning_content)": ?"(' + _STRING + rb')(?=")')
 _TOTAL = re.compile(rb'("(?:total|completion)_tokens": ?)([1-9][0-9]{0,15})(?=[,}])')
-_ONLY_STRING, _SPECIAL = re.compile(_STRING), bytes([*range(0x20), *b'"\\'])
-_TOKENS_MOST = 8_192  # Of so long an answer the closings are made; of a longer one the rest is decoded one by one
+_ONLY_STRING = re.compile(_STRING)
+_NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
+"""Bytes that a JSON string contains only in escaped form."""
 
 
 def drop_repeats(
-    payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], one_token: Callable[[Event], bool]
+    payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """The payloads that are not like the one before them, the first two in any case; their events, whose totals leave
-    out the others; how many others follow each; and what is wrong with the first that is no event, behind which
-    nothing is looked at. `one_token` says whether an event holds just one, which its text alone shows."""
-    retained, events, runs, short, broken = list[bytes](), list[Event](), list[int](), 0, ""
-    while not broken and (at := len(retained) + sum(runs)) < len(payloads):
-        one = short < MAX_SHORT_RUNS and len(payloads) - at > SHORT_RUN
-        result, broken = decode_events(payloads[at : at + 1] if one else payloads[at:], decoder, at)
-        first = result[0].totals if one and result else None
-        total = None if first is None else first.completion_tokens
-        for totals in [event.totals for event in result] if at > len(retained) else ():
-            if totals is not None and totals.completion_tokens is not None:
-                totals.completion_tokens -= at - len(retained)
-        retained += payloads[at : at + 1] if one and not broken else payloads[at:]
-        events += result
+    """Decode the payloads without their repeated events.
+
+    `is_plain_token` tells whether an event stands for exactly one token, which only its text shows. Returns
+
+    - the retained payloads, always including the first two;
+    - their events, with the tokens of dropped events subtracted from running totals;
+    - the number of events that were dropped after each retained one;
+    - a description of the first unreadable event ("" if there is none). Payloads after it are not decoded.
+    """
+    retained: list[bytes] = []
+    events: list[Event] = []
+    runs: list[int] = []
+    short_runs = 0
+    broken = ""
+    index = 0
+    while not broken and index < len(payloads):
+        search = short_runs < MAX_SHORT_RUNS and len(payloads) - index > SHORT_RUN
+        batch = payloads[index : index + 1] if search else payloads[index:]
+        decoded, broken = decode_events(batch, decoder, index)
+        first_totals = decoded[0].totals if search and decoded else None
+        stated_total = None if first_totals is None else first_totals.completion_tokens
+        dropped = index - len(retained)
+        if dropped:
+            for totals in [event.totals for event in decoded]:
+                if totals is not None and totals.completion_tokens is not None:
+                    totals.completion_tokens -= dropped
+        retained += payloads[index:] if broken else batch
+        events += decoded
         runs += [0] * (len(retained) - len(runs))
-        if one and at and not broken:
-            runs[-1] = count_repeats(payloads, at, total) if one_token(result[0]) else 0
-            short += runs[-1] < SHORT_RUN
+        if search and index and not broken:
+            run = count_repeats(payloads, index, stated_total) if is_plain_token(decoded[0]) else 0
+            runs[-1] = run
+            short_runs += run < SHORT_RUN
+        index = len(retained) + sum(runs)
     return retained, events, runs, broken
 
 
 def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
-    """The answer with a token for each of the events that were left out."""
+    """Add one token to the answer for each event that `drop_repeats` dropped."""
     if not any(runs):
         return answer
     tokens = list[int]()
-    for held, run in zip(answer.tokens, runs, strict=True):
-        tokens += [held] + [1] * run
+    for retained_tokens, run in zip(answer.tokens, runs, strict=True):
+        tokens += [retained_tokens] + [1] * run
     answer.tokens = tokens
     if answer.end_event is not None:
         answer.end_event += sum(runs[: answer.end_event])
@@ -78,46 +101,57 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """How many events right behind `first`, which holds one token, are like it but for a text that is not empty and,
-    where it says the `total` of tokens so far, for totals that grow by one. At times fewer are found, never more."""
-    payload, behind = payloads[first], payloads[first + 1 :]
-    if (text := _TEXT.search(payload)) is None:
+    """Return how many events directly after event `first`, which stands for one token, repeat it.
+
+    A repeated event has another text that is not empty. If event `first` states the running `total`, the totals grow by
+    one per event. The count is sometimes too small, but never too large."""
+    payload = payloads[first]
+    following = payloads[first + 1 :]
+    text = _TEXT.search(payload)
+    if text is None:
         return 0
     opening = payload[: text.start(1)]
     constant, *totals = _TOTAL.split(payload[text.end(1) :].replace(b"%", b"%%"))
-    keys, numbers = totals[::3], [*map(int, totals[1::3])]
-    told = [number for key, number in zip(keys, numbers, strict=True) if key.startswith(b'"completion')]
-    if _TOTAL.search(opening) or told != ([] if total is None else [total]) or len(numbers) > 2 * len(told):
+    keys = totals[::3]
+    numbers = [*map(int, totals[1::3])]
+    completion_totals = [number for key, number in zip(keys, numbers, strict=True) if key.startswith(b'"completion')]
+    expected_totals = [] if total is None else [total]
+    if _TOTAL.search(opening) or completion_totals != expected_totals or len(numbers) > 2 * len(completion_totals):
         return 0
-    form = constant + b"".join([key + b"%d" + rest for key, rest in zip(keys, totals[2::3], strict=True)])
+    template = constant + b"".join([key + b"%d" + rest for key, rest in zip(keys, totals[2::3], strict=True)])
     begin = (total or 0) + 1
-    end = min(begin + len(behind), _TOKENS_MOST)
-    closings = _closings(form, tuple([number + 1 - begin for number in numbers]), 1 << end.bit_length())[begin:end]
-    behind = behind[: len(closings)]
-    texts = [*map(bytes.removesuffix, map(bytes.removeprefix, behind, repeat(opening)), closings)]
-    # Of an event that is not alike less is cut off than of one that is, so one sum tells whether all are.
-    cut_off = sum(map(len, behind)) - sum(map(len, texts))
-    if cut_off != sum(map(len, closings)) + len(behind) * len(opening):
-        cut = map(sub, map(len, behind), map(len, texts))
-        same = [*map(eq, cut, map(add, map(len, closings), repeat(len(opening))))]
-        texts = texts[: same.index(False)]
-    together = b"\n".join(texts)
-    usual = all(texts) and len(together.translate(None, _SPECIAL)) == len(together) - max(0, len(texts) - 1)
-    if usual and _readable(together):
+    end = min(begin + len(following), MAX_TOTAL)
+    offsets = tuple([number + 1 - begin for number in numbers])
+    closings = _closings(template, offsets, 1 << end.bit_length())[begin:end]
+    following = following[: len(closings)]
+    texts = [*map(bytes.removesuffix, map(bytes.removeprefix, following, repeat(opening)), closings)]
+    # Less is removed from an event that does not repeat, so comparing one sum checks all events.
+    removed_bytes = sum(map(len, following)) - sum(map(len, texts))
+    if removed_bytes != sum(map(len, closings)) + len(following) * len(opening):
+        removed = map(sub, map(len, following), map(len, texts))
+        repeats = [*map(eq, removed, map(add, map(len, closings), repeat(len(opening))))]
+        texts = texts[: repeats.index(False)]
+    # Usually no text needs an escape, and one look at all of them together is enough. Only the newlines between the
+    # texts are then removed by `translate`.
+    joined = b"\n".join(texts)
+    newlines = max(0, len(texts) - 1)
+    plain = all(texts) and len(joined.translate(None, _NEEDS_ESCAPE)) == len(joined) - newlines
+    if plain and _is_utf8(joined):
         return len(texts)
-    fit = (_ONLY_STRING.fullmatch(text) is not None and _readable(text) for text in texts)
-    return next((at for at, fits in enumerate(fit) if not fits), len(texts))
+    valid = (_ONLY_STRING.fullmatch(text) is not None and _is_utf8(text) for text in texts)
+    return next((index for index, is_valid in enumerate(valid) if not is_valid), len(texts))
 
 
 @lru_cache(8)
-def _closings(form: bytes, more: tuple[int, ...], count: int) -> list[bytes]:
-    """Of 0 to `count` tokens, where `form` has places for numbers that are larger than theirs by so many. Kept, as
-    answers to prompts of one length share them."""
-    return [form % tuple([at + each for each in more]) for at in range(count)]
+def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
+    """Return the closings of events with a running total of 0 to `count` - 1 tokens.
+
+    The template has one number per offset, which is the total plus the offset. The result is cached, because responses
+    to prompts of equal length share it."""
+    return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 
 
-def _readable(text: bytes) -> bool:
-    """Whether it is UTF-8."""
+def _is_utf8(text: bytes) -> bool:
     try:
         return text.isascii() or bool(text.decode())
     except UnicodeDecodeError:

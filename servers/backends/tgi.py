@@ -127,7 +127,7 @@ _COUNT_CHAT = Route(
 )
 
 _dialect = partial(
-    openai_dialect, "tgi", rule=every_chunk_is_token, one_per_event=True, versions=(_ALWAYS_DONE, _IN_PIECES)
+    openai_dialect, "tgi", empty_rule=every_chunk_is_token, one_per_event=True, versions=(_ALWAYS_DONE, _IN_PIECES)
 )
 
 TGI = base.Backend(
@@ -154,8 +154,8 @@ TGI = base.Backend(
                 generates=True,
             ),
         ),
-        "completions": _dialect("completions", more=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
-        "chat": _dialect("chat", more=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
+        "completions": _dialect("completions", extra_fields=lambda _: _BASE_MODEL, count=_COUNT_TEXT),
+        "chat": _dialect("chat", extra_fields=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
     },
     identify=_identify,
     limits={

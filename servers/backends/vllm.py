@@ -64,7 +64,9 @@ _OPENING_EVENT = VersionRule(
     "an event that is sent before the engine starts, and contain no token counts",
 )
 
-_dialect = partial(openai_dialect, "vllm", more=_exact, rule=unless_marker, always_done=True, fixed_output=True)
+_dialect = partial(
+    openai_dialect, "vllm", extra_fields=_exact, empty_rule=unless_marker, always_done=True, fixed_output=True
+)
 
 VLLM = base.Backend(
     name="vllm",

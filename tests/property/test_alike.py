@@ -87,6 +87,6 @@ def test_an_ordinary_answer_is_hardly_decoded(name: str, usage: bool) -> None:
     """The first event, the second, and after a chunk of two tokens one more."""
     steps = [1] * 20 + [2] + [1] * 19
     payloads = [*events(ORDINARY[:2] * 20, steps, chat=name.endswith("chat"), usage=usage, spaced=False)]
-    kept, _, runs, _ = alike.drop_repeats(payloads, openai._CHUNKS, openai._by_text)
+    kept, _, runs, _ = alike.drop_repeats(payloads, openai._CHUNKS, openai._is_plain_token)
     assert (len(kept), sum(runs)) == ((3, 37) if usage else (2, 38))
     assert DECODERS[name](payloads).tokens == (steps if usage else [1] * 40)

@@ -1,6 +1,6 @@
-"""Starting servers: in containers, as processes, simulated, or none because it runs already.
+"""Starts servers: in containers, as processes, simulated, or not at all because one runs already.
 
-All give the same context manager: up and ready on entry, down on exit.
+Every launch method is a context manager. The server is ready on entry and stopped on exit.
 """
 
 from __future__ import annotations
@@ -19,40 +19,45 @@ __all__ = ["LAUNCHERS", "LaunchMethod", "LaunchSpec", "RunningServer", "Say", "l
 
 
 def launched_server(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
-    """The server of `spec`: up and ready on entry, down on exit. `say` gets lines of progress. Raises LaunchError when
-    it does not come up, and what `loadgen.servers.discovery.probe` raises."""
-    return LAUNCHERS[spec.how](spec, say)
+    """Return a context manager that starts the server of `spec` on entry and stops it on exit.
+
+    `say` receives lines of progress. Raises LaunchError if the server does not start, and the errors of
+    `loadgen.servers.discovery.probe`."""
+    return LAUNCHERS[spec.method](spec, say)
 
 
 @contextmanager
 def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """A simulated server in a process of its own; options are fields of SimulatedConfig. Raises ConfigError for options
-    that no simulated server can work with."""
+    """Run a simulated server in a separate process. Options are fields of SimulatedConfig.
+
+    Raises ConfigError for options that a simulated server does not have."""
     from loadgen.servers.simulated import ConfigError, StartError
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn_process
 
     known = {field.name for field in fields(SimulatedConfig)} - {"server", "model"}
-    if unknown := sorted(spec.options.keys() - known):
+    unknown = sorted(spec.options.keys() - known)
+    if unknown:
         raise ConfigError(f"a simulated server has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     config = SimulatedConfig(server=spec.server, model=spec.model, **spec.options)
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     try:
         with spawn_process(config) as (url, pid):
             say(f"simulated {spec.server} at {url}")
-            facts = {"launch": "simulated", "ready_s": time.monotonic() - began_s, "pid": pid}
+            facts = {"launch": "simulated", "ready_s": time.monotonic() - start_s, "pid": pid}
             yield RunningServer(url, facts, (pid,))
     except StartError as problem:
-        raise LaunchError(str(problem), "check port and options; `loadgen sim` takes the same ones") from problem
+        raise LaunchError(str(problem), "check the port and the options, which are those of `loadgen sim`") from problem
 
 
 @contextmanager
 def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """A server at options["url"] that somebody else started; options["api_key_env"] names the environment variable with
-    its key. Ends nothing."""
+    """Use the running server at options["url"], and leave it running.
+
+    options["api_key_env"] names the environment variable with its key."""
     url = spec.options.get("url")
     if not url:
-        raise LaunchError(f"the URL of the running {spec.server} is missing", "name it as url = ...")
+        raise LaunchError(f"the URL of the running {spec.server} is missing", "set it with url = ...")
     facts = probe(url, spec.server, access=spec.access)
     say(f"{spec.server} {facts.version} at {facts.url}")
     yield RunningServer(facts.url, {"launch": "running"})
@@ -64,4 +69,4 @@ LAUNCHERS: Mapping[str, Callable[[LaunchSpec, Say], AbstractContextManager[Runni
     "simulated": _simulated,
     "running": _running,
 }
-"""By `LaunchSpec.how`."""
+"""By `LaunchSpec.method`."""

@@ -1,8 +1,8 @@
-"""Servers without containers, as processes of this machine: real ones from a Python environment, and simulated ones.
+"""Starts servers without containers, as processes of this machine: real ones from a Python environment, or simulated.
 
-Each leads a process group of its own, is looked at and ended by id, never by name, and what is known of it is kept in
-a file, so that a later command finds it. Linux only: a process id alone says little, because ids come round again, so
-each goes with the instant at which the kernel started it (/proc/PID/stat, field 22).
+Each server leads its own process group. It is identified by process id, never by name, and its facts are stored in a
+file where later commands find it. The module runs only on Linux. Process ids are reused, so each is stored with the
+time at which the kernel started the process (/proc/PID/stat, field 22).
 """
 
 from __future__ import annotations
@@ -42,58 +42,61 @@ from loadgen.servers.launch.spec import (
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env")
 )
-END_TIMEOUT_S = 15.0  # After SIGTERM; engines that hold streams open wait for them, and a test must not
-HELPERS_TIMEOUT_S = 5.0  # For what is left of its group, such as Python's resource tracker, which removes shared memory
+END_TIMEOUT_S = 15.0  # After SIGTERM. Engines with open streams wait for their end; the caller must not.
+HELPERS_TIMEOUT_S = 5.0  # For the rest of the group, such as Python's resource tracker, which removes shared memory
 _READY_POLL_S = 0.25
 _END_POLL_S = 0.05
 
 
 class Command(NamedTuple):
-    """What to start."""
+    """The command line and the environment of a process to start."""
 
     words: tuple[str, ...]
-    env: Mapping[str, str]  # What is added to the environment
+    env: Mapping[str, str]  # Variables added to the environment
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundServer:
-    """What is kept of one server that was left running."""
+    """Facts about a server that was left running."""
 
     server: str
     url: str
-    pid: int  # Leader of a process group of its own
-    ticks: int  # When the kernel started it, so that another process with the same id is not taken for it
+    pid: int  # Leader of the server's process group
+    ticks: int  # Start time in clock ticks, which distinguishes the process from a later one with the same id
     log: str
     since: str  # ISO 8601, local time with offset
     facts: dict[str, Any]
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs."""
+        """Whether this process still runs."""
         return start_ticks(self.pid) == self.ticks
 
 
 @contextmanager
 def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """The server as a process of this machine. It is found by `loadgen servers` too, should this process be killed.
-    Options: `python` (interpreter that has it), `port` (0 or none: any free one), `name` (of the model), `arguments`
-    (added to the command), `env` (added to its environment), `tensor_parallel` and `gpus` (see LaunchSpec.gpus), `log`
-    (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and what `probe` raises."""
-    left = up(spec, say)
+    """Run the server as a process of this machine. If this process is killed, `loadgen servers` still finds the server.
+
+    Options: `python` (interpreter of the environment), `port` (by default any free one), `name` (of the model),
+    `arguments` (added to the command), `env` (added to the environment), `tensor_parallel` and `gpus` (see
+    LaunchSpec.gpus), `log` (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and the
+    errors of `probe`."""
+    server = up(spec, say)
     try:
-        yield RunningServer(left.url, left.facts, group_members(left.pid))
+        yield RunningServer(server.url, server.facts, group_members(server.pid))
     finally:
-        down(left)
+        down(server)
 
 
 def up(spec: LaunchSpec, say: Say) -> BackgroundServer:
-    """Start the server and leave it running; what was kept of it. Options and errors as for `launched_server`."""
+    """Start the server and leave it running. Options and errors are those of `launched_server`."""
     spec.check_options(OPTIONS)
     access = spec.access
-    if (before := read_background_server(spec.server)) and before.alive:
+    running = read_background_server(spec.server)
+    if running and running.alive:
         raise LaunchError(
-            f"{spec.server} runs already, as process {before.pid} at {before.url}, since {before.since}",
-            f"take it down first: loadgen servers down --server {spec.server} --launch process",
+            f"{spec.server} runs already, as process {running.pid} at {running.url}, since {running.since}",
+            f"stop it first: loadgen servers down --server {spec.server} --launch process",
         )
     if spec.host.docker or spec.host.address not in ("127.0.0.1", "localhost"):
         raise LaunchError(
@@ -109,116 +112,136 @@ def up(spec: LaunchSpec, say: Say) -> BackgroundServer:
     say(f"starting {spec.server}: {' '.join(words)}")
     pid, ready_s = start_and_wait(spec.server, command, url, log, say, timeout_s=spec.timeout_s)
     try:
-        said = probe(url, spec.server, access=access)
-        facts: dict[str, Any] = {"ready_s": round(ready_s, 3), "version": said.version, "launch": spec.how}
-        facts |= {"command": words, "environment": env, "pid": pid, "log": str(log)}
+        probed = probe(url, spec.server, access=access)
+        facts: dict[str, Any] = {
+            "ready_s": round(ready_s, 3),
+            "version": probed.version,
+            "launch": spec.method,
+            "command": words,
+            "environment": env,
+            "pid": pid,
+            "log": str(log),
+        }
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        left = BackgroundServer(spec.server, said.url, pid, start_ticks(pid) or 0, str(log), since, facts)
-        write_background_server(left)
+        server = BackgroundServer(spec.server, probed.url, pid, start_ticks(pid) or 0, str(log), since, facts)
+        write_background_server(server)
     except BaseException:
         end_process(pid)
         raise
-    return left
+    return server
 
 
-def down(left: BackgroundServer) -> None:
-    """End a server that `up` started, and forget it. One that has ended by itself is forgotten too."""
-    if left.alive:
-        end_process(left.pid)
-    (_state_folder() / f"{left.server}.json").unlink(missing_ok=True)
+def down(server: BackgroundServer) -> None:
+    """Stop a server that `up` started, if it still runs, and delete its facts."""
+    if server.alive:
+        end_process(server.pid)
+    (_state_folder() / f"{server.server}.json").unlink(missing_ok=True)
 
 
-def logs(left: BackgroundServer, *, lines: int) -> str:
-    """The last lines of the server's log, or all of it where `lines` is 0."""
-    text = _end_of(Path(left.log), 1 << 40 if lines == 0 else 1 << 18)
+def logs(server: BackgroundServer, *, lines: int) -> str:
+    """Return the last lines of the server's log; the whole log if `lines` is 0."""
+    text = _end_of(Path(server.log), 1 << 40 if lines == 0 else 1 << 18)
     return "\n".join(text.splitlines()[-lines:])
 
 
 def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
-    """How to start the server on this machine, listening at `host` and `port`; a simulated one as `loadgen sim` does.
-    Raises LaunchError when it is not installed, or is no Python package."""
+    """Return the command that starts the server on this machine, listening at `host` and `port`.
+
+    A simulated server is started with `loadgen sim`. Raises LaunchError if the server is not installed, or if it is not
+    a Python package."""
     name = str(spec.options.get("name") or spec.model.rstrip("/").rpartition("/")[2])
-    more = tuple(map(str, spec.options.get("arguments", ())))
-    if spec.how == "simulated":
+    additional = tuple(map(str, spec.options.get("arguments", ())))
+    if spec.method == "simulated":
         options = ("--server", spec.server, "--host", host, "--port", str(port), "--model", name)
-        return Command((sys.executable, "-m", "loadgen", "sim", *options, *more), {})
+        return Command((sys.executable, "-m", "loadgen", "sim", *options, *additional), {})
     command = BACKENDS[spec.server].process
     if command is None:
         raise LaunchError(
             f"{spec.server} cannot be started as a process: it is not a Python package",
             "start it in a container (--launch compose), or start it yourself and pass --url",
         )
-    # A folder below the host's model_dir, or as it is named; else a name on the Hub. Absolute, because a relative one
-    # can be taken for a name on the Hub.
-    below = [Path(spec.host.model_dir) / spec.model] if spec.host.model_dir else []
-    folder = next((each.absolute() for each in (*below, Path(spec.model)) if each.is_dir()), None)
-    filled: dict[str, object] = {"model": folder or spec.model, "name": name, "host": host, "port": port}
-    filled["tensor_parallel"] = spec.tensor_parallel
-    parallel = command.parallel if spec.tensor_parallel > 1 else ()
-    words = [each.format_map(filled) for each in (*command.arguments, *parallel)]
-    env = {
-        **command.env,
-        **({"HF_HUB_OFFLINE": "1"} if folder else {}),
-        **(_for_ladders(spec.server, command) if folder and is_ladder(folder) else {}),
-        **({"CUDA_VISIBLE_DEVICES": spec.gpus} if spec.gpus else {}),
-        **spec.host.env,
-        **spec.options.get("env", {}),
+    # The model is a folder below the host's model_dir, another folder, or a name on the Hub. Folders are passed as
+    # absolute paths, because servers may take a relative one for a name on the Hub.
+    candidates = [Path(spec.host.model_dir) / spec.model] if spec.host.model_dir else []
+    candidates.append(Path(spec.model))
+    folder = next((candidate.absolute() for candidate in candidates if candidate.is_dir()), None)
+    values: dict[str, object] = {
+        "model": folder or spec.model,
+        "name": name,
+        "host": host,
+        "port": port,
+        "tensor_parallel": spec.tensor_parallel,
     }
-    return Command((*_program(spec, command, filled), *words, *more), env)
+    parallel = command.parallel if spec.tensor_parallel > 1 else ()
+    words = [word.format_map(values) for word in (*command.arguments, *parallel)]
+    env = dict(command.env)
+    if folder:
+        env["HF_HUB_OFFLINE"] = "1"
+        if is_ladder(folder):
+            env |= _ladder_env(spec.server, command)
+    if spec.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = spec.gpus
+    env |= spec.host.env
+    env |= spec.options.get("env", {})
+    return Command((*_program(spec, command, values), *words, *additional), env)
 
 
-def _for_ladders(server: str, command: ProcessCommand) -> dict[str, str]:
-    """The environment in which it serves them. Others would serve the weights as a standard model, and say nothing."""
+def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
+    """Return the environment in which the server can serve a ladder.
+
+    Raises LaunchError for other servers, which would silently serve the weights as a standard model."""
     if not command.ladder:
-        able = join_or(name for name, kind in BACKENDS.items() if kind.process and kind.process.ladder)
-        raise LaunchError(f"the model is a ladder, which {server} does not know", f"serve it with --server {able}")
+        able = join_or(name for name, backend in BACKENDS.items() if backend.process and backend.process.ladder)
+        raise LaunchError(f"the model is a ladder, which {server} does not support", f"serve it with --server {able}")
     return {"PYTHONPATH": os.pathsep.join(filter(None, (command.ladder, os.environ.get("PYTHONPATH"))))}
 
 
-def _program(spec: LaunchSpec, command: ProcessCommand, filled: Mapping[str, object]) -> list[str]:
-    """The first words: the kind's own program where the environment has it, else its module."""
+def _program(spec: LaunchSpec, command: ProcessCommand, values: Mapping[str, object]) -> list[str]:
+    """Return the first words of the command: the backend's program if the environment has it, else its module."""
     named = spec.options.get("python")
-    # Not resolved: that of a virtual environment is a link.
+    # The path is not resolved, because the interpreter of a virtual environment is a link.
     python = str(Path(named).expanduser().absolute()) if named else None
     if python and not Path(python).is_file():
         raise LaunchError(f"{python} does not exist", "--python names an interpreter, such as .venv/bin/python")
     if command.program:
         name, *first = command.program
-        if beside := shutil.which(name, path=str(Path(python).parent) if python else None):
-            return [beside, *(each.format_map(filled) for each in first)]
+        program = shutil.which(name, path=str(Path(python).parent) if python else None)
+        if program:
+            return [program, *(word.format_map(values) for word in first)]
         if not python:
             raise LaunchError(
                 f"{name} is not installed: there is no program of that name on PATH",
-                f"install it (`pip install {name}`) or name the Python that has it: --python PATH",
+                f"install it (`pip install {name}`), or name a Python that has it: --python PATH",
             )
     python = python or shutil.which("python3")
     if python is None:
-        raise LaunchError("there is no python3 on PATH", f"name the Python that has {spec.server}: --python PATH")
-    return [python, "-m", *(each.format_map(filled) for each in command.module)]
+        raise LaunchError("there is no python3 on PATH", f"name a Python that has {spec.server}: --python PATH")
+    return [python, "-m", *(word.format_map(values) for word in command.module)]
 
 
 def start_and_wait(
     server: str, command: Command, url: str, log: Path, say: Say, *, timeout_s: float = READY_TIMEOUT_S
 ) -> tuple[int, float]:
-    """Start `command` and wait until it answers at `url`: the process, and how many seconds that took. Raises
-    LaunchError with the end of the log, once the process has been ended."""
+    """Start `command` and wait until it answers at `url`. Return the process id and the startup time in seconds.
+
+    If the start fails, ends the process and raises LaunchError with the end of the log."""
     try:
         pid = start_process(command.words, command.env, log)
     except OSError as problem:
         raise LaunchError(
-            f"cannot start {command.words[0]}: {problem.strerror}", "name the Python that has it: --python PATH"
+            f"cannot start {command.words[0]}: {problem.strerror}", "name a Python that has it: --python PATH"
         ) from problem
 
     def watch() -> str:
-        # Asked once a child has ended, the kernel forgets it.
+        # The kernel forgets an ended child after this call.
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
             return tail(_end_of(log), 1)
         code = os.waitstatus_to_exitcode(status)
-        what = f"it ended while it started, with exit code {code}"
+        reason = f"it ended during startup, with exit code {code}"
         if code == -signal.SIGKILL:
-            what = "it was killed while it started: did this machine run out of memory?"
-        raise ended_error(server, _end_of(log), what)
+            reason = "it was killed during startup: did this machine run out of memory?"
+        raise ended_error(server, _end_of(log), reason)
 
     try:
         return pid, wait_until_ready(
@@ -232,7 +255,7 @@ def start_and_wait(
 
 
 def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
-    """The end of the log; the whole may be long."""
+    """Return the last `limit_bytes` of the log."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -243,38 +266,41 @@ def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
 
 
 def _state_folder() -> Path:
-    """Where logs, and what is known of servers, are kept: $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen."""
+    """Return the folder for logs and facts of servers: $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    made = (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "loadgen"
-    made.mkdir(parents=True, exist_ok=True)
-    return made
+    state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+    folder = state / "loadgen"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def log_file(server: str, host: str) -> Path:
-    """Where the log of a server goes; the one before is overwritten."""
+    """Return the path of the server's log. Each start overwrites the previous log."""
     return _state_folder() / f"{host}-{server}.log"
 
 
 def read_background_server(server: str) -> BackgroundServer | None:
-    """What was kept of this server; None when nothing, or nothing that can be read, was."""
+    """Return the stored facts about this server; None if there are none or they cannot be read."""
     try:
         return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=BackgroundServer)
     except (OSError, *DECODE_ERRORS):
         return None
 
 
-def write_background_server(left: BackgroundServer) -> None:
-    """Keep it, in place of what was there."""
-    file = _state_folder() / f"{left.server}.json"
-    beside = file.with_suffix(".new")
-    beside.write_bytes(msgspec.json.encode(left))
-    beside.replace(file)
+def write_background_server(server: BackgroundServer) -> None:
+    """Store the facts about this server, replacing earlier ones."""
+    file = _state_folder() / f"{server.server}.json"
+    new = file.with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(server))
+    new.replace(file)
 
 
 def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
-    """Start `command` in a session and process group of its own, both its outputs going to `log`; its process id. `env`
-    is added to this process's environment. Raises OSError when the program or the folder of the log is missing."""
-    if log.is_file():  # and no device
+    """Start `command` in a new session and process group, and return its process id.
+
+    Both outputs go to `log`. `env` is added to this process's environment. Raises OSError if the program or the folder
+    of the log does not exist."""
+    if log.is_file():  # not for a device
         log.chmod(0o600)
     write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     return os.posix_spawnp(
@@ -293,8 +319,10 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> 
 
 
 def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
-    """SIGTERM to the process, then to what it leaves behind, and SIGKILL for whatever of its group will not end. `pid`
-    leads a group of its own, as `start_process` makes them. Ending what has ended already is no error."""
+    """End a process that `start_process` started, and the rest of its group.
+
+    The process gets SIGTERM, then the rest of the group, and processes that do not end get SIGKILL. A process that has
+    already ended is not an error."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if _wait(lambda: start_ticks(pid) is None, timeout_s):
@@ -306,29 +334,37 @@ def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
             os.killpg(pid, signal.SIGKILL)
             _wait(lambda: not group_members(pid), HELPERS_TIMEOUT_S)
     with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
+        os.waitpid(pid, os.WNOHANG)  # otherwise a child of this process would stay a zombie
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the kernel started this process, in clock ticks since boot; None when it has ended (a zombie has)."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended. A zombie has ended."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
 def group_members(pid: int) -> tuple[int, ...]:
-    """The living processes of the group that `pid` leads, itself included."""
-    ids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return tuple(each for each in ids if (fields := _stat(each)) and int(fields[2]) == pid and fields[0] not in "ZX")
+    """Return the living processes of the group that `pid` leads, including `pid`."""
+    members: list[int] = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit():
+            continue
+        fields = _stat(int(path.name))
+        if fields and int(fields[2]) == pid and fields[0] not in "ZX":
+            members.append(int(path.name))
+    return tuple(members)
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def _stat(pid: int) -> list[str] | None:
-    """/proc/PID/stat from field 3 (state) on: the name before it may hold blanks and brackets."""
+    """Return the fields of /proc/PID/stat from field 3 (state) on; None if the process does not exist.
+
+    Field 2, the name, is skipped because it may contain blanks and brackets."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
     except (OSError, ProcessLookupError):
@@ -337,7 +373,10 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until `done` returns True, and return whether it did within the timeout."""
     deadline_s = time.monotonic() + timeout_s
-    while not (ended := done()) and time.monotonic() < deadline_s:
+    while not done():
+        if time.monotonic() >= deadline_s:
+            return False
         time.sleep(_END_POLL_S)
-    return ended
+    return True

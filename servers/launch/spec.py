@@ -1,4 +1,7 @@
-"""What a server is started from and on, and what all ways of starting share: readiness, and what a failure means."""
+"""Defines what to start and where (`LaunchSpec`, `Host`), and the steps that all launch methods share.
+
+The shared steps wait until a server is ready, and turn its log into an error message with a hint.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from loadgen.servers.errors import HostsError, LaunchError, ServerError, read_to
 from loadgen.servers.json_client import JsonClient
 
 LaunchMethod = Literal["compose", "process", "simulated", "running"]
-Say = Callable[[str], None]  # Takes one line of progress for people
+Say = Callable[[str], None]  # Shows one line of progress
 
-READY_TIMEOUT_S = 1800.0  # Half an hour: large weights come from slow disks
+READY_TIMEOUT_S = 1800.0  # Half an hour, because large weights may be on slow disks
 PROGRESS_INTERVAL_S = 10.0
 LOOK_AT_LOG = "look at the end of its log"
 
@@ -32,84 +35,94 @@ _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine with GPUs, and how its container engine and its servers are reached."""
+    """A machine with GPUs, and the addresses of its container engine and its servers."""
 
     name: str
-    platform: str = ""  # What reports call it, such as `A800`; empty: nothing is said
-    docker: str = ""  # A Docker context's name, or `ssh://user@host`; empty: the engine of this machine
-    address: str = "127.0.0.1"  # Name or address under which this machine reaches it. Servers listen there only.
-    gpus: Mapping[str, str] = field(default_factory=dict)  # Of each server: indices or UUIDs, commas between
-    model_dir: str = ""  # Folder of that machine that holds the models; empty: the volume as it is there
-    model_volume: str = "llm-models"  # Name of the volume that its containers read the models from
-    env: Mapping[str, str] = field(default_factory=dict)  # For docker-compose.yml, such as VLLM_TAG; no secrets
+    platform: str = ""  # Name in reports, such as `A800`. Empty: no name.
+    docker: str = ""  # Docker context or `ssh://user@host`. Empty: the engine of this machine.
+    address: str = "127.0.0.1"  # Name or address of the host as seen from here. Servers listen only on this address.
+    gpus: Mapping[str, str] = field(default_factory=dict)  # By server: GPU indices or UUIDs, separated by commas
+    model_dir: str = ""  # Folder on the host with the models. Empty: the volume is used as it is.
+    model_volume: str = "llm-models"  # Volume from which containers read the models
+    env: Mapping[str, str] = field(default_factory=dict)  # Variables for docker-compose.yml, such as VLLM_TAG
 
 
-LOCAL = Host("local")  # This machine: its own container engine, and servers on loopback
+LOCAL = Host("local")  # This machine: the local container engine, and servers on loopback
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """A server that should be up."""
+    """A server to start."""
 
-    server: str  # A kind that can be started: loadgen.servers.backends.launchable_backends
+    server: str  # A backend that can be started, see loadgen.servers.backends.launchable_backends
     host: Host
     model: str
-    """compose: the model's folder in the volume; process: its folder, alone or below the host's model_dir, or its name
-    on the Hub; simulated: any name."""
-    how: LaunchMethod
-    options: Mapping[str, Any] = field(default_factory=dict)  # Of this way alone: its launcher's docstring lists them
+    """compose: the model's folder in the volume. process: its folder, absolute or below the host's model_dir, or its
+    name on the Hugging Face Hub. simulated: any name."""
+    method: LaunchMethod
+    options: Mapping[str, Any] = field(default_factory=dict)  # Options of the method, see its `launched_server`
 
     @property
     def tensor_parallel(self) -> int:
-        """How many GPUs the model is spread over: options["tensor_parallel"], else one."""
+        """Number of GPUs that share the model: options["tensor_parallel"], 1 by default."""
         return int(self.options.get("tensor_parallel") or 1)
 
     @property
     def gpus(self) -> str:
-        """The GPUs to use, with commas between, as Docker's engine and CUDA both take them; empty: whatever is usual.
-        options["gpus"] wins; then the first ones that the host names for this server; then, for several, its first."""
+        """GPUs to use, separated by commas, in the form that Docker and CUDA accept. Empty: the default GPUs.
+
+        options["gpus"] comes first, then the GPUs that the host lists for this server. If the host lists too few, the
+        first GPUs of the machine are used."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
-        count, named = self.tensor_parallel, self.host.gpus.get(self.server, "").split(",")
-        return ",".join(named[:count] if len(named) >= count else map(str, range(count)))
+        count = self.tensor_parallel
+        listed = self.host.gpus.get(self.server, "").split(",")
+        return ",".join(listed[:count] if len(listed) >= count else map(str, range(count)))
 
     @property
     def access(self) -> Access:
-        """With the key in the environment variable options["api_key_env"] (LOADGEN_API_KEY). Raises SecretError."""
+        """Access with the key in the environment variable options["api_key_env"], by default LOADGEN_API_KEY.
+
+        Raises SecretError."""
         return Access(bearer_header(read_secret(self.options.get("api_key_env", "LOADGEN_API_KEY"))))
 
     @property
     def timeout_s(self) -> float:
-        """How long it may take to become ready."""
+        """Maximum time in seconds until the server is ready."""
         return float(self.options.get("timeout_s") or READY_TIMEOUT_S)
 
     def check_options(self, known: frozenset[str]) -> None:
-        """Raises LaunchError for options that this way of starting would pass over."""
-        if unknown := sorted(self.options.keys() - known):
+        """Raise LaunchError if there is an option that this launch method does not know."""
+        unknown = sorted(self.options.keys() - known)
+        if unknown:
             raise LaunchError(
-                f"--launch {self.how} has no option {', '.join(unknown)}", f"it has {', '.join(sorted(known))}"
+                f"--launch {self.method} has no option {', '.join(unknown)}", f"it has {', '.join(sorted(known))}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that is up and has answered."""
+    """A server that is ready."""
 
     url: str
     facts: Mapping[str, Any]
-    """What to keep with a run: `launch`, `ready_s` (start-up, where we started it) and image, digest, command, ..."""
-    pids: tuple[int, ...] = ()  # Its processes on this machine; empty where it runs in containers or elsewhere
+    """Facts to store with a run: `launch`, `ready_s` (startup time in seconds), image, digest, command, ..."""
+    pids: tuple[int, ...] = ()  # Its processes on this machine. Empty: it runs in containers or on another machine.
 
 
 def read_hosts(path: Path) -> Mapping[str, Host]:
-    """The hosts of a TOML file, a table `[NAME]` each, and `local`, which is this machine unless the file has one.
-    Raises HostsError that lists every mistake, unknown keys included."""
+    """Read the hosts of a TOML file, which has one table `[NAME]` per host.
+
+    The result also has `local`, which is this machine unless the file defines it. Raises HostsError, which lists every
+    mistake, also unknown keys."""
     try:
         tables = read_toml(path)
     except OSError as problem:
-        raise HostsError(f"cannot read {path}: {problem.strerror}", "examples/hosts.toml shows one") from problem
+        raise HostsError(
+            f"cannot read {path}: {problem.strerror}", "see examples/hosts.toml for an example"
+        ) from problem
     except ValueError as problem:
-        raise HostsError(f"{path} is not TOML: {problem}", "examples/hosts.toml shows one") from problem
+        raise HostsError(f"{path} is not TOML: {problem}", "see examples/hosts.toml for an example") from problem
     problems = [problem for name, table in tables.items() for problem in _problems(name, table)]
     if problems:
         raise HostsError(f"{path}: {'; '.join(problems)}", f"a host has {', '.join(_KEYS)}; see examples/hosts.toml")
@@ -118,7 +131,7 @@ def read_hosts(path: Path) -> Mapping[str, Host]:
 
 def _problems(name: str, table: object) -> Iterator[str]:
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        yield f"{name!r} is no name for a host: small letters, digits, - and _ only"
+        yield f"{name!r} is not a valid host name: use only lower-case letters, digits, - and _"
     if not isinstance(table, dict):
         yield f"{name} must be a table"
         return
@@ -136,7 +149,7 @@ def _problems(name: str, table: object) -> Iterator[str]:
 
 
 _KEYS = {
-    "platform": (r"(?s).*", "a text, such as A800"),
+    "platform": (r"(?s).*", "text, such as A800"),
     "docker": (
         r"|[A-Za-z0-9][A-Za-z0-9_.+-]*|ssh://(?!.*:.*@)[^\s/-]\S*",
         'the name of a Docker context, or "ssh://user@host" with your own key and no password, or "" for this machine',
@@ -150,11 +163,11 @@ _KEYS = {
     "model_volume": (r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a Docker volume"),
     "env": (
         r"(?!(?i:(\w*_)?(token|key|secret|password)=))[A-Za-z_][A-Za-z0-9_]*=(?s:.*)",
-        "names and texts; secrets come from the environment, never from this file",
+        "names and text values; secrets must come from the environment, not from this file",
     ),
 }
-"""The pattern that each text of a host, or each `name=text` of a table of it, must match, and the words for that."""
-assert set(_KEYS) == {each.name for each in fields(Host)} - {"name"}
+"""Key of a host to the pattern that its text, or each `name=text` of its table, must match, and a description."""
+assert set(_KEYS) == {host_field.name for host_field in fields(Host)} - {"name"}
 
 
 def wait_until_ready(
@@ -167,47 +180,57 @@ def wait_until_ready(
     timeout_s: float,
     poll_s: float,
 ) -> float:
-    """Seconds until `url` answers its health route. Raises LaunchError with the end of its `log` after `timeout_s`.
-    `watch` is called before each look, every `poll_s`: it raises LaunchError once the server has ended, and returns
-    what there is to say, which goes to `say` every ten seconds."""
-    began_s = said_s = time.monotonic()
+    """Wait until `url` answers its health route. Return the time that took in seconds.
+
+    `watch` is called before each check, every `poll_s`. It raises LaunchError if the server has ended, and returns the
+    server's state, which goes to `say` every ten seconds. Raises LaunchError with the end of `log` at the timeout."""
+    start_s = time.monotonic()
+    last_message_s = start_s
     while True:
         state = watch()
         now_s = time.monotonic()
-        # A server without such a route (vLLM 0.2.0) answers at least.
-        with suppress(ServerError), closing(JsonClient(url)) as ask:
-            if ask("/health")[0] in (200, 404):
-                return now_s - began_s
-        if now_s - began_s > timeout_s:
+        # vLLM 0.2.0 has no health route, but answers 404.
+        with suppress(ServerError), closing(JsonClient(url)) as client:
+            if client("/health")[0] in (200, 404):
+                return now_s - start_s
+        if now_s - start_s > timeout_s:
             raise LaunchError(
                 f"{server} did not get ready within {timeout_s:g} s",
-                f"allow more with --timeout, or {LOOK_AT_LOG}",
+                f"allow more time with --timeout, or {LOOK_AT_LOG}",
                 log_tail=tail(log()),
             )
-        if now_s - said_s >= PROGRESS_INTERVAL_S:
-            said_s = now_s
-            say(f"{now_s - began_s:.0f} s: {state or 'no word in its log yet'}")
+        if now_s - last_message_s >= PROGRESS_INTERVAL_S:
+            last_message_s = now_s
+            say(f"{now_s - start_s:.0f} s: {state or 'nothing in its log yet'}")
         time.sleep(poll_s)
 
 
-def ended_error(server: str, log: str, otherwise: str, hint: str = LOOK_AT_LOG, *, where: str = "") -> LaunchError:
-    """A server of this kind has ended: what its log says of that, else what is known `otherwise`."""
-    what, hint = known_fault(log, "log", server) or (otherwise, hint)
+def ended_error(server: str, log: str, reason: str, hint: str = LOOK_AT_LOG, *, where: str = "") -> LaunchError:
+    """Return the error for a server that ended during startup.
+
+    The message is the known fault in its log; without one, `reason` and `hint`."""
+    fault = known_fault(log, "log", server)
+    if fault:
+        reason, hint = fault
     end = tail(log)
-    # What follows the first error is often its echo.
+    # Later errors are often consequences of the first one, so the first one is shown too.
     first = next((line for line in log.splitlines() if _ERROR.search(line) and "root cause" not in line), "")
     shown = end if first.strip() in end else f"{tail(first)}\n...\n{end}"
-    return LaunchError(f"{where}{what}", hint, log_tail=shown)
+    return LaunchError(f"{where}{reason}", hint, log_tail=shown)
 
 
 def known_fault(text: str, table: Literal["docker", "log"], server: str = "") -> tuple[str, str] | None:
-    """What happened and what to do, by faults.toml and what the server's kind knows; None for something new."""
-    common = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
+    """Return the cause and the remedy of a known failure in the text; None if the failure is unknown.
+
+    Failures come from the server's backend and from faults.toml."""
+    rows = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
+    common = [KnownFault(**row) for row in rows]
     own = BACKENDS[server].faults if server else ()
-    for fault in (*own, *(KnownFault(**each) for each in common)):
-        if result := re.search(fault.pattern, text, re.IGNORECASE):
-            group = next((group for group in result.groups() if group), "").strip()
-            # `{*_TAG}`: the variables of docker-compose.yml with this ending.
+    for fault in (*own, *common):
+        match = re.search(fault.pattern, text, re.IGNORECASE)
+        if match:
+            group = next((group for group in match.groups() if group), "").strip()
+            # `{*_TAG}` stands for the variables of docker-compose.yml with this ending.
             hint = re.sub(
                 r"\{\*(\w+)\}",
                 lambda ending: join_or(f"{name.upper()}{ending[1]}" for name in launchable_backends()),
@@ -218,12 +241,14 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
 
 
 def readable_log(log: bytes) -> str:
-    """What a server or Docker has printed, without keys: those of the environment, those given as options."""
+    """Return the output of a server or of Docker as text without secrets.
+
+    Removed are the secrets in the environment and the keys in the command lines that the output shows."""
     redact(os.environ)
     return hide_secrets(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """The last lines of a log, without empty ones, each cut to a length that can be read."""
-    retained = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in retained[-lines:])
+    """Return the last lines of a log without empty ones, each cut to 400 characters."""
+    nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in nonempty[-lines:])

@@ -104,7 +104,7 @@ def test_vllm_is_started_with_the_plugin(standard: Path, tmp_path: Path, monkeyp
     plugin, rest = environment("vllm", tmp_path / "ladder")["PYTHONPATH"].split(os.pathsep)
     assert ((Path(plugin) / "ladder_residual" / "vllm_llama.py").is_file(), rest) == (True, "/somewhere")
     assert "PYTHONPATH" not in environment("vllm", standard)
-    with pytest.raises(LaunchError, match="the model is a ladder, which lightllm does not know"):
+    with pytest.raises(LaunchError, match="the model is a ladder, which lightllm does not support"):
         environment("lightllm", tmp_path / "ladder")
 
 

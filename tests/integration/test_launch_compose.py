@@ -175,7 +175,7 @@ def test_a_container_that_ends_says_why(docker: Docker, failure: dict[str, str])
 def test_a_container_killed_for_memory_says_so(docker: Docker) -> None:
     """The engine knows that the kernel did it; the log does not."""
     docker.answer(ps("exited", code=137), {"words": ["inspect", "{{.State.OOMKilled}}"], "out": "true\n"})
-    with pytest.raises(LaunchError, match="killed for using too much memory"):
+    with pytest.raises(LaunchError, match="killed because the host ran out of memory"):
         compose.up(wanted(nowhere()), no_word)
 
 
@@ -223,7 +223,7 @@ def test_a_model_folder_becomes_the_volume(docker: Docker, url: str) -> None:
     compose.up(wanted(host), no_word)
     docker.call("volume", "create")
     docker.answer(there, {"words": ["volume", "inspect"], "out": '[{"Options": null}]'})
-    with pytest.raises(LaunchError, match="files of its own, not /srv/models"):
+    with pytest.raises(LaunchError, match="its own files, not /srv/models"):
         compose.up(wanted(host), no_word)
 
 
@@ -316,6 +316,6 @@ def test_a_failure_shows_the_log_before_the_message(docker: Docker, tmp_path: Pa
     docker.answer(ps("exited", code=1), {"words": ["logs"], "out": log})
     up = servers("up", "--server", "vllm", folder=tmp_path)
     assert up.returncode == 3
-    before, _, after = up.stderr.partition("loadgen: vllm on local: the GPU has not enough free memory")
+    before, _, after = up.stderr.partition("loadgen: vllm on local: the GPU does not have enough free memory")
     assert f"  | {log.strip()}" in before
     assert "choose a smaller model" in after

@@ -122,13 +122,13 @@ def test_a_stale_state_is_not_taken_for_a_server(python: Path) -> None:
     [
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-            "not enough free memory",
+            "not have enough free memory",
             "nvidia-smi",
         ),
-        ("OSError: [Errno 98] Address already in use", "its port is taken", "--port"),
-        ("ModuleNotFoundError: No module named 'vllm'", "misses a module: vllm", "--python"),
+        ("OSError: [Errno 98] Address already in use", "its port is in use", "--port"),
+        ("ModuleNotFoundError: No module named 'vllm'", "lacks a module: vllm", "--python"),
         ("vllm: error: unrecognized arguments: --no-such", "does not know --no-such", "another version"),
-        ("no word that anybody knows", "ended while it started, with exit code 1", "log is in"),
+        ("no word that anybody knows", "ended during startup, with exit code 1", "log is in"),
     ],
 )
 def test_a_server_that_ends_says_why(tmp_path: Path, printed: str, what: str, hint: str) -> None:

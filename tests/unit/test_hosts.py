@@ -57,7 +57,7 @@ def test_this_machine_is_always_there(tmp_path: Path) -> None:
     ("text", "part"),
     [
         ('[a]\ndockr = "x"', "a has no key 'dockr'"),
-        ("[A]", "'A' is no name"),
+        ("[A]", "'A' is not a valid host name"),
         ("a = 1", "a must be a table"),
         ('[a]\ndocker = "tcp://x:2375"', "a.docker cannot be"),
         ('[a]\ndocker = "ssh://-oProxyCommand=x"', "a.docker cannot be"),
@@ -69,7 +69,7 @@ def test_this_machine_is_always_there(tmp_path: Path) -> None:
         ("[a]\ngpus = {vllm = 0}", "a.gpus cannot be"),
         ('[a]\nmodel_dir = "models"', "a.model_dir cannot be"),
         ('[a]\nmodel_volume = "/srv"', "a.model_volume cannot be"),
-        ('[a]\nenv = {HF_TOKEN = "correct-horse"}', "secrets come from the environment"),
+        ('[a]\nenv = {HF_TOKEN = "correct-horse"}', "secrets must come from the environment"),
         ("[a", "is not TOML"),
     ],
 )

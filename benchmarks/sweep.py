@@ -114,16 +114,16 @@ def bisected(broken: Callable[[float], bool], low: float, high: float, halvings:
 
 def latencies(case: Case, plan: Plan) -> Floats:
     """What the objective is about, of each request."""
-    return LATENCIES[case.judged[0].figure].values(frame_of_run(simulate.in_memory(plan, case.modelled)))
+    return LATENCIES[case.judged[0].figure].values(frame_of_run(simulate.run_in_memory(plan, case.modelled)))
 
 
 def truth_of(case: Case) -> Truth:
     """By formula where there is one, else of long runs."""
     (objective,) = case.judged
     alone = case.plan(0).replaced(n=1, duration_s=None)
-    whole_s = float(METRICS["e2e_s"].values(frame_of_run(simulate.in_memory(alone, case.modelled)))[0])
+    whole_s = float(METRICS["e2e_s"].values(frame_of_run(simulate.run_in_memory(alone, case.modelled)))[0])
     if case.running == 1:
-        served_s = whole_s - simulate.serving(alone, case.modelled).path_s
+        served_s = whole_s - simulate.resolve_model(alone, case.modelled).path_s
         wait_s = objective.bound - float(latencies(case, alone)[0])
         most = 1 - (objective.percentile or 0.0)
         over = partial(waits_longer, served_s=served_s, than_s=wait_s)

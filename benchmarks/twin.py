@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.schedulers import Compared, rows
 from loadgen.servers.simulated.scheduler_presets import find_engine
-from loadgen.studies.twin_fitting import Floats, Observed, Problem, StepLimits
+from loadgen.studies.twin_fitting import FitProblem, Floats, ObservedRun, StepLimits
 
 RUNNING_LIMIT, STEP_TOKENS = 128, 2048
 """Of the server of the trace, as its options were."""
@@ -49,12 +49,14 @@ def trace() -> tuple[dict[str, float], list[Compared], float]:
     load = ([round(1e9 * at_s) for at_s in arrived_s], prompt.astype(int).tolist(), output.astype(int).tolist())
     latencies = np.where(seen, ttft_s, np.nan), np.where(seen, tpot_s, np.nan)
     ended_s = float((arrived_s + ttft_s + tpot_s * (output - 1))[seen].max())
-    run = Observed("trace", *load, [()] * len(recorded), *latencies, ended_s, np.zeros((0, 3)))
+    run = ObservedRun("trace", *load, [()] * len(recorded), *latencies, ended_s, np.zeros((0, 3)))
     engine = find_engine("vllm")
     deployment = engine.deployment("RTX PRO 6000", "llama-3.1-8b")
-    problem = Problem([run], StepLimits(engine, engine.kv_tokens(deployment), RUNNING_LIMIT, STEP_TOKENS), deployment)
+    problem = FitProblem(
+        [run], StepLimits(engine, engine.kv_tokens(deployment), RUNNING_LIMIT, STEP_TOKENS), deployment
+    )
     found = problem.solve()
-    told_ttft_s, told_tpot_s, _ = problem.replayed(run, found)
+    told_ttft_s, told_tpot_s, _ = problem.replay_run(run, found)
     compared = [
         Compared("", name, float(np.median(measured[~seen])), float(np.median(told[~seen])))
         for name, measured, told in (("TTFT", ttft_s, told_ttft_s), ("TPOT", tpot_s, told_tpot_s))

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgen.cli.matrix import write_report
 from loadgen.cli.output import Output
-from loadgen.studies.matrix import MatrixPlan, Repeat, journal, starts
+from loadgen.studies.matrix import MatrixPlan, Repeat, journal, plan_starts
 from tests.runs import burst, footer, header, healthy, write
 
 PACE = {"vllm": 1.0, "tgi": 1.1, "lightllm": 0.9}
@@ -37,7 +37,7 @@ def fabricate(folder: Path, *, failing: str = "", limited: str = "", nasty: str 
     hosts = {each.name: {"platform": each.platform} for each in asked.hosts}
     resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     with journal(folder, resolved, resume=False) as book:
-        for start in starts(asked):
+        for start in plan_starts(asked):
             named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
             book.write("up", start=start.number, **named, seconds=1.5, facts={"image": "tgi:3.3.7"})
             for place, repeat in enumerate(start.repeats):

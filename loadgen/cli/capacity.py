@@ -83,7 +83,9 @@ def run_capacity(
             progress = f"{number}/{len(candidates)}: {candidate.tensor} x {candidate.gpu}"
             print(f"\r\033[K{progress}", end="", file=sys.stderr)
         options.append(
-            capacity.option(plan, candidate, base, rate, figure_reader(objectives), objectives_check(objectives))
+            capacity.capacity_option(
+                plan, candidate, base, rate, figure_reader(objectives), objectives_check(objectives)
+            )
         )
     if not quiet and sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)

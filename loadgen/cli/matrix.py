@@ -64,13 +64,12 @@ def matrix(
             raise PlanError(f"{plan} is a folder: its report is made again", "To measure, name the plan file.")
         raise Exit(write_report(plan, output))
     from loadgen.studies.matrix import read_lines, read_matrix_plan
-    from loadgen.studies.matrix.run import dry_run as dry_run_text
-    from loadgen.studies.matrix.run import matrix_of
+    from loadgen.studies.matrix.run import build_matrix, dry_run_text
 
     requested = read_matrix_plan(plan)
     _check_sweeps(requested)
     folder = out or Path("runs") / f"matrix-{requested.name}"
-    wanted = matrix_of(requested, folder, ["loadgen", *sys.argv[1:]])
+    wanted = build_matrix(requested, folder, ["loadgen", *sys.argv[1:]])
     if dry_run:
         width = max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
         print(dry_run_text(wanted, read_lines(folder), wanted.done(), width=width))
@@ -132,7 +131,7 @@ def exit_code(found: MatrixSummary) -> int:
 def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
     """Run what is left; whether it was interrupted."""
     from loadgen.studies.matrix import journal
-    from loadgen.studies.matrix.run import heading, in_words, left_s, run
+    from loadgen.studies.matrix.run import format_duration, heading, remaining_s, run
 
     def after_run(folder: Path) -> str:
         from loadgen.analysis.matrix.document import one_line_summary  # numpy, which is not loaded before the first run
@@ -154,10 +153,10 @@ def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
             why = run_steps(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=maximum)
         return why == "interrupted"
 
-    with journal(wanted.folder, wanted.resolved, resume=resume) as book:
+    with journal(wanted.folder, wanted.journal_plan, resume=resume) as book:
         done = wanted.done()
         over = f"{len(done)} runs are done; the others take" if done else "This takes"
-        takes = in_words(left_s(wanted, book.lines, done))
+        takes = format_duration(remaining_s(wanted, book.lines, done))
         output.say(f"{heading(wanted)}\n{over} {takes}. {wanted.folder}")
         return run(wanted, book, output, after_run, sweep)
 
@@ -172,10 +171,10 @@ def _sweep_targets(swept: SweepOptions) -> tuple[list[Objective], tuple[float, .
 
 def _check_sweeps(plan: MatrixPlan) -> None:
     """What they ask for, before anything is started. Raises PlanError."""
-    from loadgen.studies.matrix import swept_by
+    from loadgen.studies.matrix import sweep_options
 
     for name in (str(workload["name"]) for workload in plan.workloads):
-        if (swept := swept_by(plan, name)) is not None:
+        if (swept := sweep_options(plan, name)) is not None:
             try:
                 _sweep_targets(swept)
             except PlanError as error:
@@ -217,7 +216,16 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
 
     from loadgen.analysis.matrix import CellName, build_cell_run, summarise_matrix
     from loadgen.servers.backends import BACKENDS
-    from loadgen.studies.matrix import MatrixPlan, cells, finished, newest, read_lines, skipped, starts, swept_by
+    from loadgen.studies.matrix import (
+        MatrixPlan,
+        is_finished,
+        newest_lines,
+        plan_cells,
+        plan_starts,
+        read_lines,
+        skipped_cells,
+        sweep_options,
+    )
 
     lines = read_lines(folder)
     begun = next((line for line in lines if line["type"] == "plan"), None)
@@ -230,12 +238,12 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     except (ValidationError, AttributeError, LookupError, TypeError) as error:
         raise OutputError(f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Begin anew with --out.") from None
     begun["plan"] = plan.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
-    order = cells(plan)
-    repeats = [repeat for start in starts(plan) for repeat in start.repeats]
-    swept = [repeat for repeat in repeats if swept_by(plan, repeat.cell.workload) is not None]
-    done = [repeat for repeat in repeats if repeat not in swept and finished(folder, repeat)]
+    order = plan_cells(plan)
+    repeats = [repeat for start in plan_starts(plan) for repeat in start.repeats]
+    swept = [repeat for repeat in repeats if sweep_options(plan, repeat.cell.workload) is not None]
+    done = [repeat for repeat in repeats if repeat not in swept and is_finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))
-    began, measured = newest(lines, "begin"), []
+    began, measured = newest_lines(lines, "begin"), []
     for repeat in done:
         start, index = (began.get(repeat, {}).get(name) for name in ("start", "place"))
         result = _summarised(folder / repeat.folder, anew=False)
@@ -243,17 +251,17 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
         measured.append(build_cell_run(*where, result.frame, result.summary))
     latest = {
         repeat: line
-        for repeat, line in newest(lines, "begin", "failure").items()
-        if line["type"] == "failure" and repeat in repeats and not finished(folder, repeat)
+        for repeat, line in newest_lines(lines, "begin", "failure").items()
+        if line["type"] == "failure" and repeat in repeats and not is_finished(folder, repeat)
     }
     servers = {server.name for server in plan.servers}
     swept.sort(key=lambda repeat: order.index(repeat.cell))
     summary = summarise_matrix(
         begun,
         measured,
-        order=[CellName(*cell) for cell in order if swept_by(plan, cell.workload) is None],
+        order=[CellName(*cell) for cell in order if sweep_options(plan, cell.workload) is None],
         sweeps=[_cell_sweep(folder, repeat, failed=repeat in latest) for repeat in swept],
-        skipped=skipped(plan),
+        skipped=skipped_cells(plan),
         failed=list(latest.values()),
         starts=[line for line in lines if line["type"] == "up" and line["server"] in servers and line["host"] in hosts],
         titles={name: kind.title for name, kind in BACKENDS.items()},
@@ -264,7 +272,7 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
 def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
     """What its files say by now."""
     from loadgen.analysis.matrix import CellSweep
-    from loadgen.studies.matrix import finished
+    from loadgen.studies.matrix import is_finished
 
     begun = is_sweep(folder / repeat.folder)
     result = read_sweep(folder / repeat.folder) if begun else None
@@ -273,6 +281,6 @@ def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
         **repeat.cell._asdict(),
         folder=str(repeat.folder),
         page=f"frontier-{repeat.cell.workload}.html",
-        state="measured" if finished(folder, repeat) else state,
+        state="measured" if is_finished(folder, repeat) else state,
         result=result,
     )

@@ -95,9 +95,9 @@ def run_simulation(
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
     from loadgen.studies import simulate
-    from loadgen.studies.twin import read
+    from loadgen.studies.twin import read_twin
 
-    fitted_twin = read(twin) if twin else None
+    fitted_twin = read_twin(twin) if twin else None
     settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
     if fitted_twin:
         settings = {"server": fitted_twin.server} | settings
@@ -124,7 +124,7 @@ def run_simulation(
         twin=fitted_twin,
     )
     command = redact(["loadgen", *sys.argv[1:]])
-    output.say(f"SIMULATED (virtual) {simulate.described(plan, model_of_server)}; nothing is sent")
+    output.say(f"SIMULATED (virtual) {simulate.describe_server(plan, model_of_server)}; nothing is sent")
     with folders.run_folder(out, plan.server, plan.label) as folder:
         if plan.repeats == 1:
             _simulate(plan, model_of_server, folder, command, output, drawn=report)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from loadgen.journal import JournalLine
     from loadgen.plan import Plan
     from loadgen.studies.simulate import ServerModel
-    from loadgen.studies.sweep import Measure, Sweep, Why
+    from loadgen.studies.sweep import EndReason, Measure, Sweep
 
 OBJECTIVE_HELP = (
     "What must hold, such as 'ttft.p99 < 500ms'; repeatable. More than 1 % of requests incomplete, rejected ones "
@@ -215,7 +215,7 @@ def read_sweep(folder: Path) -> SweepResult:
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.analysis.summary import from_json
     from loadgen.analysis.sweep import MeasuredStep, build_result, observations
-    from loadgen.studies.sweep import ended, read_lines, step_folder
+    from loadgen.studies.sweep import measured_steps, read_lines, step_folder
 
     lines = read_lines(folder)
     begun = next((line for line in lines if line["type"] == "plan"), None)
@@ -225,14 +225,18 @@ def read_sweep(folder: Path) -> SweepResult:
         objectives = parse(begun["plan"].get("objectives") or ())
         settled = next((line for line in reversed(lines) if line["type"] == "search"), {})
         measured = []
-        for line in ended(lines):
+        for line in measured_steps(lines):
             run = folder / step_folder(line["step"])
             try:
                 summary = from_json(read_input(run / "summary.json", SUMMARY_BYTES, pipes=False))
             except (OSError, MsgspecError):
                 summary = load_and_summarise(run, objectives, _bounds(objectives), drawn=False).summary
             measured.append(MeasuredStep(line, step_folder(line["step"]), summary))
-        results = _search(begun["plan"]["over"], settled).capacity(observations(ended(lines))) if objectives else None
+        results = (
+            _search(begun["plan"]["over"], settled).capacity(observations(measured_steps(lines)))
+            if objectives
+            else None
+        )
         why = next(
             (line["why"] for line in reversed(lines) if line["type"] in ("ended", "resumed") and "why" in line), ""
         )
@@ -247,7 +251,7 @@ def parse_targets(
     """Objectives, fixed loads, and what grows. Raises PlanError."""
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.analysis.sweep.capacity_search import check_objectives
-    from loadgen.studies.sweep import loads_of
+    from loadgen.studies.sweep import parse_loads
 
     if rates and concurrency:
         raise PlanError("--rates and --concurrency are two sweeps", "Name one of them.")
@@ -257,9 +261,9 @@ def parse_targets(
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     if rates:
-        return judged, loads_of(rates, "--rates", whole=False), "rate"
+        return judged, parse_loads(rates, "--rates", whole=False), "rate"
     if concurrency:
-        return judged, loads_of(concurrency, "--concurrency", whole=True), "concurrency"
+        return judged, parse_loads(concurrency, "--concurrency", whole=True), "concurrency"
     if not judged:
         hint = "Say what must hold: --objective 'ttft.p99 < 500ms'; or name loads: --concurrency 1,2,4,...,64"
         raise PlanError("--objective is missing", hint)
@@ -269,14 +273,14 @@ def parse_targets(
 def _server_model(virtual: str | None, twin: Path | None, model: str | None, *more: Any) -> ServerModel | None:
     """What a sweep in virtual time is of, or what predicts; `more` as in Modelled. Raises PlanError."""
     from loadgen.studies.simulate import ServerModel
-    from loadgen.studies.twin import read
+    from loadgen.studies.twin import read_twin
 
     if virtual == "twin" and twin is None:
         raise PlanError("--virtual twin without --twin", "Name its file: --twin twin.json; or a GPU: --virtual H100")
     if not (virtual or twin):
         return None
     gpu, named = None if virtual == "twin" else virtual, model if virtual else None
-    return replace(ServerModel(gpu, named, *more), twin=read(twin) if twin else None)
+    return replace(ServerModel(gpu, named, *more), twin=read_twin(twin) if twin else None)
 
 
 def _check_speed(plan: Plan, real_time: Mapping[str, bool]) -> None:
@@ -298,10 +302,10 @@ def _plan(settings: dict[str, Any], over: str, loads: Sequence[float]) -> Plan:
     """The plan of all steps, whose mistakes are found before the first. Raises PlanError."""
     from loadgen.engine.resolve_server import with_detected_server
     from loadgen.plan import Plan
-    from loadgen.studies.sweep import ARRIVALS, length_of
+    from loadgen.studies.sweep import ARRIVALS, default_duration
 
     return with_detected_server(
-        Plan(**settings | length_of(settings) | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)})
+        Plan(**settings | default_duration(settings) | {"arrivals": ARRIVALS[over].format(loads[0] if loads else 1)})
     )
 
 
@@ -370,7 +374,7 @@ def run_steps(
     *,
     resume: bool,
     most: tuple[int, float | None],
-) -> Why:
+) -> EndReason:
     """Run what is left of a sweep; why it ended. `most` runs and seconds."""
     from loadgen.analysis.sweep import observations
     from loadgen.studies.sweep import journal, run
@@ -389,7 +393,7 @@ def run_steps(
         done = {line["load"] for line in lines}
         return next((load for load in sweep.loads if load not in done and load < most_load), None)
 
-    with journal(sweep.folder, sweep.resolved, resume=resume) as book:
+    with journal(sweep.folder, sweep.journal_plan, resume=resume) as book:
         book.write("search", **settled)
         return run(
             sweep,
@@ -398,8 +402,8 @@ def run_steps(
             judge=partial(judge_step, judged, say, sweep.over),
             next_load=next_load,
             show=show,
-            runs_most=most[0] if not sweep.loads else len(sweep.loads),
-            time_most_s=most[1],
+            max_runs=most[0] if not sweep.loads else len(sweep.loads),
+            max_time_s=most[1],
         )
 
 
@@ -417,7 +421,7 @@ def _predict(
 
 
 def simulate_sweep(
-    sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, search: Search, start: float, runs_most: int
+    sweep: Sweep, judged: Sequence[Objective], modelled: ServerModel, search: Search, start: float, max_runs: int
 ) -> list[tuple[JournalLine, Summary]]:
     """A sweep in virtual time that is not written: of each step its line and its summary."""
     from loadgen.analysis.build_summary import summarise
@@ -427,10 +431,10 @@ def simulate_sweep(
     from loadgen.studies import simulate
 
     steps, loads = list[tuple["JournalLine", "Summary"]](), iter(sweep.loads)
-    while len(steps) < runs_most and (
+    while len(steps) < max_runs and (
         load := next(loads, None) if sweep.loads else search.next_load(observations(line for line, _ in steps), start)
     ):
-        run = simulate.in_memory(sweep.step(len(steps) + 1, load), modelled)
+        run = simulate.run_in_memory(sweep.step(len(steps) + 1, load), modelled)
         frame = frame_of_run(run)
         summary = summarise(run, frame)
         chance = chance_over(judged, _bounds(judged), frame, summary) if judged else 0.0

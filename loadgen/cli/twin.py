@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import Twin
-    from loadgen.studies.twin_fitting import Observed
+    from loadgen.studies.twin_fitting import ObservedRun
 
 MIN_DRAWS = 4
 MAX_DRAWS = 24
@@ -81,7 +81,7 @@ def fit(
     """
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
-    from loadgen.studies.twin_fitting import figures, fit, observed, simulate_run
+    from loadgen.studies.twin_fitting import figures, fit, observe_run, simulate_run
 
     loaded = [_read(path) for path in runs]
     backend = str(loaded[0].header.server.get("name") or "")
@@ -119,7 +119,7 @@ def fit(
         print(text)
         return
     print(_describe_twin(result))
-    for measured_run in map(observed, loaded):
+    for measured_run in map(observe_run, loaded):
         measured = figures(measured_run, measured_run.ttft_s, measured_run.tpot_s, measured_run.ended_s)
         replayed = {name: (value,) for name, value in simulate_run(measured_run, result).items()}
         print(f"\n{measured_run.name}, replayed ({WHOLE_RUN})\n{_comparison_table(measured, replayed)}")
@@ -137,13 +137,13 @@ def check(
     The twin simulates the requests of each run at the times at which they were sent. Exit codes: 0 compared; 2 usage
     error, or unusable runs.
     """
-    from loadgen.studies.twin import read
-    from loadgen.studies.twin_fitting import figures, observed
+    from loadgen.studies.twin import read_twin
+    from loadgen.studies.twin_fitting import figures, observe_run
 
-    fitted_twin = read(file)
+    fitted_twin = read_twin(file)
     comparisons = {}
     for path in runs:
-        run = observed(_read(path))
+        run = observe_run(_read(path))
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
         predictions = predict_run(run, fitted_twin)
         comparisons[run.name] = [
@@ -176,7 +176,7 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.repeats import figures_of
     from loadgen.engine.prepare import build_schedule
-    from loadgen.studies.simulate import in_memory
+    from loadgen.studies.simulate import run_in_memory
 
     if model.twin is None:
         raise PlanError("intervals need a twin", "Name one with --twin.")
@@ -186,12 +186,12 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
     affordable = max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests))
     number = draws or min(MAX_DRAWS, affordable, len(model.twin.draws))
     central, *others = (
-        figures_of(summarise(in_memory(plan, model, draw)), thin=True) for draw in (None, *range(number))
+        figures_of(summarise(run_in_memory(plan, model, draw)), thin=True) for draw in (None, *range(number))
     )
     return prediction.predict(central, others, model.twin.residual, RUN_VARIATION)
 
 
-def predict_run(run: Observed, fitted_twin: Twin) -> list[Predicted]:
+def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
     """Predict the figures for the requests of a run, each with its 95 % interval."""
     from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION

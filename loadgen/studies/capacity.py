@@ -21,23 +21,23 @@ from loadgen.servers.hardware import HardwareError, constant, gpu
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import Load, expected_times
 from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
-from loadgen.studies.simulate import ResolvedModel, ServerModel, in_memory, serving
+from loadgen.studies.simulate import ResolvedModel, ServerModel, resolve_model, run_in_memory
 
-FINE = 1.03
+RATE_STEP = 1.03
 """Rates that are tried are powers of it."""
 FIRST_STRIDE = 16
 """So many powers apart at first."""
-LEAST = -140
+MIN_POWER = -140
 """The lowest power that is tried, one request a minute: they meet no other."""
-LASTS_S, REQUESTS = 60, range(1000, 5001)
+SIMULATED_S, REQUEST_COUNTS = 60, range(1000, 5001)
 """Each simulation lasts so long that a growing queue is seen, and has so many requests: the p99 of fewer means little
 (loadgen.analysis.stats.samples_needed)."""
-IN_FLIGHT = 64
+START_IN_FLIGHT = 64
 """From the rate of so many the search starts."""
 
-Figures = Callable[[Run], Sequence[float | None]]
+ComputeFigures = Callable[[Run], Sequence[float | None]]
 """What the objectives speak of, in seconds and in their order."""
-Met = Callable[[Sequence[float | None], float], bool]
+ObjectivesMet = Callable[[Sequence[float | None], float], bool]
 """Whether these figures, so many times as large, meet the objectives."""
 
 
@@ -80,37 +80,37 @@ class CapacityOption(msgspec.Struct, kw_only=True):
 class Replica:
     """One replica under any rate."""
 
-    def __init__(self, plan: Plan, modelled: ServerModel, figures: Figures) -> None:
+    def __init__(self, plan: Plan, modelled: ServerModel, figures: ComputeFigures) -> None:
         self._plan, self._modelled, self._figures = plan, modelled, figures
         self._served: ResolvedModel | None = None
         self._known: dict[float, Sequence[float | None]] = {}
         self.output_tokens = 0.0
         """Mean of a request."""
 
-    def at(self, per_s: float) -> Sequence[float | None]:
+    def figures_at(self, per_s: float) -> Sequence[float | None]:
         """The objectives' figures at this rate."""
         if per_s not in self._known:
-            self._served = self._served or serving(self._plan, self._modelled)
-            number = max(REQUESTS[0], min(REQUESTS[-1], round(LASTS_S * per_s)))
-            run = in_memory(
+            self._served = self._served or resolve_model(self._plan, self._modelled)
+            number = max(REQUEST_COUNTS[0], min(REQUEST_COUNTS[-1], round(SIMULATED_S * per_s)))
+            run = run_in_memory(
                 self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled, served=self._served
             )
             self._known[per_s] = self._figures(run)
             self.output_tokens = sum(record.output_tokens or 0 for record in run.records) / max(1, len(run.records))
         return self._known[per_s]
 
-    def highest(self, met: Met, slower: float, start: int) -> int | None:
+    def highest_power(self, met: ObjectivesMet, slower: float, start: int) -> int | None:
         """The largest power of FINE at which a server so many times `slower` meets the objectives, as of its model's
         clock; None where it meets them at no rate."""
 
         def fine(power: int) -> bool:
-            return met(self.at(FINE**power), slower)
+            return met(self.figures_at(RATE_STEP**power), slower)
 
-        if not fine(LEAST):
+        if not fine(MIN_POWER):
             return None
         low, stride = start, FIRST_STRIDE
-        while low > LEAST and not fine(low):
-            low, stride = max(LEAST, low - stride), 2 * stride
+        while low > MIN_POWER and not fine(low):
+            low, stride = max(MIN_POWER, low - stride), 2 * stride
         high, stride = low + FIRST_STRIDE, FIRST_STRIDE
         while fine(high):
             low, stride = high, 2 * stride
@@ -121,8 +121,8 @@ class Replica:
         return low
 
 
-def option(
-    plan: Plan, candidate: Candidate, base: ServerModel, per_s: float, figures: Figures, met: Met
+def capacity_option(
+    plan: Plan, candidate: Candidate, base: ServerModel, per_s: float, figures: ComputeFigures, met: ObjectivesMet
 ) -> CapacityOption:
     """What this candidate takes for `per_s` requests a second of `plan`; the rest of what serves is that of `base`.
     Raises LoadgenError."""
@@ -134,24 +134,24 @@ def option(
     except HardwareError as problem:
         result.not_possible = str(problem).partition(":")[0]
         return result
-    likely = expected_times(made, Load(512, 128, IN_FLIGHT)).output_tokens_per_s / 128
-    start = max(LEAST, round(math.log(likely, FINE)))
+    likely = expected_times(made, Load(512, 128, START_IN_FLIGHT)).output_tokens_per_s / 128
+    start = max(MIN_POWER, round(math.log(likely, RATE_STEP)))
     replica, error = Replica(plan, modelled, figures), 1 + constant("step_error")
-    power = replica.highest(met, 1.0, start)
+    power = replica.highest_power(met, 1.0, start)
     if power is None:
         result.not_possible = "meets the objectives at no rate"
-        result.figures = [*replica.at(FINE**LEAST)]
+        result.figures = [*replica.figures_at(RATE_STEP**MIN_POWER)]
         return result
-    slow, fast = replica.highest(met, error, power), replica.highest(met, 1 / error, power)
+    slow, fast = replica.highest_power(met, error, power), replica.highest_power(met, 1 / error, power)
     assert fast is not None
-    result.replica_per_s, result.replica_per_s_high = FINE**power, FINE**fast * error
-    result.replica_per_s_low = 0.0 if slow is None else FINE**slow / error
+    result.replica_per_s, result.replica_per_s_high = RATE_STEP**power, RATE_STEP**fast * error
+    result.replica_per_s_low = 0.0 if slow is None else RATE_STEP**slow / error
     replicas = math.ceil(per_s / result.replica_per_s)
     result.gpus = replicas * candidate.tensor
     result.gpus_low = math.ceil(per_s / result.replica_per_s_high) * candidate.tensor
     if result.replica_per_s_low:
         result.gpus_high = math.ceil(per_s / result.replica_per_s_low) * candidate.tensor
-    result.figures = [*replica.at(per_s / replicas)]
+    result.figures = [*replica.figures_at(per_s / replicas)]
     if candidate.hour_cost is not None:
         result.cost_per_hour = result.gpus * candidate.hour_cost
         result.cost_per_million_tokens = result.cost_per_hour / (3600 * per_s * replica.output_tokens) * 1e6

@@ -35,7 +35,7 @@ from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, Virtu
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
-from loadgen.studies.twin import REQUEST, Twin, step_time_of
+from loadgen.studies.twin import REQUEST_CONSTANTS, Twin, step_time_with
 from loadgen.workloads import arrival_processes as processes
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
@@ -44,10 +44,10 @@ from loadgen.workloads.sessions import Conversation
 from loadgen.workloads.token_counter import approximate
 from loadgen.workloads.workload import Prompts, WorkloadSpec
 
-GPU, MODEL = "A800", "llama-2-7b"
+DEFAULT_GPU, DEFAULT_MODEL = "A800", "llama-2-7b"
 """Where nobody names one."""
 STAMPS = StampFacts(name="virtual", title="virtual time", exact=True, error_s=0.0, by_read=False)
-TOKENS_PER_PIECE = 1 << 32
+IDS_PER_SPAN = 1 << 32
 """Token ids of one stretch of a prompt: so that no two stretches share any."""
 
 
@@ -88,7 +88,7 @@ class ResolvedModel:
 
 
 @dataclass(slots=True)
-class SimulationSpec:
+class VirtualRequest:
     """A request that is under way."""
 
     request: Request
@@ -123,7 +123,7 @@ def _run(
     take: Callable[[Record], object],
     say: Say,
 ) -> Run:
-    served, schedule, prompts = serving(plan, modelled), build_schedule(plan), _prompts(plan)
+    served, schedule, prompts = resolve_model(plan, modelled), build_schedule(plan), _prompts(plan)
     announce_trace(plan, schedule, say)
     bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
     check_room(folder, (schedule.count or schedule.clients) * bytes_each)
@@ -147,10 +147,12 @@ def _run(
     return result
 
 
-def in_memory(plan: Plan, modelled: ServerModel, draw: int | None = None, served: ResolvedModel | None = None) -> Run:
-    """The same run, not written: with other constants, one draw of a twin's; or on what `serving` gave before. Raises
-    as `run` does."""
-    served = served or serving(plan, modelled, draw)
+def run_in_memory(
+    plan: Plan, modelled: ServerModel, draw: int | None = None, served: ResolvedModel | None = None
+) -> Run:
+    """Run the plan like `run`, but keep the Run in memory. `draw` selects one draw of a twin's constants; `served` is a
+    model that `resolve_model` returned earlier. Raises as `run` does."""
+    served = served or resolve_model(plan, modelled, draw)
     result = Run(Path("simulated/run.jsonl"), _header(plan, modelled, served, []), [], [], None)
 
     def keep(item: Record | Telemetry) -> None:
@@ -161,7 +163,7 @@ def in_memory(plan: Plan, modelled: ServerModel, draw: int | None = None, served
     return result
 
 
-def serving(plan: Plan, modelled: ServerModel, draw: int | None = None) -> ResolvedModel:
+def resolve_model(plan: Plan, modelled: ServerModel, draw: int | None = None) -> ResolvedModel:
     """Raises PlanError for a model that nobody knows, or that does not fit."""
     if not endpoint_dialect(plan.server, plan.endpoint).streams:
         raise PlanError(f"--endpoint {plan.endpoint} generates no tokens", "Name one that does, or leave it out.")
@@ -176,7 +178,9 @@ def _modelled(server: str, modelled: ServerModel) -> ResolvedModel:
     vintage, format_name = modelled.vintage or CURRENT, modelled.format or DEFAULT_FORMAT
     engine, tensor = find_engine(server, vintage), modelled.tensor or 1
     more: dict[str, Any] = {"tensor": tensor, "file": modelled.hardware, "changes": modelled.changes}
-    deployment = engine.deployment(modelled.gpu or GPU, modelled.model or MODEL, format_name=format_name, **more)
+    deployment = engine.deployment(
+        modelled.gpu or DEFAULT_GPU, modelled.model or DEFAULT_MODEL, format_name=format_name, **more
+    )
     kv_tokens = modelled.kv_tokens or engine.kv_tokens(deployment)
     return ResolvedModel(
         policy=engine.policy_for(kv_tokens, modelled.running_limit, modelled.step_tokens),
@@ -203,8 +207,8 @@ def _twins(modelled: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel
     return ResolvedModel(
         policy=engine.policy_for(kv_tokens, *limits),
         kv_tokens=kv_tokens,
-        step_time=step_time_of(values, engine, deployment),
-        **{name: values[name] for name in REQUEST},
+        step_time=step_time_with(values, engine, deployment),
+        **{name: values[name] for name in REQUEST_CONSTANTS},
         version=twin.server_version,
         model=deployment.model.name if deployment else twin.served,
         hardware={**_hardware(deployment), "twin": ", ".join(str(each["run"]) for each in twin.runs)},
@@ -220,9 +224,9 @@ def _hardware(deployment: Deployment | None) -> dict[str, Any]:
     return {"gpu": deployment.gpu.name, "model": named, "tensor_parallel": deployment.tensor, "format": stored}
 
 
-def described(plan: Plan, modelled: ServerModel) -> str:
+def describe_server(plan: Plan, modelled: ServerModel) -> str:
     """What serves, in words. Raises PlanError."""
-    served = serving(plan, modelled)
+    served = resolve_model(plan, modelled)
     told = served.hardware
     kind = f"twin of {told['twin']}" if modelled.twin else told["vintage"]
     where = (
@@ -276,7 +280,7 @@ def _prompts(plan: Plan) -> Prompts:
     def ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
         if not shared:
             return ""
-        pieces = ((TOKENS_PER_PIECE * which, length) for which, length in (*shared, (number, input_tokens)))
+        pieces = ((IDS_PER_SPAN * which, length) for which, length in (*shared, (number, input_tokens)))
         return tuple(
             islice(chain.from_iterable(range(first, first + length) for first, length in pieces), input_tokens)
         )
@@ -300,7 +304,7 @@ class VirtualRun:
         self._front_end = FrontEnd(round(1e9 * served.request_s), self._path_ns)
         self._timeout_ns, self._every_ns = round(plan.timeout_s * 1e9), round(plan.metrics_every_s * 1e9)
         self._asked = self._sessions(prompts) if prompts.has_sessions else self._requests(prompts)
-        self._following: list[tuple[int, int, SimulationSpec]] = []  # a heap of what ends made due
+        self._following: list[tuple[int, int, VirtualRequest]] = []  # a heap of what ends made due
         self._places = count()
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
@@ -355,18 +359,18 @@ class VirtualRun:
             each.due_ns = each.due_ns if due_ns is None else due_ns
             heappush(self._following, (each.due_ns, next(self._places), each))
 
-    def _requests(self, prompts: Prompts) -> Iterator[SimulationSpec]:
+    def _requests(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        return map(SimulationSpec, prompts.requests(), due_ns)
+        return map(VirtualRequest, prompts.requests(), due_ns)
 
-    def _sessions(self, prompts: Prompts) -> Iterator[SimulationSpec]:
+    def _sessions(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
         return (
-            SimulationSpec(each.request(), at_ns, each)
+            VirtualRequest(each.request(), at_ns, each)
             for each, at_ns in zip(prompts.conversations(), due_ns, strict=False)
         )
 
-    def _arrive(self, asked: SimulationSpec) -> None:
+    def _arrive(self, asked: VirtualRequest) -> None:
         """A request is due: it joins the queue, or is refused, or dropped past the limit on requests in flight."""
         request, due_ns = asked.request, asked.due_ns
         if self._schedule.due_ns is not None and not request.turn:
@@ -379,7 +383,7 @@ class VirtualRun:
         tokens = request.input_tokens
         ids: Sequence[int] = request.prompt if isinstance(request.prompt, tuple) else ()
         if (conversation := asked.conversation) is not None:  # its prompt is all that was said, and one more question
-            turn, first = conversation.turns[request.turn], TOKENS_PER_PIECE * conversation.first_id
+            turn, first = conversation.turns[request.turn], IDS_PER_SPAN * conversation.first_id
             asked.said = tokens = asked.said + (turn.input_tokens or approximate([turn.question])[0])
             ids = range(first, first + tokens)
         job = Job(max(1, tokens), request.output_tokens or 1, due_ns, owner=asked, prompt=ids)
@@ -407,7 +411,7 @@ class VirtualRun:
 
     def _end(self, job: Job, instants: list[int], given_up_ns: int | None = None) -> None:
         """A job has all its tokens, or nobody waits for the rest."""
-        requested: SimulationSpec = job.owner
+        requested: VirtualRequest = job.owner
         self._live.discard(job)
         end_ns = instants[-1] if given_up_ns is None else given_up_ns
         record = record_for(
@@ -432,7 +436,7 @@ class VirtualRun:
         requested.said += job.output_tokens
         self._keep(requested, record, end_ns)
 
-    def _keep(self, asked: SimulationSpec, record: Record, end_ns: int) -> None:
+    def _keep(self, asked: VirtualRequest, record: Record, end_ns: int) -> None:
         """Writes a Record, and finds out what its end makes due."""
         self._write(record)
         self._counts[record.state] += 1
@@ -442,7 +446,7 @@ class VirtualRun:
             following = conversation.after("") if complete else None
             if following is not None:
                 due_ns = end_ns + following.think_ns
-                turn = SimulationSpec(following.request(), due_ns, following, asked.said)
+                turn = VirtualRequest(following.request(), due_ns, following, asked.said)
                 heappush(self._following, (due_ns, next(self._places), turn))
                 return
             for request in () if complete else conversation.remaining_requests():

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from loadgen.engine.prepare import OnProgress
 
 Over = Literal["rate", "concurrency"]
-Why = Literal["done", "runs", "time", "client", "interrupted"]
+EndReason = Literal["done", "runs", "time", "client", "interrupted"]
 """Why a sweep ended: known well enough, its most runs or time, its client was the limit, or somebody."""
 ARRIVALS = {"rate": "poisson:{:g}", "concurrency": "closed:{:.0f}"}
 _STEP = [("step", int), ("load", float)]
 _TOLD = [("over", float), ("stopped", str), ("client", str)]
 SWEEP = JournalKind("sweep", {"begin": _STEP, "end": [*_STEP, ("seconds", float), *_TOLD]})
 journal, read_lines = partial(open_journal, SWEEP), partial(read_journal, SWEEP)
-DURATION_S = 60.0
+DEFAULT_DURATION_S = 60.0
 """Of a step, where nothing is said."""
-LOADS_MOST = 100
-BACKLOG_LEAST = 50
+MAX_LOADS = 100
+MIN_BACKLOG = 50
 """Fewer requests than this tell of no backlog, and fewer rejections of no overload."""
 REJECTED_SHARE = 0.1
 """A larger share of rejected requests is an overload. It is far above the 1 % that breaks a load at its end."""
@@ -73,7 +73,7 @@ class Sweep:
     """Whether an objective says how many requests may be rejected, so that rejections alone are no overload."""
 
     @property
-    def resolved(self) -> dict[str, Any]:
+    def journal_plan(self) -> dict[str, Any]:
         """What must not change between two sittings."""
         plan = {name: value for name, value in self.plan.to_dict().items() if name != "arrivals"}
         return dict(redact({"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.about)}))
@@ -87,7 +87,7 @@ class Sweep:
         return self.plan.replaced(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True)
 
 
-def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
+def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     """`1,2,4,...,256`: numbers that grow; `...` goes on by the same factor, or else the same difference. Raises
     PlanError."""
     hint = f"Write numbers that grow: {option} 1,2,4,...,256"
@@ -103,17 +103,17 @@ def loads_of(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
             geometric = len(result) < 3 or abs(result[-2] / result[-3] - factor) < 1e-9
             while (following := last * factor if geometric else last + step) < end * (1 - 1e-9):
                 result.append(last := following)
-                if len(result) > LOADS_MOST or step <= 0:
+                if len(result) > MAX_LOADS or step <= 0:
                     raise ValueError
     except (ValueError, IndexError, ZeroDivisionError):
         raise PlanError(f"{option} {text}: is no list of loads", hint) from None
     growing = all(a < b for a, b in zip([0.0, *result], result, strict=False))
-    if not growing or len(result) > LOADS_MOST or (whole and any(each % 1 for each in result)):
+    if not growing or len(result) > MAX_LOADS or (whole and any(each % 1 for each in result)):
         raise PlanError(f"{option} {text}: is no list of loads that grow", hint)
     return tuple(result)
 
 
-class Backlog:
+class OverloadDetector:
     """Ends a step early once the server clearly cannot keep up, or rejects a large share of the requests.
 
     A backlog is only looked for at a given rate (`watched`), as a closed loop has none.
@@ -155,7 +155,7 @@ class Backlog:
     def _rejects(self, now_s: float, counts: LiveCounters) -> bool:
         """Return whether the server has rejected enough requests, and for long enough, to call the load too much."""
         self._began_s = self._began_s or now_s
-        enough = counts.rejected >= BACKLOG_LEAST and counts.rejected > REJECTED_SHARE * counts.sent
+        enough = counts.rejected >= MIN_BACKLOG and counts.rejected > REJECTED_SHARE * counts.sent
         return enough and now_s - self._began_s >= OVERLOAD_S
 
     def _behind(self, now_s: float, sent: int, ended: int) -> bool:
@@ -172,9 +172,9 @@ class Backlog:
         if now_s - self._began_s < OVERLOAD_S:
             return False
         if half_s > self._sent_s:  # nothing more is sent, for as long as all of it took
-            return stays > CLEAR[0] and sent - ended >= BACKLOG_LEAST
+            return stays > CLEAR[0] and sent - ended >= MIN_BACKLOG
         share = next((share for minimum, share in (SETTLED, CLEAR) if stays > minimum), 0.0)
-        return more >= BACKLOG_LEAST and back < share * more - 3 * (share * more) ** 0.5
+        return more >= MIN_BACKLOG and back < share * more - 3 * (share * more) ** 0.5
 
 
 def run(
@@ -185,24 +185,24 @@ def run(
     judge: Judge,
     next_load: Callable[[Sequence[JournalLine]], float | None],
     show: OnProgress,
-    runs_most: int,
-    time_most_s: float | None = None,
-) -> Why:
+    max_runs: int,
+    max_time_s: float | None = None,
+) -> EndReason:
     """Measure step after step until there is no next load; why it ended. Raises LoadgenError, or
     loadgen.servers.errors.ServerError."""
-    deadline_s = None if time_most_s is None else time.monotonic() + time_most_s
-    why: Why = "done"
+    deadline_s = None if max_time_s is None else time.monotonic() + max_time_s
+    why: EndReason = "done"
     try:
-        while why == "done" and (load := next_load(ended(book.lines))) is not None:
-            done = ended(book.lines)
-            if len(done) >= runs_most:
+        while why == "done" and (load := next_load(measured_steps(book.lines))) is not None:
+            done = measured_steps(book.lines)
+            if len(done) >= max_runs:
                 why = "runs"
             elif deadline_s is not None and time.monotonic() + (done[-1]["seconds"] if done else 0.0) > deadline_s:
                 why = "time"
             else:
                 watched = sweep.over == "rate" and not sweep.plan.uses_sessions
                 allowed = sweep.rejections_allowed
-                backlog = Backlog(show, watched=watched, deadline_s=deadline_s, rejections_allowed=allowed)
+                backlog = OverloadDetector(show, watched=watched, deadline_s=deadline_s, rejections_allowed=allowed)
                 why = _step(sweep, book, load, measure, judge, backlog)
     except KeyboardInterrupt:
         why = "interrupted"
@@ -210,20 +210,20 @@ def run(
     return why
 
 
-def ended(lines: Sequence[JournalLine]) -> list[JournalLine]:
+def measured_steps(lines: Sequence[JournalLine]) -> list[JournalLine]:
     """The steps that have been measured, in order."""
     return [line for line in lines if line["type"] == "end"]
 
 
-def finished(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
     """Whether it has ended for good, and not because somebody interrupted it."""
     last = next(reversed(read_lines(folder)), None)
     return last is not None and last["type"] == "ended" and last.get("why") != "interrupted"
 
 
-def length_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def default_duration(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How long each step is, where the settings of its run do not say."""
-    return {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DURATION_S}
+    return {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DEFAULT_DURATION_S}
 
 
 def step_folder(number: int) -> str:
@@ -231,8 +231,10 @@ def step_folder(number: int) -> str:
     return f"step-{number}"
 
 
-def _step(sweep: Sweep, book: Journal, load: float, measure: Measure, judge: Judge, backlog: Backlog) -> Why:
-    number = len(ended(book.lines)) + 1
+def _step(
+    sweep: Sweep, book: Journal, load: float, measure: Measure, judge: Judge, backlog: OverloadDetector
+) -> EndReason:
+    number = len(measured_steps(book.lines)) + 1
     folder, began_s = sweep.folder / step_folder(number), time.monotonic()
     move_aside(folder)
     book.write("begin", step=number, load=load)

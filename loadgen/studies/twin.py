@@ -24,11 +24,11 @@ from loadgen.workloads.input_files import read_input
 
 FORMAT = 1
 """Of the file: rises when a key goes or changes its meaning, not when one is added."""
-TWIN_BYTES = 1 << 26
+MAX_FILE_BYTES = 1 << 26
 """Maximum size of a twin file; thousands of draws of the constants are about 1 MB."""
 
 
-class Meaning(NamedTuple):
+class ConstantInfo(NamedTuple):
     """Of a constant: its unit, its words, and how far from its start it may lie, as a factor's logarithm."""
 
     unit: str
@@ -36,25 +36,25 @@ class Meaning(NamedTuple):
     spread: float
 
 
-STEP = {
-    "step_s": Meaning("s", "the host, per step", 1.5),
-    "sequence_s": Meaning("s", "the host, per sequence in a step", 1.0),
+STEP_CONSTANTS = {
+    "step_s": ConstantInfo("s", "the host, per step", 1.5),
+    "sequence_s": ConstantInfo("s", "the host, per sequence in a step", 1.0),
 }
-REQUEST = {
-    "request_s": Meaning("s", "the front end, per request", 2.0),
-    "path_s": Meaning("s", "from the front end to the first step", 2.0),
+REQUEST_CONSTANTS = {
+    "request_s": ConstantInfo("s", "the front end, per request", 2.0),
+    "path_s": ConstantInfo("s", "from the front end to the first step", 2.0),
 }
-ON_HARDWARE = {
-    **STEP,
-    "bandwidth": Meaning("", "memory bandwidth, of what kernels reach elsewhere", 0.3),
-    "compute": Meaning("", "compute, of what kernels reach elsewhere", 0.3),
-    **REQUEST,
+HARDWARE_CONSTANTS = {
+    **STEP_CONSTANTS,
+    "bandwidth": ConstantInfo("", "memory bandwidth, of what kernels reach elsewhere", 0.3),
+    "compute": ConstantInfo("", "compute, of what kernels reach elsewhere", 0.3),
+    **REQUEST_CONSTANTS,
 }
-OF_ITS_OWN = {
-    **STEP,
-    "token_s": Meaning("s", "per prompt token", 1.0),
-    "context_s": Meaning("s", "per token that a decoding sequence holds", 1.5),
-    **REQUEST,
+LINEAR_CONSTANTS = {
+    **STEP_CONSTANTS,
+    "token_s": ConstantInfo("s", "per prompt token", 1.0),
+    "context_s": ConstantInfo("s", "per token that a decoding sequence holds", 1.5),
+    **REQUEST_CONSTANTS,
 }
 
 
@@ -137,7 +137,7 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         )
 
 
-def step_time_of(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
+def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
     """What steps take with these constants."""
     if deployment is None:
         return LinearStepTime(*(values[name] for name in ("step_s", "sequence_s", "token_s", "context_s")))
@@ -152,17 +152,17 @@ def step_time_of(values: Mapping[str, float], engine: Engine, deployment: Deploy
     return host.step_time(replace(deployment, gpu=reached))
 
 
-def read(path: Path) -> Twin:
+def read_twin(path: Path) -> Twin:
     """Raises PlanError for a file that is no twin, or another version's."""
     try:
-        twin = msgspec.json.decode(read_input(path, TWIN_BYTES), type=Twin)
+        twin = msgspec.json.decode(read_input(path, MAX_FILE_BYTES), type=Twin)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "loadgen twin fit RUN... writes one.") from None
     except msgspec.MsgspecError as error:
         raise PlanError(f"{path} is not a twin: {error}", "loadgen twin fit RUN... writes one.") from None
     if twin.format > FORMAT:
         raise PlanError(f"{path} is of a newer loadgen ({twin.version})", "Update this one, or fit it again.")
-    if [*twin.constants] not in ([*ON_HARDWARE], [*OF_ITS_OWN]) or any(
+    if [*twin.constants] not in ([*HARDWARE_CONSTANTS], [*LINEAR_CONSTANTS]) or any(
         len(draw) != len(twin.constants) for draw in twin.draws
     ):
         raise PlanError(f"{path}: its constants are not those of a twin", "Fit it again.")

@@ -27,42 +27,49 @@ from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, Virtu
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import Engine, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
-from loadgen.studies.twin import OF_ITS_OWN, ON_HARDWARE, REQUEST, Twin, TwinConstant, step_time_of
+from loadgen.studies.twin import (
+    HARDWARE_CONSTANTS,
+    LINEAR_CONSTANTS,
+    REQUEST_CONSTANTS,
+    Twin,
+    TwinConstant,
+    step_time_with,
+)
 from loadgen.workloads import workload
 from loadgen.workloads.workload import SharedPrefix
 
 Floats = NDArray[np.float64]
-REQUESTS_MOST = 2000
+MAX_REQUESTS = 2000
 """Of a run that are replayed; those after them came too late to matter to them much."""
-LEAST = 10
+MIN_COMPLETE = 10
 """Complete requests without which there is no fit."""
 BLOCKS = 10
 """Of a run, in order of time: what is drawn again, because requests that meet share what happens to them."""
 DRAWS = 24
 NOISE = 0.1
 """How far latencies of one request may be off, as a factor's logarithm, ..."""
-WORTH = 20
+INDEPENDENT_REQUESTS = 20
 """... and how many independent ones a run is worth: against the pull of the start."""
 OUTLIER = 0.3
 """Past which a residual counts less than its square."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
 """Budgets of a step that are tried, beside the rules' own."""
-CLEARLY = 0.1
+MIN_IMPROVEMENT = 0.1
 """How much better one of them has to be, as a factor's logarithm."""
 UNKNOWN_KV = 1 << 24
 """Where nobody says how many tokens the KV cache holds: no limit."""
-STARTS = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
+DEFAULT_START = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
 """Where neither hardware tables nor stamps say."""
-WAYS_IN = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)))
+REQUEST_STARTS = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)))
 """What a fit is begun with of the front end and of the way behind it."""
 MEDIAN_TO_DEVIATION = 1.4826
 """Of normal residuals, so that a few blocks far off do not make all intervals wide."""
-CHANGE = 0.15
+DERIVATIVE_STEP = 0.15
 """Of a constant, for a derivative: smaller ones see the steps of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedRun:
     """What one run says: its requests in order of sending, and their latencies, NaN where there is none."""
 
     name: str
@@ -84,7 +91,7 @@ class Observed:
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
 
-    def steps(self, ttft_s: Floats) -> int:
+    def prefill_steps(self, ttft_s: Floats) -> int:
         """How many steps computed the ends of prompts, had these been their first tokens: those that come together, far
         within the time of a token, are of one step."""
         at_s = np.sort((np.array(self.sent_ns) / 1e9 + ttft_s)[~np.isnan(self.ttft_s + ttft_s)])
@@ -106,15 +113,17 @@ class StepLimits:
         return self.rules.policy_for(self.kv_tokens, self.running, self.step_tokens)
 
 
-def observed(run: Run) -> Observed:
+def observe_run(run: Run) -> ObservedRun:
     """Raises PlanError for a run with too few complete requests."""
     sent = [record for record in run.records if record.phase == "measured" and record.sent_ns is not None]
-    sent = sorted(sent, key=lambda each: (each.sent_ns or 0, each.id))[:REQUESTS_MOST]
+    sent = sorted(sent, key=lambda each: (each.sent_ns or 0, each.id))[:MAX_REQUESTS]
     name = run.path.resolve().parent.name
     sent = [each for each in sent if each.chunk_ns and (each.prompt_tokens or each.prompt_tokens_asked)]
     complete = [each.state == "complete" for each in sent]
-    if sum(complete) < LEAST:
-        raise PlanError(f"{name}: {sum(complete)} complete requests, and a fit takes {LEAST}", "Name a longer run.")
+    if sum(complete) < MIN_COMPLETE:
+        raise PlanError(
+            f"{name}: {sum(complete)} complete requests, and a fit takes {MIN_COMPLETE}", "Name a longer run."
+        )
     begun_ns = sent[0].sent_ns or 0
     ttft, tpot, tokens = [], [], []
     for index, (each, whole) in enumerate(zip(sent, complete, strict=True)):
@@ -135,7 +144,7 @@ def observed(run: Run) -> Observed:
             own = range((each.id + shared.groups) << 32, ((each.id + shared.groups) << 32) + length)
             prompts[index] = (*range(first, first + shared.tokens), *own)[:length]
     rows = np.array(sorted(tokens), float)
-    return Observed(
+    return ObservedRun(
         name,
         [(each.sent_ns or 0) - begun_ns for each in sent],
         prompt_tokens,
@@ -149,7 +158,7 @@ def observed(run: Run) -> Observed:
 
 
 def replay(
-    run: Observed, limits: StepLimits, step_time: StepDurations, values: Mapping[str, float]
+    run: ObservedRun, limits: StepLimits, step_time: StepDurations, values: Mapping[str, float]
 ) -> tuple[Floats, Floats, float]:
     """TTFT and TPOT of each request, and the instant of the last token, had they been simulated. NaN for what the
     cache can never hold."""
@@ -181,14 +190,14 @@ def replay(
 def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: Mapping[str, Any]) -> Twin:
     """`known` are fields of the Twin that somebody has named: limits among them, its deployment by name. Raises
     PlanError."""
-    seen, server = [observed(run) for run in runs], runs[0].header.server
+    seen, server = [observe_run(run) for run in runs], runs[0].header.server
     engine = find_engine(rules, str(known["vintage"]))
     kv_tokens = known.get("kv_tokens") or _kv_tokens(runs)
     kv_tokens = kv_tokens or (engine.kv_tokens(deployment) if deployment else UNKNOWN_KV)
     limits = StepLimits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
-    problem = Problem(seen, limits, deployment)
+    problem = FitProblem(seen, limits, deployment)
     result = problem.solve()
-    if problem.other_budget(result):
+    if problem.choose_step_budget(result):
         result = problem.solve()
     draws = problem.draws(result)
     low, high = np.percentile(draws, (2.5, 97.5), axis=0)
@@ -213,17 +222,17 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
     )
 
 
-class Problem:
+class FitProblem:
     """Constants wanted, of these runs: as logarithms, so that none is negative."""
 
-    def __init__(self, runs: Sequence[Observed], limits: StepLimits, deployment: Deployment | None) -> None:
+    def __init__(self, runs: Sequence[ObservedRun], limits: StepLimits, deployment: Deployment | None) -> None:
         self.runs, self.limits, self.deployment = runs, limits, deployment
-        self.names = ON_HARDWARE if deployment else OF_ITS_OWN
+        self.names = HARDWARE_CONSTANTS if deployment else LINEAR_CONSTANTS
         self._prior = np.log(self._begin())
         self._step_time: tuple[Any, Any] = (None, None)
         self._spread = np.array([name.spread for name in self.names.values()])
 
-    def other_budget(self, found: Floats) -> bool:
+    def choose_step_budget(self, found: Floats) -> bool:
         """Whether another budget of a step than the rules' own gives as many steps with prompts as there were, and they
         do not: from now on it is that."""
         own, missed = self.limits, {}
@@ -231,17 +240,19 @@ class Problem:
             return False
         for tokens in (None, *STEP_TOKENS):
             self.limits = replace(own, step_tokens=tokens)
-            steps = [(run.steps(self.replayed(run, found)[0]), run.steps(run.ttft_s)) for run in self.runs]
+            steps = [
+                (run.prefill_steps(self.replay_run(run, found)[0]), run.prefill_steps(run.ttft_s)) for run in self.runs
+            ]
             missed[tokens] = sum(abs(np.log(simulated / measured)) for simulated, measured in steps)
         best = min(missed, key=lambda tokens: missed[tokens])
-        self.limits = replace(own, step_tokens=best) if missed[best] < missed[None] - CLEARLY else own
+        self.limits = replace(own, step_tokens=best) if missed[best] < missed[None] - MIN_IMPROVEMENT else own
         return self.limits is not own
 
     def solve(self) -> Floats:
         """The logarithms that fit best: downhill from the best of some starts, as the way in has steps of its own."""
         from scipy.optimize import least_squares
 
-        starts = [np.append(self._prior[: -len(REQUEST)], np.log(ways)) for ways in WAYS_IN]
+        starts = [np.append(self._prior[: -len(REQUEST_CONSTANTS)], np.log(ways)) for ways in REQUEST_STARTS]
         start = min(starts, key=lambda each: float(np.sum(self._all(each) ** 2)))
         result = least_squares(self._all, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
         return np.asarray(result.x)
@@ -268,7 +279,7 @@ class Problem:
         """By how much the fit misses, as `Twin.residual` has it."""
         missed: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
-            ttft_s, tpot_s, ended_s = self.replayed(run, found)
+            ttft_s, tpot_s, ended_s = self.replay_run(run, found)
             later = np.array(run.output_tokens) - 1
             pairs = {"ttft": (ttft_s, run.ttft_s), "tpot": (tpot_s, run.tpot_s)}
             pairs["e2e"] = (ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s)
@@ -287,7 +298,7 @@ class Problem:
         return {name: _short(each) for name, each in (middle | tails).items()}
 
     def _begin(self) -> list[float]:
-        starts = dict(STARTS)
+        starts = dict(DEFAULT_START)
         if self.deployment:
             framework = self.deployment.framework
             starts |= {
@@ -297,29 +308,29 @@ class Problem:
             }
             starts["step_s"] = max(starts["step_s"], self.limits.rules.step_s or framework.step_s)
         else:
-            starts |= straight_line(self.runs)
+            starts |= linear_step_time(self.runs)
         return [starts[name] for name in self.names]
 
-    def replayed(self, run: Observed, logarithms: Floats) -> tuple[Floats, Floats, float]:
+    def replay_run(self, run: ObservedRun, logarithms: Floats) -> tuple[Floats, Floats, float]:
         """With these constants."""
         values = dict(zip(self.names, np.exp(logarithms).tolist(), strict=True))
-        step = (*logarithms[: -len(REQUEST)],)
+        step = (*logarithms[: -len(REQUEST_CONSTANTS)],)
         if self._step_time[0] != step:  # its tables are the larger part of a replay
-            self._step_time = step, step_time_of(values, self.limits.rules, self.deployment)
+            self._step_time = step, step_time_with(values, self.limits.rules, self.deployment)
         return replay(run, self.limits, self._step_time[1], values)
 
     def _residuals(self, logarithms: Floats) -> Floats:
         """TTFT of all requests of a run, then TPOT, then E2E, run by run. A TTFT counts beside half a step."""
         parts = []
         for run in self.runs:
-            ttft_s, tpot_s, _ = self.replayed(run, logarithms)
+            ttft_s, tpot_s, _ = self.replay_run(run, logarithms)
             beside_s = np.nanmedian(run.tpot_s) / 2 if not np.isnan(run.tpot_s).all() else 0.0
             pairs = [(ttft_s + beside_s, run.ttft_s + beside_s), (tpot_s, run.tpot_s)]
             later = np.array(run.output_tokens) - 1
             pairs.append((ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s))
             for simulated, measured in pairs:
                 off = np.log(np.maximum(simulated, 1e-6) / np.maximum(measured, 1e-6))
-                weight = np.sqrt(WORTH / max(1, (~np.isnan(off)).sum())) / NOISE
+                weight = np.sqrt(INDEPENDENT_REQUESTS / max(1, (~np.isnan(off)).sum())) / NOISE
                 off = np.nan_to_num(np.sign(off) * OUTLIER * np.sqrt(2 * (np.sqrt(1 + (off / OUTLIER) ** 2) - 1)))
                 parts.append(off * weight)
         return np.concatenate(parts)
@@ -328,12 +339,14 @@ class Problem:
         return np.concatenate([self._residuals(logarithms), (logarithms - self._prior) / self._spread])
 
     def _jacobian(self, logarithms: Floats) -> Floats:
-        moves = CHANGE * np.eye(len(logarithms))
-        columns = [(self._all(logarithms + move) - self._all(logarithms - move)) / 2 / CHANGE for move in moves]
+        moves = DERIVATIVE_STEP * np.eye(len(logarithms))
+        columns = [
+            (self._all(logarithms + move) - self._all(logarithms - move)) / 2 / DERIVATIVE_STEP for move in moves
+        ]
         return np.column_stack(columns)
 
 
-def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
+def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
     """Return the figures of a run with these latencies, by the names that --assert knows.
 
     Rates are of the whole run, up to the last token, because a replay has no other measuring window. Only complete
@@ -350,14 +363,14 @@ def figures(run: Observed, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> di
     return result
 
 
-def simulate_run(run: Observed, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
+def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
     """What the twin makes of the requests of a run, sent when they were."""
     engine, values = find_engine(twin.rules, twin.vintage), twin.values(draw)
     limits = StepLimits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
-    return figures(run, *replay(run, limits, step_time_of(values, engine, twin.deployment(engine)), values))
+    return figures(run, *replay(run, limits, step_time_with(values, engine, twin.deployment(engine)), values))
 
 
-def straight_line(runs: Sequence[Observed]) -> dict[str, float]:
+def linear_step_time(runs: Sequence[ObservedRun]) -> dict[str, float]:
     """What steps, sequences, prompt tokens and held tokens take, from stamps alone. While a request decodes, the engine
     does nothing but steps: as many as it gets tokens, which bring others theirs, and compute prompts in between."""
     from scipy.optimize import nnls

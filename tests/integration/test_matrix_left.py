@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.servers.launch import process
 from loadgen.studies.matrix import MatrixPlan, journal
-from loadgen.studies.matrix.run import matrix_of, take_down_left
+from loadgen.studies.matrix.run import build_matrix, stop_leftover_server
 
 
 def plan(launch: str) -> MatrixPlan:
@@ -34,14 +34,14 @@ def test_a_process_left_running_is_ended(
     tmp_path: Path, left: process.BackgroundServer, down: bool, other: bool, ends: bool
 ) -> None:
     """The one whose start has no end in the journal, if it is still that very process; no other."""
-    matrix = matrix_of(plan("process"), tmp_path / "m", [])
+    matrix = build_matrix(plan("process"), tmp_path / "m", [])
     said: list[str] = []
     try:
-        with journal(matrix.folder, matrix.resolved, resume=False) as book:
+        with journal(matrix.folder, matrix.journal_plan, resume=False) as book:
             book.write("up", start=1, server="vllm", model="m", seconds=1.0, facts={"pid": left.pid + other})
             if down:
                 book.write("down", start=1)
-            take_down_left(matrix, book, said.append)
+            stop_leftover_server(matrix, book, said.append)
         assert (process.start_ticks(left.pid) is None) == ends
         assert (process.read_background_server("vllm") is None) == ends
         assert bool(said) == ends

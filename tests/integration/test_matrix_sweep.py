@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadgen.studies.sweep import ended, read_lines
+from loadgen.studies.sweep import measured_steps, read_lines
 from tests.command import burst, start
 
 PLAN = """
@@ -30,7 +30,7 @@ sweep = {objectives = ["ttft.p90 < 10s"], rates = "10,20"}
 
 def sweeps_in(folder: Path) -> dict[Path, list[dict[str, Any]]]:
     """The steps that have ended, by the folder of their sweep."""
-    return {file.parent: ended(read_lines(file.parent)) for file in (folder / "run").rglob("sweep.jsonl")}
+    return {file.parent: measured_steps(read_lines(file.parent)) for file in (folder / "run").rglob("sweep.jsonl")}
 
 
 def stopped_after_steps(folder: Path, number: int, with_signal: signal.Signals, *arguments: str) -> int:

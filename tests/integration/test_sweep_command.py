@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgen.analysis.summary import from_json
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.studies.sweep import ended, read_lines
+from loadgen.studies.sweep import measured_steps, read_lines
 from tests import command
 from tests.command import ROOT, Forked
 from tests.simulated import running
@@ -105,15 +105,15 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     asked = ["sweep", "--server", "vllm", "--rates", "4,8,16", *load, "--out", str(folder)]
     process = Forked(asked, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until_s = time.monotonic() + 60
-    while not ended(read_lines(folder)) and time.monotonic() < until_s:
+    while not measured_steps(read_lines(folder)) and time.monotonic() < until_s:
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = [line["at"] for line in ended(read_lines(folder))]
+    before = [line["at"] for line in measured_steps(read_lines(folder))]
     assert before
     done = loadgen(*asked, "--resume")
     assert done.returncode in {0, 5}, done.stderr  # 5 on a machine that is busy otherwise
-    lines = ended(read_lines(folder))
+    lines = measured_steps(read_lines(folder))
     assert [line["at"] for line in lines][: len(before)] == before
     assert [line["load"] for line in lines] == [4, 8, 16]
     changed = loadgen(*asked, "--resume", "--duration", "4s")
@@ -127,7 +127,7 @@ def test_an_overload_lasts_no_longer_than_needed(tmp_path: Path) -> None:
     began_s = time.monotonic()
     loadgen("sweep", "--server", "vllm", "--rates", "60,120", *load, "--out", str(folder), "--quiet")
     assert time.monotonic() - began_s < 60
-    (line,) = ended(read_lines(folder))
+    (line,) = measured_steps(read_lines(folder))
     assert (line["stopped"], line["load"]) == ("overload", 60)
     summary = from_json((folder / "step-1/summary.json").read_bytes())
     assert any("did not keep up" in note for note in summary.run.notes)

@@ -79,7 +79,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run before and after a change that changed nothing, others of that server and its twin, a trace, prompts, plans
     and a model."""
-    monkeypatch.setattr("loadgen.studies.capacity.REQUESTS", range(100, 501))  # as the other loads, a smaller one
+    monkeypatch.setattr("loadgen.studies.capacity.REQUEST_COUNTS", range(100, 501))  # as the other loads, a smaller one
     data = ROOT / "tests/data"
     for name, recorded in {"before": "burst", "after": "burst", "burst": "burst", "closed": "burst-again"}.items():
         copy_recorded(recorded, tmp_path / "runs" / name)

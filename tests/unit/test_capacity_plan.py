@@ -17,8 +17,8 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.hardware import constant
 from loadgen.studies import capacity
-from loadgen.studies.capacity import FINE, LEAST, Candidate, CapacityOption, Replica, option
-from loadgen.studies.simulate import ServerModel, in_memory
+from loadgen.studies.capacity import MIN_POWER, RATE_STEP, Candidate, CapacityOption, Replica, capacity_option
+from loadgen.studies.simulate import ServerModel, run_in_memory
 from tests.runs import header
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)
@@ -34,36 +34,36 @@ class Queue(Replica):
         self.idle_s = idle_s
         self.asked: list[float] = []
 
-    def at(self, per_s: float) -> Sequence[float | None]:
+    def figures_at(self, per_s: float) -> Sequence[float | None]:
         self.asked.append(per_s)
         return [self.idle_s / (1 - per_s / 20)] if per_s < 20 else [None]
 
 
-@pytest.mark.parametrize("start", [LEAST, 0, 60, 101, 400])
+@pytest.mark.parametrize("start", [MIN_POWER, 0, 60, 101, 400])
 def test_the_highest_rate_is_found_from_anywhere(start: int) -> None:
     """50 ms / (1 - r / 20) < 500 ms up to r = 18, within one step of the grid, in few simulations."""
     queue = Queue()
-    found = queue.highest(MET, 1.0, start)
+    found = queue.highest_power(MET, 1.0, start)
     assert found is not None
-    assert FINE**found < 18 <= FINE ** (found + 1)
+    assert RATE_STEP**found < 18 <= RATE_STEP ** (found + 1)
     assert len(queue.asked) < 20
 
 
 def test_a_slower_server_is_the_model_with_a_slower_clock() -> None:
     """Half as fast: 100 ms / (1 - r / 10) < 500 ms up to r = 8; the model's clock saw twice that."""
-    found = Queue().highest(MET, 2.0, 50)
+    found = Queue().highest_power(MET, 2.0, 50)
     assert found is not None
-    assert FINE**found / 2 < 8 <= FINE ** (found + 1) / 2
+    assert RATE_STEP**found / 2 < 8 <= RATE_STEP ** (found + 1) / 2
 
 
 def test_what_is_too_slow_alone_carries_nothing() -> None:
     """At no rate."""
-    assert Queue(idle_s=0.6).highest(MET, 1.0, 50) is None
+    assert Queue(idle_s=0.6).highest_power(MET, 1.0, 50) is None
 
 
 def test_figures_are_those_of_the_report() -> None:
     """Of the requests in the window; None where any was lost."""
-    run = in_memory(PLAN.replaced(arrivals="poisson:4", n=300), ServerModel(gpu="H100", model="llama-3.1-8b"))
+    run = run_in_memory(PLAN.replaced(arrivals="poisson:4", n=300), ServerModel(gpu="H100", model="llama-3.1-8b"))
     objectives = parse(["ttft.p50 < 1s", "tpot.mean < 1s", "e2e.max <= 9s"])
     ttft, tpot, e2e = figure_reader(objectives)(run)
     assert ttft is not None
@@ -81,7 +81,8 @@ def test_a_faster_card_takes_fewer() -> None:
     base = ServerModel(model="llama-3.1-8b")
     figures = figure_reader(OBJECTIVES)
     found = {
-        name: option(PLAN, Candidate(name, 1, "bf16", 2.0), base, 50.0, figures, MET) for name in ("H100 SXM", "L40S")
+        name: capacity_option(PLAN, Candidate(name, 1, "bf16", 2.0), base, 50.0, figures, MET)
+        for name in ("H100 SXM", "L40S")
     }
     fast, slow = found["H100 SXM"], found["L40S"]
     assert None not in (fast.gpus, slow.gpus)
@@ -102,10 +103,10 @@ def test_a_faster_card_takes_fewer() -> None:
 def test_what_cannot_be_is_said() -> None:
     """A model that does not fit, and a card that is too slow, with what it reaches."""
     figures, base = figure_reader(OBJECTIVES), ServerModel(model="llama-3.1-70b")
-    large = option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
+    large = capacity_option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
     assert large.not_possible == "Llama-3.1-70B does not fit 1 x L4 in bf16"
     strict = parse(["tpot.p50 < 1ms"])
-    slow = option(
+    slow = capacity_option(
         PLAN,
         Candidate("L4", 1, "bf16", None),
         ServerModel(model="llama-3.1-8b"),

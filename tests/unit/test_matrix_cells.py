@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.studies.matrix import MatrixPlan, cells, skipped, starts
+from loadgen.studies.matrix import MatrixPlan, plan_cells, plan_starts, skipped_cells
 
 
 def plan(**changes: Any) -> MatrixPlan:
@@ -27,18 +27,18 @@ def plan(**changes: Any) -> MatrixPlan:
 
 def test_every_cell_is_measured_as_often_as_asked() -> None:
     """Each repeat of each cell once, numbered in the order in which they come."""
-    found = [repeat for start in starts(plan()) for repeat in start.repeats]
+    found = [repeat for start in plan_starts(plan()) for repeat in start.repeats]
     numbers: dict[object, list[int]] = {}
     for repeat in found:
         numbers.setdefault(repeat.cell, []).append(repeat.number)
-    assert set(numbers) == set(cells(plan()))
+    assert set(numbers) == set(plan_cells(plan()))
     assert len(numbers) == 3 * 2 * 2 * 2
     assert all(each == [1, 2, 3] for each in numbers.values())
 
 
 def test_a_start_serves_all_workloads_of_one_server() -> None:
     """Cells that share a server process share its start: one start per round, server, host and model."""
-    found = starts(plan())
+    found = plan_starts(plan())
     assert len(found) == 2 * 3 * 2 * 2
     for start in found:
         assert {repeat.cell.workload for repeat in start.repeats} == {"burst", "long"}
@@ -49,7 +49,7 @@ def test_a_start_serves_all_workloads_of_one_server() -> None:
 
 def test_rounds_hold_every_server_once() -> None:
     """Drift over time falls on all alike: no server is measured a second time before all were measured once."""
-    found = starts(plan())
+    found = plan_starts(plan())
     for each in (1, 2):
         seen = Counter((start.server.name, start.host.name, start.model.name) for start in found if start.round == each)
         assert set(seen.values()) == {1}
@@ -60,18 +60,18 @@ def test_rounds_hold_every_server_once() -> None:
 
 def test_the_order_is_random_and_repeatable() -> None:
     """The same seed gives the same order, another seed another; rounds differ from each other and from the plan's."""
-    assert starts(plan()) == starts(plan())
-    assert starts(plan()) != starts(plan(seed=6))
-    orders = [[(s.server.name, s.host.name) for s in starts(plan()) if s.round == each] for each in (1, 2)]
+    assert plan_starts(plan()) == plan_starts(plan())
+    assert plan_starts(plan()) != plan_starts(plan(seed=6))
+    orders = [[(s.server.name, s.host.name) for s in plan_starts(plan()) if s.round == each] for each in (1, 2)]
     assert orders[0] != orders[1]
-    within = {tuple(repeat.cell.workload for repeat in start.repeats) for start in starts(plan(repeats=6))}
+    within = {tuple(repeat.cell.workload for repeat in start.repeats) for start in plan_starts(plan(repeats=6))}
     assert len(within) > 2
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_with_equal_work_the_leader_comes_first_in_each_round(rounds: int) -> None:
     """The others need the lengths that it produced."""
-    found = starts(plan(equal_work="tgi", starts=rounds))
+    found = plan_starts(plan(equal_work="tgi", starts=rounds))
     for each in range(1, rounds + 1):
         names = [start.server.name for start in found if start.round == each]
         assert names[:4] == ["tgi"] * 4
@@ -88,7 +88,7 @@ def test_the_more_particular_option_wins() -> None:
         cases=[{"model": "7b", "host": "a", "options": {"d": 4}}],
         launch="running",
     )
-    found = {(s.server.name, s.host.name, s.model.name): s.options for s in starts(asked)}
+    found = {(s.server.name, s.host.name, s.model.name): s.options for s in plan_starts(asked)}
     assert found["vllm", "a", "7b"] == {"a": 1, "b": 2, "c": 3, "d": 4}
     assert found["vllm", "b", "70b"] == {"a": 1, "b": 2, "c": 2, "d": 1}
     assert found["tgi", "a", "7b"] == {"a": 1, "b": 1, "c": 3, "d": 4}
@@ -102,12 +102,12 @@ def test_a_simulated_server_models_the_card_and_the_model_of_the_plan() -> None:
         models=[{"name": "7b", "shape": "Llama-2-7B"}],
         options={"clock": "script"},
     )
-    assert starts(asked)[0].options == {"clock": "script", "gpu": "RTX 4090", "model_shape": "Llama-2-7B"}
+    assert plan_starts(asked)[0].options == {"clock": "script", "gpu": "RTX 4090", "model_shape": "Llama-2-7B"}
 
 
 def test_what_is_skipped_is_not_measured_and_said() -> None:
     """With its reason; the other cells stay."""
     asked = plan(cases=[{"host": "b", "model": "70b", "skip": "does not fit"}])
-    assert len(cells(asked)) == 24 - 6
-    assert skipped(asked) == {f"{server} on b, 70b": "does not fit" for server in ("vllm", "lightllm", "tgi")}
-    assert not any((s.host.name, s.model.name) == ("b", "70b") for s in starts(asked))
+    assert len(plan_cells(asked)) == 24 - 6
+    assert skipped_cells(asked) == {f"{server} on b, 70b": "does not fit" for server in ("vllm", "lightllm", "tgi")}
+    assert not any((s.host.name, s.model.name) == ("b", "70b") for s in plan_starts(asked))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import PlanError
-from loadgen.studies.matrix import MatrixPlan, hosts_of, read_matrix_plan, run_settings, starts
+from loadgen.studies.matrix import MatrixPlan, plan_starts, read_matrix_plan, resolve_hosts, run_settings
 
 PLAN = """
 name = "small"
@@ -113,11 +113,11 @@ def test_a_host_is_in_the_hosts_file_or_says_its_platform(tmp_path: Path) -> Non
         "hosts_file": tmp_path / "hosts.toml",
     }
     plan = MatrixPlan(**base, hosts=[known, {"name": "desk", "platform": "RTX4090"}])
-    found = hosts_of(plan)
+    found = resolve_hosts(plan)
     assert (found["gpu1"].platform, found["gpu1"].address) == ("A800", "10.0.0.1")
     assert (found["desk"].platform, found["desk"].address) == ("RTX4090", "127.0.0.1")
     with pytest.raises(PlanError, match="gpu2 stands in no hosts file"):
-        hosts_of(MatrixPlan(**base, hosts=[known, "gpu2"]))
+        resolve_hosts(MatrixPlan(**base, hosts=[known, "gpu2"]))
 
 
 def test_a_sweep_is_measured_once_whatever_the_repeats(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_sweep_is_measured_once_whatever_the_repeats(tmp_path: Path) -> None:
     sweep = 'n = 10\nsweep = {objectives = ["ttft.p99 < 1s"], concurrency = "1,2"}'
     plan = read_matrix_plan(written(tmp_path, PLAN.replace("n = 10", sweep) + "[options]\nspeed = 2.0\n"))
     plan = plan.model_copy(update={"repeats": 2, "starts": 2})
-    found = [[each.cell.workload for each in start.repeats] for start in starts(plan)]
+    found = [[each.cell.workload for each in start.repeats] for start in plan_starts(plan)]
     assert [sorted(each) for each in found] == [["burst", "paper"], ["burst", "paper"], ["paper"], ["paper"]]
     assert run_settings(plan, "burst", server="vllm").arrivals == "closed:1"
-    assert len(starts(plan.model_copy(update={"workloads": plan.workloads[:1]}))) == 2
+    assert len(plan_starts(plan.model_copy(update={"workloads": plan.workloads[:1]}))) == 2

@@ -13,7 +13,7 @@ import pytest
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import LOCK_NAME, FolderClaim
 from loadgen.journal import differences, move_aside
-from loadgen.studies.matrix import MATRIX, Cell, Repeat, finished, journal, newest, read_lines
+from loadgen.studies.matrix import MATRIX, Cell, Repeat, is_finished, journal, newest_lines, read_lines
 from tests.runs import burst, footer, header, write
 
 CELL = Cell("tgi", "a", "7b", "burst")
@@ -27,7 +27,7 @@ def test_a_run_with_its_footer_is_finished(tmp_path: Path) -> None:
     write(tmp_path / Repeat(CELL, 2).folder, [header(5), *records])
     write(tmp_path / Repeat(CELL, 3).folder, [header(5), *records, footer(records, interrupted=True)])
     write(tmp_path / Repeat(CELL, 4).folder, [header(5), *records, b'{"type":"footer","ended_ns":5,"se'])
-    assert [finished(tmp_path, Repeat(CELL, number)) for number in range(1, 6)] == [True, False, False, False, False]
+    assert [is_finished(tmp_path, Repeat(CELL, number)) for number in range(1, 6)] == [True, False, False, False, False]
 
 
 def test_what_an_attempt_left_is_moved_aside_and_kept(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_the_newest_word_on_a_run_counts() -> None:
         line("begin", one, start=2, place=1),
         line("end", one, seconds=4.5),
     ]
-    assert newest(lines, "begin", "failure") == {one: lines[3], two: lines[2]}
-    assert newest(lines, "begin") == {one: lines[3]}
-    assert newest(lines, "end") == {one: lines[4]}
+    assert newest_lines(lines, "begin", "failure") == {one: lines[3], two: lines[2]}
+    assert newest_lines(lines, "begin") == {one: lines[3]}
+    assert newest_lines(lines, "end") == {one: lines[4]}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_a_damaged_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
         file.write(torn + b"\n")
     lines = read_lines(tmp_path / "m")
     assert [line["type"] for line in lines] == ["plan", "begin"]
-    assert [*newest(lines, "begin")] == [Repeat(CELL, 1)]
+    assert [*newest_lines(lines, "begin")] == [Repeat(CELL, 1)]
     write(tmp_path / Repeat(CELL, 1).folder, [header(5), torn])
-    assert not finished(tmp_path, Repeat(CELL, 1))
+    assert not is_finished(tmp_path, Repeat(CELL, 1))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.studies.matrix import cells, hosts_of, read_matrix_plan, run_settings
-from loadgen.studies.matrix.run import estimated_runs, matrix_of
+from loadgen.studies.matrix import plan_cells, read_matrix_plan, resolve_hosts, run_settings
+from loadgen.studies.matrix.run import build_matrix, estimate_runs
 
 PAPER = Path(__file__).parents[2] / "examples/paper"
 PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")
@@ -18,17 +18,17 @@ def test_a_plan_is_whole(name: str) -> None:
     """It has no mistake, its hosts are known, every server is in it, and every model fits the cards that it is given:
     only then can its length be modelled."""
     plan = read_matrix_plan(PAPER / name)
-    matrix = matrix_of(plan, Path("matrix"), [])
+    matrix = build_matrix(plan, Path("matrix"), [])
     assert {start.server.server for start in matrix.starts} == {"vllm", "lightllm", "tgi"}
     assert all(host.platform for host in matrix.hosts.values())
-    assert {each.how for each in estimated_runs(matrix, []).values()} == {"modelled"}
+    assert {each.source for each in estimate_runs(matrix, []).values()} == {"modelled"}
 
 
 def test_the_paper_is_three_servers_on_three_platforms_with_three_models() -> None:
     """27 cells, on hosts that are examples and nobody's."""
     plan = read_matrix_plan(PAPER / "paper.toml")
-    assert len(cells(plan)) == 27
-    hosts = hosts_of(plan)
+    assert len(plan_cells(plan)) == 27
+    hosts = resolve_hosts(plan)
     assert [host.platform for host in hosts.values()] == ["A800", "RTX4090", "RTX3090"]
     assert all(host.address.startswith("192.0.2.") for host in hosts.values())  # RFC 5737: documentation
     runs = [run_settings(plan, each["name"], server="vllm") for each in plan.workloads]

@@ -14,7 +14,7 @@ from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.studies import sweep as sweeps
-from loadgen.studies.sweep import Backlog, Sweep, ended, journal, loads_of, read_lines, run
+from loadgen.studies.sweep import OverloadDetector, Sweep, journal, measured_steps, parse_loads, read_lines, run
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", duration_s=10, seed=5)
 
@@ -32,14 +32,14 @@ PLAN = Plan(server="vllm", arrivals="poisson:1", duration_s=10, seed=5)
 )
 def test_loads_are_listed(text: str, loads: tuple[float, ...]) -> None:
     """With `...` they go on by the factor, or by the difference, of those before it."""
-    assert loads_of(text, "--rates", whole=False) == loads
+    assert parse_loads(text, "--rates", whole=False) == loads
 
 
 @pytest.mark.parametrize("text", ["", "x", "2,1", "0,1", "...,5", "1,...,5", "1,2,...", "1,2,3,...,1e9", "1.5", "-1"])
 def test_what_is_no_list_of_loads_is_refused(text: str) -> None:
     """With how to write one."""
     with pytest.raises(PlanError, match="--concurrency") as caught:
-        loads_of(text, "--concurrency", whole=True)
+        parse_loads(text, "--concurrency", whole=True)
     assert "1,2,4,...,256" in caught.value.hint
 
 
@@ -55,7 +55,7 @@ def watched(
     """When a run of 60 s is ended that gets so many requests back by then; 60 if it is not."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    backlog = Backlog(lambda _phase, _counts: None, **{"watched": True, **more})
+    backlog = OverloadDetector(lambda _phase, _counts: None, **{"watched": True, **more})
     for tick in range(600):
         at_s = tick / 10
         now[0] = 1000.0 + at_s
@@ -127,7 +127,7 @@ class Fake:
             done = {line["load"] for line in lines}
             return next((load for load in coming if load not in done), None)
 
-        with journal(self.folder, asked.resolved, resume=resume) as book:
+        with journal(self.folder, asked.journal_plan, resume=resume) as book:
             return run(
                 asked,
                 book,
@@ -135,7 +135,7 @@ class Fake:
                 judge=self.judge,
                 next_load=next_load,
                 show=lambda _phase, _counts: None,
-                **{"runs_most": 8, **most},
+                **{"max_runs": 8, **most},
             )
 
 
@@ -148,7 +148,7 @@ def test_each_step_is_a_run_with_other_prompts(tmp_path: Path) -> None:
         ("poisson:4", 6),
         ("poisson:16", 7),
     ]
-    lines = ended(read_lines(tmp_path / "s"))
+    lines = measured_steps(read_lines(tmp_path / "s"))
     assert [(line["step"], line["load"], line["over"]) for line in lines] == [(1, 1, 0.0), (2, 4, 0.0), (3, 16, 1.0)]
     assert all((tmp_path / f"s/step-{number}").is_dir() for number in (1, 2, 3))
 
@@ -170,11 +170,11 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
 
 def test_a_sweep_ends_at_its_limits(tmp_path: Path) -> None:
     """At its most runs, when its time is over, and when nobody can tell whether server or client broke an objective."""
-    assert Fake(tmp_path / "runs").sweep([1, 2, 3], runs_most=2) == "runs"
-    assert Fake(tmp_path / "time").sweep([1, 2, 3], time_most_s=0.0) == "time"
-    assert len(ended(read_lines(tmp_path / "time"))) == 0
+    assert Fake(tmp_path / "runs").sweep([1, 2, 3], max_runs=2) == "runs"
+    assert Fake(tmp_path / "time").sweep([1, 2, 3], max_time_s=0.0) == "time"
+    assert len(measured_steps(read_lines(tmp_path / "time"))) == 0
     limited = Fake(tmp_path / "client")
     limited.client = "limited"
     assert limited.sweep([1, 16, 20]) == "client"
-    assert [line["load"] for line in ended(read_lines(tmp_path / "client"))] == [1, 16]
+    assert [line["load"] for line in measured_steps(read_lines(tmp_path / "client"))] == [1, 16]
     assert sweeps.step_folder(3) == "step-3"

@@ -21,8 +21,8 @@ from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd
 from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.scheduler_presets import find_engine
 from loadgen.studies import twin_fitting as twin_fit
-from loadgen.studies.simulate import ServerModel, in_memory, serving
-from loadgen.studies.twin import FORMAT, OF_ITS_OWN, ON_HARDWARE, Twin, TwinConstant, read
+from loadgen.studies.simulate import ServerModel, resolve_model, run_in_memory
+from loadgen.studies.twin import FORMAT, HARDWARE_CONSTANTS, LINEAR_CONSTANTS, Twin, TwinConstant, read_twin
 
 CPU = {"step_s": 5e-3, "sequence_s": 3e-4, "token_s": 5e-5, "context_s": 2e-7, "request_s": 4e-3, "path_s": 8e-3}
 H100 = {"step_s": 1e-3, "sequence_s": 5e-5, "bandwidth": 0.7, "compute": 0.8, "request_s": 1e-3, "path_s": 5e-3}
@@ -31,7 +31,7 @@ CARD: dict[str, Any] = {"gpu": "H100", "model": "llama-3.1-8b"}
 
 def truth(values: dict[str, float], **more: Any) -> Twin:
     """A twin that is exact."""
-    known = ON_HARDWARE if "bandwidth" in values else OF_ITS_OWN
+    known = HARDWARE_CONSTANTS if "bandwidth" in values else LINEAR_CONSTANTS
     constants = {name: TwinConstant(value=values[name], low=0, high=1, unit="s", meaning="") for name in known}
     facts: dict[str, Any] = {
         "version": "0",
@@ -47,7 +47,7 @@ def truth(values: dict[str, float], **more: Any) -> Twin:
 def run_of(server: Twin, **plan: Any) -> Run:
     """What the server would have done."""
     asked = {"server": "vllm", "output_tokens": 64, "metrics_every_s": 1.0, **plan}
-    return in_memory(Plan(**asked), ServerModel(twin=server))
+    return run_in_memory(Plan(**asked), ServerModel(twin=server))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_limit_on_sequences_shows_where_requests_wait_with_room_in_the_cache()
 def test_it_predicts_loads_it_has_not_seen(fitted: Twin, cpu: Twin) -> None:
     """A Poisson load and a burst three times as large: throughput within 3 %, medians within 8 %."""
     for load in ({"n": 100, "arrivals": "poisson:4"}, {"n": 200}):
-        measured = twin_fit.observed(run_of(cpu, **load, seed=7))
+        measured = twin_fit.observe_run(run_of(cpu, **load, seed=7))
         was = twin_fit.figures(measured, measured.ttft_s, measured.tpot_s, measured.ended_s)
         told = twin_fit.simulate_run(measured, fitted)
         for figure, most in (("output_tokens_per_s", 0.03), ("ttft.p50", 0.08), ("tpot.p50", 0.08)):
@@ -115,7 +115,7 @@ def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:
     """Of the figures of another load, and wider for a twin that fits worse."""
     plan = Plan(server="vllm", n=60, arrivals="poisson:3", output_tokens=64, seed=5)
     told = predict(plan, ServerModel(twin=fitted))
-    was = figures_of(summarise(in_memory(plan, ServerModel(twin=cpu))), thin=True)
+    was = figures_of(summarise(run_in_memory(plan, ServerModel(twin=cpu))), thin=True)
     for each in told:
         if each.figure.endswith("p50"):
             assert each.low <= (was[each.figure] or 0) <= each.high, each
@@ -134,11 +134,11 @@ def test_an_interval_is_of_draws_and_of_what_the_fit_missed() -> None:
 def test_what_if() -> None:
     """Half the cache is asked for; four cards hold more than four times as much, and decode faster."""
     server, plan = truth(H100, **CARD), Plan(server="vllm", n=1)
-    assert serving(plan, ServerModel(twin=server, kv_tokens=100_000)).kv_tokens == 100_000
-    one, four = (serving(plan, ServerModel(twin=server, tensor=number)) for number in (1, 4))
+    assert resolve_model(plan, ServerModel(twin=server, kv_tokens=100_000)).kv_tokens == 100_000
+    one, four = (resolve_model(plan, ServerModel(twin=server, tensor=number)) for number in (1, 4))
     assert four.kv_tokens > 4 * one.kv_tokens
     assert four.step_time.decode_trend(64, 64 * 1000)[0] < 0.6 * one.step_time.decode_trend(64, 64 * 1000)[0]
-    quantised = serving(plan, ServerModel(twin=server, format="fp8"))
+    quantised = resolve_model(plan, ServerModel(twin=server, format="fp8"))
     assert quantised.step_time.decode_trend(1, 1000)[0] < one.step_time.decode_trend(1, 1000)[0]
     assert quantised.hardware["model"] == "Llama-3.1-8B-fp8"
 
@@ -146,7 +146,7 @@ def test_what_if() -> None:
 def test_without_hardware_there_is_no_other_hardware(cpu: Twin) -> None:
     """--tp of a twin that knows no GPU would change nothing: it says how to have one that does."""
     with pytest.raises(PlanError, match="this twin knows no hardware") as refused:
-        serving(Plan(server="vllm", n=1), ServerModel(twin=cpu, tensor=4))
+        resolve_model(Plan(server="vllm", n=1), ServerModel(twin=cpu, tensor=4))
     assert "loadgen twin fit RUN --gpu H100" in refused.value.hint
 
 
@@ -154,7 +154,7 @@ def test_the_file_is_read_as_it_was_written(fitted: Twin, tmp_path: Path) -> Non
     """JSON, with a format number; what is none says how to get one."""
     file = tmp_path / "twin.json"
     file.write_bytes(msgspec.json.encode(fitted))
-    assert read(file) == fitted
+    assert read_twin(file) == fitted
     found = json.loads(file.read_text())
     assert found["format"] == FORMAT
     for text, words in (
@@ -164,22 +164,22 @@ def test_the_file_is_read_as_it_was_written(fitted: Twin, tmp_path: Path) -> Non
     ):
         file.write_text(text)
         with pytest.raises(PlanError, match=words):
-            read(file)
+            read_twin(file)
     with pytest.raises(PlanError, match="cannot read"):
-        read(tmp_path / "none.json")
+        read_twin(tmp_path / "none.json")
 
 
 def test_a_run_with_too_little_in_it_is_refused(cpu: Twin) -> None:
     """Ten complete requests at least."""
     with pytest.raises(PlanError, match="9 complete requests, and a fit takes 10"):
-        twin_fit.observed(run_of(cpu, n=9))
+        twin_fit.observe_run(run_of(cpu, n=9))
 
 
 def test_prompts_with_a_common_beginning_are_replayed_as_such(cpu: Twin) -> None:
     """The prefix cache of the replay knows what that of the server knew, of shared prefixes and of sessions."""
     for workload in ("shared-prefix:groups=2,tokens=400", "multi-turn:turns=3"):
         run = run_of(cpu, n=20, workload=workload, arrivals="closed:2")
-        seen = twin_fit.observed(run)
+        seen = twin_fit.observe_run(run)
         told, was = twin_fit.simulate_run(seen, cpu), twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s)
         assert told["ttft.p50"] == pytest.approx(was["ttft.p50"], rel=0.05), workload
 
@@ -201,7 +201,7 @@ def test_what_was_sent_and_never_answered_is_no_sample(cpu: Twin) -> None:
     """Failed requests are in no latency; those without a token are not replayed."""
     run = run_of(cpu, n=40)
     failed = [msgspec.structs.replace(each, state="failed", chunk_ns=[], chunk_tokens=[]) for each in run.records[:20]]
-    seen = twin_fit.observed(msgspec.structs.replace(run, records=[*failed, *run.records[20:]]))
+    seen = twin_fit.observe_run(msgspec.structs.replace(run, records=[*failed, *run.records[20:]]))
     assert len(seen.sent_ns) == 20
 
 
@@ -209,7 +209,7 @@ def test_what_was_sent_and_never_answered_is_no_sample(cpu: Twin) -> None:
 def test_measured_rates_are_those_of_the_report(cpu: Twin, arrivals: str) -> None:
     """Of a run that is measured whole: complete requests and tokens over the time to the last token."""
     run = run_of(cpu, arrivals=arrivals, n=40)
-    seen = twin_fit.observed(run)
+    seen = twin_fit.observe_run(run)
     found, summary = twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s), summarise(run)
     assert summary.window.whole
     assert found["requests_per_s"] == pytest.approx(summary.throughput.requests_per_s, rel=1e-3)

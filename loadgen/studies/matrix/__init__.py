@@ -47,13 +47,13 @@ from loadgen.journal import JournalKind, JournalLine, open_journal, read_footer,
 from loadgen.plan import KNOWN_BACKEND, KNOWN_ENDPOINT, Plan
 from loadgen.plan_fields import from_catalog, read_plan
 from loadgen.servers.launch.spec import LOCAL, Host, LaunchMethod, read_hosts
-from loadgen.studies.sweep import ARRIVALS, SWEEP, Over, length_of, loads_of
-from loadgen.studies.sweep import finished as sweep_finished
+from loadgen.studies.sweep import ARRIVALS, SWEEP, Over, default_duration, parse_loads
+from loadgen.studies.sweep import is_finished as sweep_finished
 from loadgen.workloads.spec_syntax import WorkloadError
 
-WORD = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""
-OWNED = (
+MATRIX_SETTINGS = (
     *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
     *("server_pid", "dcgm_url", "gpu_model"),
 )
@@ -67,7 +67,7 @@ class _Strict(BaseModel):
 class _Named(_Strict):
     """Something with a name, which alone is enough to stand for it."""
 
-    name: str = Field(pattern=WORD)
+    name: str = Field(pattern=NAME_PATTERN)
     options: dict[str, Any] = {}
     """For its launches."""
 
@@ -125,7 +125,7 @@ class SweepOptions(_Strict):
     max_time_s: float | None = Field(None, gt=0)
 
     @property
-    def grows(self) -> Over:
+    def load_dimension(self) -> Over:
         """What does: fixed loads say so themselves."""
         return "rate" if self.rates else "concurrency" if self.concurrency else self.over
 
@@ -133,10 +133,14 @@ class SweepOptions(_Strict):
     def loads(self) -> tuple[float, ...]:
         """Those that are fixed beforehand. Raises PlanError."""
         text = self.rates or self.concurrency
-        return loads_of(text, f"sweep.{self.grows}", whole=self.grows == "concurrency") if text else ()
+        return (
+            parse_loads(text, f"sweep.{self.load_dimension}", whole=self.load_dimension == "concurrency")
+            if text
+            else ()
+        )
 
     @property
-    def runs_most(self) -> int:
+    def max_steps(self) -> int:
         return len(self.loads) or self.max_runs
 
 
@@ -162,7 +166,7 @@ class Reference(_Strict):
 class MatrixPlan(_Strict):
     """The whole file. `run` and each workload hold settings of a run, under the names of loadgen.plan.Plan."""
 
-    name: str = Field(pattern=WORD)
+    name: str = Field(pattern=NAME_PATTERN)
     servers: list[Server] = Field(min_length=1)
     hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice.model_validate("local")], min_length=1)
     models: list[Model] = Field(min_length=1)
@@ -211,7 +215,7 @@ def read_matrix_plan(path: Path) -> MatrixPlan:
         raise PlanError("\n".join(lines), "Nothing was started. Mend the plan.") from None
 
 
-def hosts_of(plan: MatrixPlan) -> dict[str, Host]:
+def resolve_hosts(plan: MatrixPlan) -> dict[str, Host]:
     """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
     known = {LOCAL.name: LOCAL} if plan.hosts_file is None else read_hosts(plan.hosts_file)
     if missing := [host.name for host in plan.hosts if not (host.name in known or host.platform)]:
@@ -233,7 +237,7 @@ def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
     return Plan(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
 
 
-def swept_by(plan: MatrixPlan, workload: str) -> SweepOptions | None:
+def sweep_options(plan: MatrixPlan, workload: str) -> SweepOptions | None:
     """How its load grows; None for a workload of one load."""
     given = next(each for each in plan.workloads if each["name"] == workload)
     return SweepOptions(**given["sweep"]) if "sweep" in given else None
@@ -289,7 +293,7 @@ class Start(NamedTuple):
         return f"{self.server.name} on {self.host.name}, {self.model.name}"
 
 
-def cells(plan: MatrixPlan) -> list[Cell]:
+def plan_cells(plan: MatrixPlan) -> list[Cell]:
     """All cells that are measured, in the order of the plan."""
     return [
         Cell(server.name, host.name, model.name, str(workload["name"]))
@@ -299,7 +303,7 @@ def cells(plan: MatrixPlan) -> list[Cell]:
     ]
 
 
-def skipped(plan: MatrixPlan) -> dict[str, str]:
+def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
     """`server on host, model` and why it is not measured."""
     return {
         f"{server.name} on {host.name}, {model.name}": "; ".join(reasons)
@@ -308,7 +312,7 @@ def skipped(plan: MatrixPlan) -> dict[str, str]:
     }
 
 
-def starts(plan: MatrixPlan) -> list[Start]:
+def plan_starts(plan: MatrixPlan) -> list[Start]:
     """Every start of the matrix, in order. The same plan gives the same order."""
     random = Random(f"{plan.seed}/order")  # noqa: S311 - an order, not a secret
     numbers = Counter[Cell]()
@@ -354,7 +358,7 @@ MATRIX = JournalKind(
 journal, read_lines = partial(open_journal, MATRIX), partial(read_journal, MATRIX)
 
 
-def finished(folder: Path, repeat: Repeat) -> bool:
+def is_finished(folder: Path, repeat: Repeat) -> bool:
     """Whether this run has been measured: its file ends in a footer that does not say interrupted, or its sweep has
     ended."""
     if (folder / repeat.folder / SWEEP.file).is_file():
@@ -363,7 +367,7 @@ def finished(folder: Path, repeat: Repeat) -> bool:
     return footer is not None and not footer.interrupted
 
 
-def newest(lines: Sequence[JournalLine], *kinds: str) -> dict[Repeat, JournalLine]:
+def newest_lines(lines: Sequence[JournalLine], *kinds: str) -> dict[Repeat, JournalLine]:
     """Of each run its newest line of these kinds."""
     return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in kinds}
 
@@ -374,7 +378,9 @@ def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
     base.pop("label", None)
     settings = base | {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}
     if "sweep" in workload:
-        settings |= length_of(settings) | {"arrivals": ARRIVALS[SweepOptions(**workload["sweep"]).grows].format(1)}
+        settings |= default_duration(settings) | {
+            "arrivals": ARRIVALS[SweepOptions(**workload["sweep"]).load_dimension].format(1)
+        }
     return settings
 
 
@@ -395,7 +401,7 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
         ("run", plan.run),
         *((f"workload {workload.get('name')}", workload) for workload in plan.workloads),
     ):
-        yield from (f"{where}: {name} is what the matrix sets itself" for name in OWNED if name in settings)
+        yield from (f"{where}: {name} is what the matrix sets itself" for name in MATRIX_SETTINGS if name in settings)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
     yield from _speed_mistakes(plan)
@@ -420,7 +426,7 @@ def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
 
 def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
     name = workload.get("name")
-    if not isinstance(name, str) or not re.fullmatch(WORD, name):
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         yield f"workloads: each needs a name such as burst, not {name!r}"
         return
     where = f"workload {name}"
@@ -429,7 +435,7 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
         return
     try:
         settings = plan.run | _settings(workload)
-        Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in OWNED})
+        Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in MATRIX_SETTINGS})
     except WorkloadError as error:
         yield f"{where}: {error}; {error.hint}"
     except PlanError as error:

@@ -32,7 +32,7 @@ from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched_
 from loadgen.servers.launch.spec import Host
 from loadgen.servers.simulated.scheduler_presets import ENGINES
 from loadgen.studies import matrix as planned
-from loadgen.studies.matrix import Cell, MatrixPlan, Repeat, Start, finished, run_settings
+from loadgen.studies.matrix import Cell, MatrixPlan, Repeat, Start, is_finished, run_settings
 from loadgen.workloads import arrivals, lengths
 
 if TYPE_CHECKING:
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 
 AfterRun = Callable[[Path], str]
 """Summarises a run or a sweep that has ended; says in one line what it measured."""
-Sweeps = Callable[["planned.SweepOptions", Plan, Path, "Measure", dict[str, Any]], bool]
+RunSweep = Callable[["planned.SweepOptions", Plan, Path, "Measure", dict[str, Any]], bool]
 """Makes a sweep in a folder, or goes on with it: how its load grows, the plan of its steps, what makes a run, and what
 its GPUs are and cost. Whether it was interrupted."""
 LOG_LINES = 40
 """Of a server that did not come up."""
-START_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
+STARTUP_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
 """Until a server answers: loading the weights is most of it."""
 TOKENS_PER_S = 1_000.0
 """Output tokens per second of a server about which nothing is known."""
-PREPARED_S = 2.0
+OVERHEAD_S = 2.0
 """A run beside its load: prompts, connections, the run file, its summary."""
-JOBS_MOST = 500
+MAX_MODELLED_REQUESTS = 500
 """Of a larger burst so many are modelled, and the rest taken to go on as fast."""
-LENGTH_UNKNOWN = 256
+DEFAULT_OUTPUT_TOKENS = 256
 """Tokens of an answer whose length is not known without reading a file."""
-HOW = {
+ESTIMATE_SOURCES = {
     "measured": "the mean of what this matrix has measured so far",
-    "modelled": f"what the simulated server makes of this server, card and model, and {PREPARED_S:g} s; a run of a "
+    "modelled": f"what the simulated server makes of this server, card and model, and {OVERHEAD_S:g} s; a run of a "
     "given duration takes that",
-    "guessed": f"until a server is up {', '.join(f'{seconds:g} s ({launch})' for launch, seconds in START_S.items())}; "
+    "guessed": f"until a server is up {', '.join(f'{value:g} s ({launch})' for launch, value in STARTUP_S.items())}; "
     f"a run at {TOKENS_PER_S:,.0f} output tokens/s",
 }
 
@@ -86,30 +86,30 @@ class Matrix:
         return [repeat for start in self.starts for repeat in start.repeats]
 
     @property
-    def resolved(self) -> dict[str, Any]:
+    def journal_plan(self) -> dict[str, Any]:
         """What must not change between two sittings: the plan, with its hosts as the hosts file had them."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
         return dict(redact(plan | {"hosts_found": to_builtins(self.hosts)}))
 
     def done(self) -> list[Repeat]:
-        return [repeat for repeat in self.repeats if finished(self.folder, repeat)]
+        return [repeat for repeat in self.repeats if is_finished(self.folder, repeat)]
 
 
-def matrix_of(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
+def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     """The matrix of a plan. Raises PlanError or ServerError when a host is not known, or nothing is to be measured."""
-    result = planned.starts(plan)
+    result = planned.plan_starts(plan)
     if not result:
         raise PlanError("every cell is skipped: nothing is left to measure", "Look at cases in the plan.")
-    return Matrix(plan, planned.hosts_of(plan), result, folder, command)
+    return Matrix(plan, planned.resolve_hosts(plan), result, folder, command)
 
 
-def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun, sweeps: Sweeps) -> bool:
+def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun, sweeps: RunSweep) -> bool:
     """Measure every run that is not finished; whether it was interrupted. Raises OutputError."""
     with _terminated_like_interrupted():
         try:
-            take_down_left(matrix, book, output.say)
+            stop_leftover_server(matrix, book, output.say)
             interrupted = any(
-                Serving(matrix, book, start, output, after_run, sweeps).serve() for start in matrix.starts
+                StartRunner(matrix, book, start, output, after_run, sweeps).serve() for start in matrix.starts
             )
         except KeyboardInterrupt:
             interrupted = True
@@ -118,7 +118,7 @@ def run(matrix: Matrix, book: Journal, output: Output, after_run: AfterRun, swee
     return interrupted
 
 
-def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
+def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     """Equal work: the file with one output length per complete answer of the leading server's runs so far, for the
     cells beside `cell`.
 
@@ -138,7 +138,7 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
             result.append(record.output_tokens)
 
     for number in range(1, plan.repeats + 1):
-        if finished(folder, repeat := Repeat(leader, number)):
+        if is_finished(folder, repeat := Repeat(leader, number)):
             scan(folder / repeat.folder, take)
     if not result:
         raise EqualWorkError(
@@ -151,7 +151,7 @@ def equal_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     return unfinished.rename(file)
 
 
-def take_down_left(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
+def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
     """End a server that an earlier sitting was killed beside: it would be in the way, and no longer cold."""
     left: JournalLine | None = None
     for line in book.lines:
@@ -174,11 +174,11 @@ def _spec(matrix: Matrix, start: Start) -> LaunchSpec:
     return LaunchSpec(start.server.server, matrix.hosts[start.host.name], model, start.launch, start.options)
 
 
-class Serving:
+class StartRunner:
     """One start: its server up, its runs, its server down."""
 
     def __init__(
-        self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: AfterRun, sweeps: Sweeps
+        self, matrix: Matrix, book: Journal, start: Start, output: Output, after_run: AfterRun, sweeps: RunSweep
     ) -> None:
         self._matrix, self._book, self._start = matrix, book, start
         self._after_run, self._sweeps = after_run, sweeps
@@ -188,7 +188,7 @@ class Serving:
     def serve(self) -> bool:
         """Bring the server up and measure the runs that are not finished; whether that was interrupted."""
         start = self._start
-        left = [repeat for repeat in start.repeats if not finished(self._matrix.folder, repeat)]
+        left = [repeat for repeat in start.repeats if not is_finished(self._matrix.folder, repeat)]
         if not left:
             return False
         self._say(f"[start {start.number}/{len(self._matrix.starts)}] {start} ({start.launch})")
@@ -223,11 +223,15 @@ class Serving:
         owned: dict[str, Any] = {"server": start.server.server, "platform": matrix.hosts[start.host.name].platform}
         owned |= {"repeat": repeat.number, "repeats": matrix.plan.repeats}
         owned["seed"] = matrix.plan.seed + repeat.number - 1
-        optional = {"endpoint": start.server.endpoint, "dcgm_url": start.host.dcgm_url, "gpu_model": cards_of(start)}
+        optional = {
+            "endpoint": start.server.endpoint,
+            "dcgm_url": start.host.dcgm_url,
+            "gpu_model": gpus_of_start(start),
+        }
         owned |= {name: value for name, value in optional.items() if value}
         try:
             if matrix.plan.equal_work not in (None, start.server.name):
-                owned["output_tokens"] = f"empirical:{equal_lengths(matrix.plan, matrix.folder, repeat.cell)}"
+                owned["output_tokens"] = f"empirical:{equal_work_lengths(matrix.plan, matrix.folder, repeat.cell)}"
             return run_settings(matrix.plan, repeat.cell.workload, **owned)
         except LoadgenError as error:
             self._failed(repeat, error)
@@ -250,7 +254,7 @@ class Serving:
                 launch=server.facts,
             )
 
-        folder, swept = matrix.folder / repeat.folder, planned.swept_by(matrix.plan, repeat.cell.workload)
+        folder, swept = matrix.folder / repeat.folder, planned.sweep_options(matrix.plan, repeat.cell.workload)
         if swept is None:
             move_aside(folder)
         self._book.write("begin", **repeat.key, start=self._start.number, place=place)
@@ -276,7 +280,11 @@ class Serving:
         self._book.write("end", **repeat.key, seconds=round(seconds, 3))
         done = matrix.done()
         left = len(matrix.repeats) - len(done)
-        to_go = f"; {_count(left, 'run')} left, {in_words(left_s(matrix, self._book.lines, done))}" if left else ""
+        to_go = (
+            f"; {_count(left, 'run')} left, {format_duration(remaining_s(matrix, self._book.lines, done))}"
+            if left
+            else ""
+        )
         self._say(f"    {name}: {said}; {seconds:.0f} s{to_go}")
         return False
 
@@ -303,37 +311,37 @@ class Estimate(NamedTuple):
     """How long one start or one run takes, and how that is known."""
 
     seconds: float
-    how: Literal["measured", "modelled", "guessed"]
+    source: Literal["measured", "modelled", "guessed"]
 
 
-def estimated_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
+def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
     """Until its server answers: the mean of the starts of the same server and model so far."""
     same = (start.server.name, start.model.name)
     ups = (line for line in lines if line["type"] == "up")
     seen = [float(line["seconds"]) for line in ups if (line["server"], line["model"]) == same]
-    return Estimate(fmean(seen), "measured") if seen else Estimate(START_S[start.launch], "guessed")
+    return Estimate(fmean(seen), "measured") if seen else Estimate(STARTUP_S[start.launch], "guessed")
 
 
-def estimated_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
+def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
     """One run of each cell: the mean of its own runs so far, else of the model of its server, else a guess."""
     seen: dict[Cell, list[float]] = {}
-    for repeat, line in planned.newest(lines, "end").items():
+    for repeat, line in planned.newest_lines(lines, "end").items():
         seen.setdefault(repeat.cell, []).append(float(line["seconds"]))
     servers = {repeat.cell: start for start in reversed(matrix.starts) for repeat in start.repeats}
     known = {cell: Estimate(fmean(each), "measured") for cell, each in seen.items()}
     return {cell: known.get(cell) or _foreseen(matrix.plan, start, cell) for cell, start in servers.items()}
 
 
-def left_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]) -> float:
+def remaining_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]) -> float:
     """Every start that still has a run to serve, and those runs."""
-    runs, seconds = estimated_runs(matrix, lines), 0.0
+    runs, seconds = estimate_runs(matrix, lines), 0.0
     for start in matrix.starts:
         if left := [repeat for repeat in start.repeats if repeat not in done]:
-            seconds += estimated_start(start, lines).seconds + sum(runs[repeat.cell].seconds for repeat in left)
+            seconds += estimate_start(start, lines).seconds + sum(runs[repeat.cell].seconds for repeat in left)
     return seconds
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`about 40 s`, `about 12 min`, `about 7 h 30 min`."""
     if seconds < 90:
         return f"about {max(5, round(seconds / 5) * 5)} s"
@@ -347,19 +355,19 @@ def heading(matrix: Matrix) -> str:
     items = (_count(len(getattr(plan, f"{noun}s")), noun) for noun in ("server", "host", "model", "workload"))
     return (
         f"{plan.name}: {' x '.join(items)}: "
-        f"{_count(len(planned.cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
+        f"{_count(len(planned.plan_cells(plan)), 'cell')}, {_count(plan.repeats, 'repeat')} each: "
         f"{_runs(matrix)} in {_count(len(matrix.starts), 'start')}"
     )
 
 
 def _runs(matrix: Matrix) -> str:
     """`8 runs and 2 sweeps`."""
-    sweeps = sum(planned.swept_by(matrix.plan, repeat.cell.workload) is not None for repeat in matrix.repeats)
+    sweeps = sum(planned.sweep_options(matrix.plan, repeat.cell.workload) is not None for repeat in matrix.repeats)
     runs = len(matrix.repeats) - sweeps
     return " and ".join(_count(number, noun) for number, noun in ((runs, "run"), (sweeps, "sweep")) if number)
 
 
-def dry_run(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
+def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
     """The starts in order, what each serves, how long it takes, and how that is known."""
     from rich.console import Console
     from rich.table import Table
@@ -368,23 +376,23 @@ def dry_run(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]
     for name in ("start", "server", "host", "model", "runs", "up after", "runs take"):
         justify: Any = "right" if name in ("start", "up after", "runs take") else "left"
         table.add_column(name, justify=justify, no_wrap=name != "runs")
-    runs, ups = estimated_runs(matrix, lines), [estimated_start(start, lines) for start in matrix.starts]
+    runs, ups = estimate_runs(matrix, lines), [estimate_start(start, lines) for start in matrix.starts]
     for start, up in zip(matrix.starts, ups, strict=True):
         result = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
-        hows = "/".join(dict.fromkeys(each.how for each in result))
+        hows = "/".join(dict.fromkeys(each.source for each in result))
         order = (
             f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}" for repeat in start.repeats
         )
         takes = ("", "done")
         if result:
-            takes = f"{up.seconds:,.0f} s {up.how}", f"{sum(each.seconds for each in result):,.0f} s {hows}"
+            takes = f"{up.seconds:,.0f} s {up.source}", f"{sum(each.seconds for each in result):,.0f} s {hows}"
         names = f"{start.server.name} ({start.launch})", start.host.name, start.model.name
         table.add_row(str(start.number), *names, "  ".join(order), *takes)
-    not_measured = [f"Not measured: {cell}: {reason}." for cell, reason in planned.skipped(matrix.plan).items()]
+    not_measured = [f"Not measured: {cell}: {reason}." for cell, reason in planned.skipped_cells(matrix.plan).items()]
     left, are_done = len(matrix.repeats) - len(done), f", {len(done)} are done" if done else ""
-    to_go = f"{_count(left, 'run')} to go{are_done}: {in_words(left_s(matrix, lines, done))}."
-    used = {each.how for each in (*runs.values(), *ups)}
-    hows_said = [f"  {how}: {meaning}." for how, meaning in HOW.items() if how in used]
+    to_go = f"{_count(left, 'run')} to go{are_done}: {format_duration(remaining_s(matrix, lines, done))}."
+    used = {each.source for each in (*runs.values(), *ups)}
+    hows_said = [f"  {how}: {meaning}." for how, meaning in ESTIMATE_SOURCES.items() if how in used]
     output = StringIO()
     console = Console(file=output, width=width, highlight=False)
     for part in (heading(matrix), "", table, *not_measured, "", to_go, *hows_said):
@@ -393,17 +401,20 @@ def dry_run(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]
 
 
 def _foreseen(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    run, swept = run_settings(plan, cell.workload, server=start.server.server), planned.swept_by(plan, cell.workload)
-    times = 1 if swept is None else swept.runs_most
+    run, swept = (
+        run_settings(plan, cell.workload, server=start.server.server),
+        planned.sweep_options(plan, cell.workload),
+    )
+    times = 1 if swept is None else swept.max_steps
     if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.burst:
-        return Estimate(times * (run.duration_s + PREPARED_S), "modelled")
+        return Estimate(times * (run.duration_s + OVERHEAD_S), "modelled")
     due_ns, modelled_s = prepare.build_schedule(run).due_ns, _modelled_s(start, run)
     guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
     takes_s = max(due_ns[-1] / 1e9 if due_ns else 0.0, guessed_s if modelled_s is None else modelled_s)
-    return Estimate(times * (takes_s + PREPARED_S), "guessed" if modelled_s is None else "modelled")
+    return Estimate(times * (takes_s + OVERHEAD_S), "guessed" if modelled_s is None else "modelled")
 
 
-def cards_of(start: Start) -> str:
+def gpus_of_start(start: Start) -> str:
     """The GPUs of a real server, where the plan names ones that are known; a simulated one says so itself."""
     number, name = _cards(start)
     return f"{number} x {name}" if name and start.launch != "simulated" else ""
@@ -428,10 +439,10 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
     gpu, shape = start.host.gpu or options.get("gpu"), start.model.shape or options.get("model_shape")
     if not gpu or not shape or start.server.server not in ENGINES:
         return None
-    jobs, tensor = min(run.n or 1, JOBS_MOST), int(options.get("tensor_parallel", 1))
+    jobs, tensor = min(run.n or 1, MAX_MODELLED_REQUESTS), int(options.get("tensor_parallel", 1))
     try:
         modelled = simulate.ServerModel(str(gpu), str(shape), tensor)
-        footer = simulate.in_memory(run.replaced(n=jobs, metrics_every_s=0.0), modelled).footer
+        footer = simulate.run_in_memory(run.replaced(n=jobs, metrics_every_s=0.0), modelled).footer
     except (LoadgenError, ValueError):
         return None
     speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
@@ -447,7 +458,7 @@ def _mean_length(tokens: int | str) -> int:
             return (low + high) // 2
         case lengths.Lognormal(mean) | lengths.Exponential(mean):
             return max(1, round(float(mean)))
-    return LENGTH_UNKNOWN
+    return DEFAULT_OUTPUT_TOKENS
 
 
 def _count(number: int, noun: str) -> str:

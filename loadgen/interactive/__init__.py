@@ -1,8 +1,8 @@
-"""Load by hand: Locust's web page and its users, timed by the measuring transport in gevent's hub.
+"""Interactive load: Locust's web page and its users, timed by the measuring transport in gevent's hub.
 
-session   what one Locust process shares, Locust's events, and our part of its page
-live_run  whom users ask and what; one run from Start to Stop: its file, its client's health, its figures
-user      the base of a locustfile, and a user's connection
+session   the state of one Locust process, Locust's events, and loadgen's part of the page
+live_run  the target of the users, and one run from Start to Stop: its file, client health and figures
+user      the base class for locustfiles, and a user's connection
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ WEEK_S = 7 * 86_400
 
 
 def interactive_plan(settings: Mapping[str, Any]) -> Plan:
-    """The Plan of these settings, for users that come and go by hand. Raises PlanError that names every mistake."""
+    """Return the Plan of an interactive run with these settings. Raises PlanError, which names every mistake."""
     return Plan(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
 
 
 def locust_option(field: str) -> str:
-    """What a field of the Plan is called among Locust's options, which have a timeout of their own."""
+    """Return the option name of a Plan field under Locust, which has its own --timeout."""
     return "--request-timeout" if field == "timeout_s" else option_name(field)

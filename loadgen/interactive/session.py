@@ -1,14 +1,15 @@
-"""What one Locust process shares: the server, the run that goes on, Locust's events that begin and end it, and our part
-of Locust's page: exact figures under its own tables, checks of its form, and the report.
+"""The state of one Locust process: the server, the current run, Locust's events, and loadgen's part of the page.
 
-init_command_line_parser    options made from the Plan's fields; some become fields of the start form
-init                        find the server (or start the simulated one), extend the page
-test_start, test_stop       a LiveRun each: one run, one folder
-quitting                    the last run's end; the simulated server goes with the process
+init_command_line_parser    add options made from the Plan's fields; some become fields of the start form
+init                        find the server (or start the simulated one) and extend the page
+test_start, test_stop       begin and end a LiveRun: one run, one folder
+quitting                    end the last run; the simulated server ends with the process
 
-Locust's page is served as it is; two lines are put before `</body>`, and what they load fills a section below. Nothing
-comes from the network. Locust answers any origin (CORS *); a page that can start load and read files must not, so
-requests of other origins, and on loopback of other host names (DNS rebinding), are refused here.
+Locust's page is served unchanged except for two lines before `</body>`. They load a script that fills a section below
+Locust's tables. Nothing is loaded from the network.
+
+Locust answers requests of any origin (CORS *). A page that can start load and read files must not do so. Therefore
+requests from other origins are refused here and, on loopback, requests for other host names (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, run_folder
 from loadgen.interactive import interactive_plan, locust_option
-from loadgen.interactive.live_run import ONE_LOOK_S, POINTS, SHARES, SPANS, LiveRun, LiveTarget, find_target, warm_up
+from loadgen.interactive.live_run import (
+    POINTS,
+    SHARES,
+    SOCKET_CHECK_S,
+    SPANS,
+    LiveRun,
+    LiveTarget,
+    find_target,
+    warm_up,
+)
 from loadgen.plan import Plan
 from loadgen.plan_fields import fields_of, run_options
 from loadgen.servers.discovery import apply_mark
@@ -56,23 +66,23 @@ TICK_S = 0.05
 TICKS_PER_SAMPLE = 20
 CONNECTIONS = 10_000
 YOUNG_ONLY = (10_000, 1_000, 1_000)
-"""Collections by themselves are of young objects, below a millisecond."""
+"""Thresholds of the garbage collector: automatic collections visit young objects only and take below a millisecond."""
 EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError)
-"""What can go wrong that is meant for the user."""
+"""Errors that are meant for the user."""
 DEFAULTS = {"label": "ui"}
-"""Of plain `locust`, where they are not the Plan's."""
+"""Defaults under plain `locust` that differ from the Plan's."""
 SERVER = "vllm"
-"""Who is asked where neither a server nor a URL is named."""
+"""The server that is simulated if neither a server nor a URL is named."""
 LOG = logging.getLogger("loadgen")
 INSERTED = (
     b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen" aria-label="Exact figures"></section>'
     b'<script src="./loadgen/live.js"></script></body>'
 )
 BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
-"""Locust's column of what it takes for lengths of answers: users of ours give it tokens."""
+"""Title of Locust's column of response lengths, and the title for our users, who report tokens."""
 REPORT_LIMIT_S = 300
-LOCUSTS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
-"""What Locust's own form holds: how much load, for how long, by which users."""
+LOCUST_FIELDS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
+"""Fields of Locust's own form: how much load, for how long, by which users."""
 TABLE = {
     "key": "latencies",
     "title": "Latencies",
@@ -82,11 +92,11 @@ TABLE = {
         *({"key": name, "title": f"{name} (ms)"} for name in (*SHARES, "max")),
     ],
 }
-"""A tab beside Locust's own."""
+"""An additional tab next to Locust's own."""
 
 
 class LocustSession:
-    """The state of this process. There is one, because Locust makes users itself and hands them nothing of ours."""
+    """The state of this process. It is a singleton, because Locust creates users without passing them anything."""
 
     def __init__(self) -> None:
         self.target: LiveTarget | None = None
@@ -95,9 +105,9 @@ class LocustSession:
         self.failed: Exception | None = None
         self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS
         self.command = list(sys.argv)
-        """What the Run says it was made with."""
+        """The command that the run file records."""
         self.files: set[str] = set()
-        """What requests may be read from: the files that were named at the start, and no other."""
+        """The files named at the start. The form may name no other file."""
         self.stamps: TimestampSource = PLAIN
         self._environment: Any = None
         self._attached = False
@@ -105,9 +115,9 @@ class LocustSession:
         self._stack = ExitStack()
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
-        """Waits for the next run."""
+        """A sampler process that waits for the next run."""
         self._claims = ExitStack()
-        """Holds the claim on the folder of the run that goes on."""
+        """Holds the claim on the folder of the current run."""
 
     def attach(self) -> None:
         """Listen to Locust's events. A second call does nothing."""
@@ -122,50 +132,57 @@ class LocustSession:
 
     @property
     def users(self) -> int:
-        """How many there are now."""
+        """Current number of users."""
         runner = self._environment.runner if self._environment else None
         return runner.user_count if runner else 0
 
     @property
     def running(self) -> bool:
-        """Whether a run goes on."""
+        """Whether a run is in progress."""
         return self.run is not None and not self.run.ended
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The longer work of users, such as decoding an answer and building the next request: one at a time, and the
-        hub reads what has come before each. gevent would run fifty greenlets before it looks at the sockets again, and
-        streams that began together end together: tokens would share a stamp."""
+        """Serialise the longer work of users, such as decoding a response and building the next request.
+
+        The hub reads the sockets before each turn. Without turns gevent would run fifty greenlets before it reads the
+        sockets again. Streams that began together also end together, so many tokens would share one timestamp."""
         with self._turns:
-            gevent.sleep(ONE_LOOK_S)
+            gevent.sleep(SOCKET_CHECK_S)
             yield
 
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
-        """The Plan of the command line, or of these fields of the start form. Raises PlanError."""
-        given = vars(self._environment.parsed_options)
-        settings = {field: given[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
+        """Return the Plan of the command line, with these fields of the start form. Raises PlanError."""
+        options = vars(self._environment.parsed_options)
+        settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
         settings["server"] = settings["server"] or ("" if settings["url"] else SERVER)
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
     def choose(self, plan: Plan, url: str = "") -> None:
-        """Ask this from the next start on, at another URL if one is named, and build its prompts now. Raises what
-        LiveTarget.prompts raises, ServerError and PlanError; then all stays as it is."""
+        """Use this plan from the next start on, at another URL if one is named, and build its prompts now.
+
+        Raises ServerError, PlanError and what LiveTarget.prompts raises. After an error nothing has changed."""
         assert self.target is not None
-        target = self.target if plan == self.target.plan else self.target.changed(plan)
+        target = self.target if plan == self.target.plan else self.target.with_plan(plan)
         if url:
             if target.headers:
-                raise PlanError("this server is sent headers or a key", "Start loadgen ui anew to ask another one.")
+                raise PlanError(
+                    "this server gets headers or a key that another server must not see",
+                    "Restart loadgen ui to use another server.",
+                )
             target = find_target(interactive_plan(vars(plan) | {"url": url}), self._stack, LOG.info)
         target.prompts(target.dialect(None))
         self.target = target
         if url:
             self._environment.parsed_options.url = url
-        of_answers = lengths.parse_outputs(str(plan.output_tokens)).lengths is None
-        self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS if of_answers else max_length(plan.output_tokens)
+        if lengths.parse_outputs(str(plan.output_tokens)).lengths is None:
+            self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS
+        else:
+            self.output_tokens = max_length(plan.output_tokens)
 
     def fail(self, error: Exception) -> None:
-        """Say what is wrong and end the run: with a page it can be started again, otherwise the process ends."""
+        """Report an error and end the run. With a page the user can start again; without one the process ends."""
         if self.failed is None:
             self.failed = error
             LOG.error("%s %s", error, getattr(error, "hint", ""))
@@ -175,7 +192,7 @@ class LocustSession:
     def _on_init(self, environment: Any, **_: Any) -> None:
         self._environment = environment
         if type(environment.runner).__name__ == "MasterRunner":
-            return  # users are elsewhere, and so are their Runs
+            return  # users run in other processes, which write their own runs
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
         try:
             plan = with_detected_server(self.plan())
@@ -183,7 +200,7 @@ class LocustSession:
             self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)
             host.allow_open_files(CONNECTIONS)
-        except EXPECTED as error:  # end as every command ends that cannot begin; Locust itself would say less
+        except EXPECTED as error:  # exit like every command that cannot begin
             self._sampler.close()
             self._stack.close()
             self.target, self.failed = None, error
@@ -194,16 +211,16 @@ class LocustSession:
         set_packet_capability(effective=False)
         self._stack.callback(self.stamps.close)
         if environment.web_ui:
-            _extend(environment.web_ui, self)
+            _extend_page(environment.web_ui, self)
         else:
-            self._sampler.ready()  # not in the time of the run
+            self._sampler.ready()  # before the run, so that the run does not wait
         warm_up()
         gevent.spawn(self._tick)
         gc.collect()
-        gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need look at them
+        gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need visit them
         gc.set_threshold(*YOUNG_ONLY)
-        # An interrupt is for the greenlet that waits for the end, not for whichever runs just now.
-        # A terminal that goes away interrupts as well, unless that is ignored (nohup).
+        # An interrupt goes to the greenlet that waits for the end, not to the one that happens to run.
+        # A closed terminal interrupts as well, unless the signal is ignored (nohup).
         hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
         for number in (signal.SIGINT, *hangup):
             gevent.signal_handler(number, gevent.kill, gevent.getcurrent(), KeyboardInterrupt)
@@ -211,13 +228,15 @@ class LocustSession:
     def _on_start(self, **_: Any) -> None:
         if self.target is None:
             return
-        target = self.target = self.target.restarted()
+        target = self.target.restarted()
+        self.target = target
         self.failed = None
-        named = self._environment.parsed_options.out
-        out = Path(named) if named else None
+        option = self._environment.parsed_options.out
+        out = Path(option) if option else None
         if out is not None and self.folders:
             out = out.with_name(f"{out.name}-{len(self.folders) + 1}")
-        sampler, self._sampler = self._sampler or SamplerProcess(), None
+        sampler = self._sampler or SamplerProcess()
+        self._sampler = None
         try:
             folder = self._claims.enter_context(run_folder(out, target.plan.server, target.plan.label))
             self._claims.enter_context(FolderClaim(folder))
@@ -241,7 +260,7 @@ class LocustSession:
                 LOG.error("the disk is full: the end of %s is in %s", self.run.folder / "run.jsonl", rescued)
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
-        if self.running:  # a run that ends by itself has ended before: somebody interrupts this one
+        if self.running:  # the user interrupts the run: a run that ends by itself has ended before
             self._interrupted = True
             environment.stop_timeout = 0.0
             environment.runner.stop()
@@ -250,7 +269,7 @@ class LocustSession:
         self._stack.close()
 
     def _tick(self) -> None:
-        """Stalls and new latencies at every tick, health and charts once a second."""
+        """Compute stalls and new latencies at every tick, and health and charts once a second."""
         ticks = 0
         while True:
             before_ns = time.monotonic_ns()
@@ -265,7 +284,7 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """The fields of the Plan that are options here: of the `form`, or fixed at the `start`."""
+    """Return the Plan fields that are options here: of the `form`, or fixed at the `start`."""
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
 
@@ -274,26 +293,27 @@ def _add_options(parser: Any, **_: Any) -> None:
         if option.interactive is None:
             continue
         default = DEFAULTS.get(name, None if option.default else fields_of(Plan)[name].default)
-        how: dict[str, Any] = {"default": None if default is None else str(default)}
+        settings: dict[str, Any] = {"default": None if default is None else str(default)}
         if default is False:
-            how = {"action": "store_true"}
+            settings = {"action": "store_true"}
         elif default is True:
-            how = {"action": BooleanOptionalAction, "default": True}
+            settings = {"action": BooleanOptionalAction, "default": True}
         elif default == ():
-            how = {"action": "append", "default": []}
+            settings = {"action": "append", "default": []}
         elif default == {}:
-            how = {"default": None}
-        text, shown = option.help.replace("%", "%%"), option.interactive == "form"
-        parser.add_argument(locust_option(name), help=text, include_in_web_ui=shown, **how)
-    text = "Folder of the first run; the next ones get a number behind it."
+            settings = {"default": None}
+        text = option.help.replace("%", "%%")
+        in_form = option.interactive == "form"
+        parser.add_argument(locust_option(name), help=text, include_in_web_ui=in_form, **settings)
+    text = "Folder of the first run. Later runs get a number appended to this name."
     parser.add_argument("--out", help=text, include_in_web_ui=False)
 
 
-# Our part of Locust's page.
+# loadgen's part of Locust's page.
 
 
-def _extend(web_ui: Any, session: LocustSession) -> None:
-    """Add our routes, tab and section to Locust's page."""
+def _extend_page(web_ui: Any, session: LocustSession) -> None:
+    """Add loadgen's routes, tab and section to Locust's page."""
     app: Flask = web_ui.app
     app.debug = False
     web_ui.template_args["extended_tables"] = [TABLE]
@@ -303,95 +323,105 @@ def _extend(web_ui: Any, session: LocustSession) -> None:
         {"href": "./loadgen/run", "title": "Download run file"},
     ]
     base = web_ui.environment.parsed_options.web_base_path or ""
-    app.before_request(lambda: _refused(web_ui.host) or _unfit(session, web_ui.environment, base))
-    # The first of them runs last: after flask_cors has put its header on.
-    app.after_request_funcs.setdefault(None, []).insert(0, lambda answer: _completed(answer, session, base))
-    for rule, answer in (("live", _live), ("<any(report, run):what>", _download)):
-        view = web_ui.auth_required_if_enabled(partial(answer, session))
-        app.add_url_rule(f"{base}/loadgen/{rule}", f"loadgen{answer.__name__}", view)
+    app.before_request(lambda: _refuse_foreign(web_ui.host) or _check_start_form(session, web_ui.environment, base))
+    # The first function in the list runs last: after flask_cors has added its header.
+    app.after_request_funcs.setdefault(None, []).insert(0, lambda response: _complete(response, session, base))
+    for rule, handler in (("live", _live), ("<any(report, run):what>", _download)):
+        view = web_ui.auth_required_if_enabled(partial(handler, session))
+        app.add_url_rule(f"{base}/loadgen/{rule}", f"loadgen{handler.__name__}", view)
     assets = partial(send_from_directory, Path(__file__).parent.resolve())
     app.add_url_rule(f"{base}/loadgen/<any(live.js, live.css):path>", "loadgen_asset", assets)
 
 
-def _refused(bound: str) -> Response | None:
+def _refuse_foreign(bound_host: str) -> Response | None:
+    """Refuse requests from other origins and, on loopback, requests for names that are not loopback."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return Response("requests from other pages are refused", 403)
     name = request.host[1:].partition("]")[0] if request.host.startswith("[") else request.host.partition(":")[0]
-    if host.is_loopback(bound) and not host.is_loopback(name):
-        return Response("this page answers to loopback names only", 403)
+    if host.is_loopback(bound_host) and not host.is_loopback(name):
+        return Response("this page accepts only loopback host names", 403)
     return None
 
 
-def _unfit(session: LocustSession, environment: Any, base: str) -> Response | None:
-    """A start form that cannot be run is answered with its mistakes, in the form, and changes nothing."""
+def _check_start_form(session: LocustSession, environment: Any, base: str) -> Response | None:
+    """Answer an invalid start form with its mistakes. The form then changes nothing."""
     if request.method == "POST" and request.path == f"{base}/swarm":
         try:
-            _heed(session, environment, request.form)
+            _apply_start_form(session, environment, request.form)
         except (*EXPECTED, ValueError) as error:
             text = f"{error} {getattr(error, 'hint', '')}".strip()
             return jsonify({"success": False, "message": text, "host": environment.host})
     return None
 
 
-def _heed(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
-    """Ask what the form says from the next start on. It may change the load, but no file that is read, nor who gets the
-    secrets. Raises PlanError, ValueError, and what `LocustSession.choose` raises."""
-    if others := form.keys() - LOCUSTS - {*_fields("form")}:
-        raise PlanError(f"Set only when loadgen ui is started: {', '.join(sorted(others))}.")
-    shaped = 0 if environment.shape_class else -1  # Locust asks for no number then
-    if int(form.get("user_count", shaped)) < 0 or not 0 < float(form.get("spawn_rate", shaped + 1)) < math.inf:
-        raise PlanError("How many users, and how many a second? Both are numbers, the second above 0.")
+def _apply_start_form(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
+    """Use the form's settings from the next start on.
+
+    The form may change the load, but not the files that are read, nor the server that gets the secrets. Raises
+    PlanError, ValueError, and what `LocustSession.choose` raises."""
+    unknown = form.keys() - LOCUST_FIELDS - {*_fields("form")}
+    if unknown:
+        raise PlanError(f"Only the command line of loadgen ui can set: {', '.join(sorted(unknown))}.")
+    missing = 0 if environment.shape_class else -1  # with a load shape, Locust's form has no numbers
+    if int(form.get("user_count", missing)) < 0 or not 0 < float(form.get("spawn_rate", missing + 1)) < math.inf:
+        raise PlanError("Enter the number of users and the users started per second. The second must be above 0.")
     parse_timespan(form.get("run_time") or "1s")
-    plan, url, target = session.plan(form), form.get("host", "").rstrip("/"), session.target
+    plan = session.plan(form)
+    url = form.get("host", "").rstrip("/")
+    target = session.target
     if not _files(plan) <= session.files:
-        raise PlanError("Files are named only when loadgen ui is started.")
+        raise PlanError("Only the command line of loadgen ui can name files.")
     url = "" if target is None or url in (target.facts.url, environment.host) else url
     if not session.running:
         session.choose(plan, url)
     elif url or any(getattr(plan, name) != getattr(session.plan(), name) for name in _fields("form")):
-        raise PlanError("The workload and the server are chosen at the start: stop first.")
+        raise PlanError("The workload and the server cannot change during a run: stop it first.")
 
 
 def _files(plan: Plan) -> set[str]:
-    """What these words would have this process read."""
-    each = (str(plan.input_tokens), str(plan.output_tokens).removeprefix("max:"))
-    named = {words for words in each if words.startswith("empirical:")}
+    """Return the files that this plan reads."""
+    length_specs = (str(plan.input_tokens), str(plan.output_tokens).removeprefix("max:"))
+    files = {spec for spec in length_specs if spec.startswith("empirical:")}
     path = getattr(workload.parse(plan.workload), "path", None)
-    return named if path is None else named | {str(path)}
+    return files if path is None else files | {str(path)}
 
 
-def _completed(answer: Response, session: LocustSession, base: str) -> Response:
-    answer.headers.pop("Access-Control-Allow-Origin", None)
-    if request.path.endswith((".js", "/stats/report")) and answer.status_code == 200:
-        answer.direct_passthrough = False
-        answer.set_data(answer.get_data().replace(BYTES, TOKENS))
-    if request.path == f"{base}/" and answer.mimetype == "text/html" and answer.status_code == 200:
-        answer.set_data(answer.get_data().replace(b"</body>", INSERTED))
-    elif request.path == f"{base}/stats/requests" and answer.is_json and session.run is not None:
-        result = answer.get_json()
+def _complete(response: Response, session: LocustSession, base: str) -> Response:
+    """Add loadgen's section and figures to a response of Locust."""
+    response.headers.pop("Access-Control-Allow-Origin", None)
+    if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:
+        response.direct_passthrough = False
+        response.set_data(response.get_data().replace(BYTES, TOKENS))
+    if request.path == f"{base}/" and response.mimetype == "text/html" and response.status_code == 200:
+        response.set_data(response.get_data().replace(b"</body>", INSERTED))
+    elif request.path == f"{base}/stats/requests" and response.is_json and session.run is not None:
+        result = response.get_json()
         rows = [
             {"title": row["title"], "n": row["n"]}
             | {name: "" if row[name] is None else f"{row[name] * 1000:.3f}" for name in (*SHARES, "max")}
             for row in session.run.latency()
         ]
         result["extended_stats"] = [{"key": TABLE["key"], "data": rows}]
-        answer.set_data(jsonify(result).get_data())
-    return answer
+        response.set_data(jsonify(result).get_data())
+    return response
 
 
 def _live(session: LocustSession) -> Response:
+    """Return the state of the current run for the page's script."""
     shown = ("name", "version", "model", "url", "simulated", "speed")
-    run, server = session.run, None
+    run = session.run
+    server = None
     if session.target:
         facts = apply_mark(session.target.facts, run.mark if run else None)
         server = {name: getattr(facts, name) for name in shown}
     if run is None:
         return jsonify({"server": server, "run": None})
-    since, figures = request.args.get("since", 0, type=int), run.figures
+    since = request.args.get("since", 0, type=int)
+    figures = run.figures
     span = request.args.get("span", "run")
     states = {**figures.states, "failed": figures.states["failed"] - figures.cut_off, "cut_off": figures.cut_off}
-    told = {
+    state = {
         "folder": str(run.folder),
         "ended": run.ended,
         "requests": {"in_flight": len(run.in_flight), "users": session.users, **states},
@@ -405,13 +435,13 @@ def _live(session: LocustSession) -> Response:
         "points": [point for point in figures.points if point["at"] >= since],
         "point_limit": POINTS,
     }
-    return jsonify({"server": server, "run": told})
+    return jsonify({"server": server, "run": state})
 
 
 def _download(session: LocustSession, what: str) -> Response:
-    """The run file so far, or `loadgen report` on it, in a process of its own, so that this one goes on."""
+    """Return the run file so far, or its report. The report is made in a separate process, so that this one goes on."""
     if session.run is None:
-        return Response("nothing has been run yet", 404)
+        return Response("no run yet", 404)
     folder = session.run.folder.resolve()
     if what == "run":
         return send_file(folder / "run.jsonl", as_attachment=True, mimetype="application/jsonl")

@@ -1,4 +1,4 @@
-"""The base of a locustfile: a user who asks a server in its own dialect, and is timed as exactly as a burst.
+"""The base class for locustfiles: a user whose requests are timed as exactly as a burst.
 
     from loadgen.interactive.user import LoadgenUser, task, constant
 
@@ -9,15 +9,16 @@
         def summarise(self):
             self.ask("Summarise: ...", output_tokens=64, endpoint="chat")
 
-Runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`, where it adds its own options, page and Run.
-`loadgen ui` itself takes this file for a locustfile: its users ask the prompts of the start form.
+A locustfile runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`. In both cases this module adds
+loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module itself: its users send the
+prompts of the start form.
 
-gevent supplies the waiting. Sending, reading and stamps are loadgen.servers.wire.transport's:
+Users wait in gevent. loadgen.servers.wire.transport sends, reads and timestamps:
 
     greenlet of a user ── send ──> socket ──> waits for the Exchange's end
     hub of gevent      ── readable ──> Exchange: recvmsg, append, "ended?" ── ended ──> wakes the greenlet
 
-Reads run in the hub itself: no switch of greenlets lies between the kernel and a read.
+The hub itself reads, so no switch of greenlets lies between the kernel and a read.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ from loadgen.servers.wire.transport import Exchange
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
 
-READ, WRITE = 1, 2  # of libev
+READ, WRITE = 1, 2  # libev's event flags
 
 
 class RequestError(Exception):
-    """How a request that was not complete is named to Locust: by our kind, then in the server's words or ours."""
+    """The exception that Locust is given for a request that was not complete: its error kind and its text."""
 
 
 class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
-    """One user: a connection of its own, and one request at a time. Without tasks of its own it asks the prompts of the
+    """One user with one connection and one request at a time. Without tasks of its own it sends the prompts of the
     start form, one after the other."""
 
     abstract = True
     wait_time = constant(0)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A locustfile that has such a user gets the options, the page and the Run."""
+        """Attach loadgen's options, page and run file to any locustfile with such a user."""
         super().__init_subclass__(**kwargs)
         SESSION.attach()
 
@@ -82,28 +83,29 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         self._connection.open()
 
     def on_stop(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
-        """One request of the start form's prompts."""
+        """Send the next prompt of the start form."""
         self.ask()
 
     def ask(
         self, prompt: str | None = None, *, output_tokens: int | None = None, endpoint: str | None = None
     ) -> Record:
-        """Send one request, wait for its end, and report it to Locust and to the Run; what happened is in the Record.
-        Without a `prompt` the next one of the start form is taken. A prompt of your own is as long as it is: nobody
-        checks its length. `endpoint` is completions, chat or generate; the server's native one otherwise."""
+        """Send one request, wait for its end, report it to Locust and the run file, and return its Record.
+
+        Without a `prompt` the next prompt of the start form is sent. The length of your own prompt is not checked.
+        `endpoint` is completions, chat or generate; the default is the server's native endpoint."""
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
-            raise StopUser  # the run could not begin; what was wrong has been said
+            raise StopUser  # the run could not begin, and the reason has been reported
         try:
             dialect = target.dialect(endpoint)
             if prompt is None:
-                target.prompts(dialect)  # built at an endpoint's first use, which takes its time
-            # A user who is stopped just as its wait ends is killed as it waits for its turn, and has sent nothing.
+                target.prompts(dialect)  # built at an endpoint's first use, which takes a while
+            # A user who is stopped as its wait ends is killed while it waits for its turn, and has sent nothing.
             with SESSION.turn():
                 request = target.request(dialect, prompt, output_tokens or SESSION.output_tokens)
         except EXPECTED as error:
@@ -112,7 +114,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         try:
             with SESSION.turn():
                 body = dialect.encode(request, target.facts.model)
-        except ValueError as error:  # of text that UTF-8 cannot hold, for example
+        except ValueError as error:  # for example text that UTF-8 cannot hold
             record = run.not_encoded(target.numbered(request), error)
             self._report(record, dialect)
             return record
@@ -123,7 +125,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             record = run.give_up(target.numbered(request), due_ns, error)
             self._report(record, dialect)
             return record
-        # A user who is stopped while connecting has sent nothing: only from here on is there a request.
+        # A user who is stopped while connecting has sent nothing: a request exists only from here on.
         request = target.numbered(request)
         headers = {**target.headers, "X-Request-Id": str(request.id)}
         payload = encode_post(target.address.path + dialect.path, target.address.host_field, headers, body)
@@ -133,18 +135,23 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             try:
                 self._connection.wait(exchange)
                 stack.enter_context(SESSION.turn())
-            finally:  # also of a user who is being stopped: what came until now is kept, and the stop goes on
+            finally:  # also when the user is being stopped: the received part is kept, and the stop goes on
                 record = run.take(exchange, request, dialect, due_ns, connection.opened_ns)
                 self._report(record, dialect)
         return record
 
     def _report(self, record: Record, dialect: Dialect) -> None:
-        """Locust's own table, history and CSV; its times are milliseconds from the send to the end. A request that was
-        cut off because its user was stopped has not failed: Locust counts those that end."""
+        """Report a request to Locust's own table, history and CSV, with the milliseconds from send to end.
+
+        A request that was cut off because its user was stopped has not failed, so it is not reported."""
         if record.error_kind == "cancelled":
             return
-        took_ns = (record.end_ns or 0) - record.sent_ns if record.sent_ns is not None else 0
-        failure = RequestError(f"{record.error_kind}: {detail_of(record)}") if record.state != "complete" else None
+        took_ns = 0
+        if record.sent_ns is not None:
+            took_ns = (record.end_ns or 0) - record.sent_ns
+        failure = None
+        if record.state != "complete":
+            failure = RequestError(f"{record.error_kind}: {detail_of(record)}")
         self.environment.events.request.fire(
             request_type="POST",
             name=dialect.path,
@@ -156,12 +163,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
 
 
 class PromptUser(LoadgenUser):
-    """Asks one prompt of the start form after the other, without a pause."""
+    """Sends one prompt of the start form after the other, without a pause."""
 
 
 class UserConnection:
-    """One user's connection, and to the Exchanges on it, one after another, their Poller and its event loop at
-    once, in gevent's hub."""
+    """One user's connection. It also acts as the Poller and the event loop of its Exchanges, in gevent's hub."""
 
     late = False
     largest_read = 0
@@ -176,13 +182,15 @@ class UserConnection:
         self._ended = Event()
 
     def open(self) -> None:
-        """Have a connection ready before the first request. One that fails is tried again by the request itself."""
+        """Open a connection before the first request. If this fails, the request itself tries again."""
         with contextlib.suppress(OSError):
             self._idle = self._connect()
 
     def take(self) -> Connection:
-        """The idle connection, or a new one. Raises OSError, which includes TimeoutError and ssl.SSLError."""
-        idle, self._idle = self._idle, None
+        """Return the idle connection, or open a new one. Raises OSError, which includes TimeoutError and
+        ssl.SSLError."""
+        idle = self._idle
+        self._idle = None
         if idle is not None:
             if not idle.closed_by_peer():
                 return idle
@@ -190,7 +198,7 @@ class UserConnection:
         return self._connect()
 
     def send(self, connection: Connection, request: bytes) -> Exchange:
-        """Send a request; `wait` follows."""
+        """Send a request. The caller calls `wait` next."""
         ended = self._ended = Event()
         exchange = Exchange(cast("Poller", self), lambda _: ended.set())
         exchange.prepare(connection, connection.seal(request))
@@ -199,8 +207,8 @@ class UserConnection:
         return exchange
 
     def wait(self, exchange: Exchange) -> None:
-        """Wait for the end, the time limit or the end of this greenlet; the Exchange says which it was. A greenlet that
-        is killed here leaves an Exchange that was cancelled, and goes on being killed."""
+        """Wait for the end of the response, for the timeout, or until this greenlet is killed. The Exchange records
+        which. A kill cancels the Exchange and continues."""
         try:
             if not self._ended.wait(self._timeout_s):
                 exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
@@ -208,21 +216,22 @@ class UserConnection:
             exchange.fail("cancelled", "cut off, because its user was stopped")
             raise
         finally:
-            self._idle, exchange.reusable_connection = exchange.reusable_connection, None
+            self._idle = exchange.reusable_connection
+            exchange.reusable_connection = None
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connection."""
         if self._idle is not None:
             self._idle.close()
             self._idle = None
 
     def _watch(self, event: int, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back in the hub whenever `sock` can be read, which includes that it has been closed, or has room."""
+        """Have the hub call back whenever `sock` is readable (or closed), or writable."""
         watcher = self._watchers[sock.fileno(), event] = get_hub().loop.io(sock.fileno(), event)
         watcher.start(callback)
 
     def _forget(self, event: int, sock: socket.socket) -> None:
-        """No more calls, before the socket is closed; one that is not watched is ignored."""
+        """Stop calling back, before the socket is closed. A socket that is not watched is ignored."""
         watcher = self._watchers.pop((sock.fileno(), event), None)
         if watcher is not None:
             watcher.stop()
@@ -233,8 +242,10 @@ class UserConnection:
 
 
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
-    """Open one connection, TLS handshake included, while other greenlets run. Addresses of the target are tried in the
-    order of `rotation`. Raises OSError: a LocalLimitError if this machine is the reason."""
+    """Open one connection, including the TLS handshake, while other greenlets run.
+
+    Addresses of the target are tried in the order of `rotation`. Raises OSError: a LocalLimitError if this machine is
+    the reason."""
     errors = list[OSError]()
     addresses = rotation.order()
     for address in addresses:
@@ -249,12 +260,12 @@ def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: Timest
 
 def _connect(target: Target, address: Address, timeout_s: float, stamps: TimestampSource) -> Connection:
     """Open one connection to one address."""
-    family, index = address
+    family, socket_address = address
     sock = gevent_socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect(index)
+        sock.connect(socket_address)
         watched = stamps.watch(cast("socket.socket", sock))
         connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)
         if target.tls is not None:

@@ -50,11 +50,11 @@ def the_page_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(HTTPError, match="403"):
                 urlopen(Request(f"{ui.url}/loadgen/live", headers=header), timeout=20)
         for name in OPTIONS:
-            assert "Set only when loadgen ui is started" in swarm(ui, **{name: str(other)})["message"]
+            assert "Only the command line of loadgen ui can set" in swarm(ui, **{name: str(other)})["message"]
         for name, words in FILES.items():
             for path in (other, "/etc/passwd", "/nowhere"):
-                assert swarm(ui, **{name: words.format(path)})["message"].startswith("Files are named only when")
-        assert "Start loadgen ui anew" in swarm(ui, host=evil.url, output_tokens="5")["message"]
+                assert swarm(ui, **{name: words.format(path)})["message"].startswith("Only the command line of loadgen ui can name files")
+        assert "Restart loadgen ui" in swarm(ui, host=evil.url, output_tokens="5")["message"]
         assert not any(swarm(ui, **({"seed": "7", "output_tokens": "9"} | form))["success"] for form in BAD)
         assert ui.live()["run"] is None
         assert swarm(ui, host=server.url, input_tokens=f"empirical:{named}")["success"]
@@ -92,7 +92,7 @@ def the_master(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_load.__kwdefaults__["bind"] == "127.0.0.1:5557"
     asked = ("burst", "--server", "tgi", "--n", "2", "--distributed", "--expect-workers", "1", "--bind", "0.0.0.0:0")
     code, _, err = in_process(folder, *asked)
-    assert (code, "without a token the master listens on this machine only" in err) == (2, True)
+    assert (code, "without a token the master listens only on this machine" in err) == (2, True)
 
 
 def listening(process: subprocess.Popen[str]) -> list[Any]:

@@ -10,7 +10,7 @@ from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.stats import describe
 from loadgen.interactive import live_run
-from loadgen.interactive.live_run import LiveFigures, NewestSamples, described
+from loadgen.interactive.live_run import LiveFigures, NewestSamples, summarise_samples
 
 
 def _record(number: int, state: str = "complete", **changes: object) -> Record:
@@ -41,7 +41,7 @@ def test_they_are_the_figures_of_the_report() -> None:
     frame = build_frame(records)
     for name, samples in live.samples.items():
         expected = describe(METRICS[name].values(frame))
-        found = described(samples.copy())
+        found = summarise_samples(samples.copy())
         assert found == pytest.approx({key: expected.of(key) for key in found}, abs=1e-9)
 
 
@@ -57,7 +57,7 @@ def test_the_newest_samples_are_kept_and_the_others_counted() -> None:
 
 def test_no_samples_are_no_figures() -> None:
     """Before the first answer every figure is unknown rather than zero."""
-    assert set(described(np.empty(0)).values()) == {0, None}
+    assert set(summarise_samples(np.empty(0)).values()) == {0, None}
 
 
 def test_failures_are_counted_by_kind_and_words_without_numbers() -> None:
@@ -66,10 +66,10 @@ def test_failures_are_counted_by_kind_and_words_without_numbers() -> None:
     for number in range(20):
         live.add(_record(number, "failed", error_kind="truncated", error_detail=f"ended after {number % 9} tokens"))
     assert live.failures == {("truncated", "ended after # tokens"): 20}
-    for number in range(live_run.FAILURES + 100):
+    for number in range(live_run.MAX_FAILURE_TEXTS + 100):
         words = f"no {chr(0x4E00 + number)}"
         live.add(_record(number, "failed", error_kind="in_band_error", error_detail=words))
-    assert len(live.failures) == live_run.FAILURES + 1
+    assert len(live.failures) == live_run.MAX_FAILURE_TEXTS + 1
     assert live.failures["in_band_error", "(other words)"] == 101
 
 
@@ -77,8 +77,8 @@ def test_a_point_is_of_the_requests_that_ended_since_the_last() -> None:
     """A second without an answer has no percentile, and the next one does not repeat the last."""
     live = LiveFigures()
     live.add(_record(0))
-    live.point(1, streams=1)
-    live.point(1, streams=0)
+    live.add_point(1, streams=1)
+    live.add_point(1, streams=0)
     assert [point["ttft_s_p50"] for point in live.points] == [0.005, None]
     assert [point["at"] for point in live.points] == [0, 1]
 
@@ -97,7 +97,7 @@ def test_latencies_of_the_last_seconds_of_a_level_and_of_the_run() -> None:
 
     def second(users: int) -> None:
         live.add(_record(live.states["complete"]))
-        live.point(users)
+        live.add_point(users)
 
     def samples() -> list[int]:
         return [len(live.samples["ttft_s"].copy(live.since(span)["ttft_s"])) for span in live_run.SPANS]

@@ -53,7 +53,8 @@ def the_page_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "Only the command line of loadgen ui can set" in swarm(ui, **{name: str(other)})["message"]
         for name, words in FILES.items():
             for path in (other, "/etc/passwd", "/nowhere"):
-                assert swarm(ui, **{name: words.format(path)})["message"].startswith("Only the command line of loadgen ui can name files")
+                message = swarm(ui, **{name: words.format(path)})["message"]
+                assert message.startswith("Only the command line of loadgen ui can name files")
         assert "Restart loadgen ui" in swarm(ui, host=evil.url, output_tokens="5")["message"]
         assert not any(swarm(ui, **({"seed": "7", "output_tokens": "9"} | form))["success"] for form in BAD)
         assert ui.live()["run"] is None

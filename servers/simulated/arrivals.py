@@ -62,7 +62,7 @@ class Clients(TcpStreamTable):
     def watch(self, key: int, opened_ns: int) -> TcpStream:
         return self._not_accepted.pop(key, None) or super().watch(key, opened_ns)
 
-    def _greet(self, key: int, first: int, stamp_ns: int) -> None:
-        super()._greet(key, first, stamp_ns)
+    def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
+        super()._on_syn_ack(key, first_sequence, stamp_ns)
         if key in self.syn_acks:
             self._not_accepted[key] = super().watch(key, stamp_ns)

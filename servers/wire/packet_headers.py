@@ -1,4 +1,4 @@
-"""What a ring holds of each TCP segment (loadgen.servers.wire.packet_socket), as columns."""
+"""Parses the TCP segments in a packet ring (loadgen.servers.wire.packet_socket) into numpy columns."""
 
 from __future__ import annotations
 
@@ -17,75 +17,92 @@ _FIN, _SYN = 0x01, 0x02
 
 
 class Segments(NamedTuple):
-    """Columns of what came, in the order in which it came."""
+    """Columns of TCP segments, in the order in which they arrived."""
 
     key: NDArray[np.int64]
-    """Our port (theirs, of addresses with port 0), and 65,536 for each of the addresses before the server's."""
+    """The local port, plus 65,536 times the index of the server's address. For server addresses with port 0, the
+    client's port instead of the local one."""
     sequence: Words
     syn: NDArray[np.bool_]
     fin: NDArray[np.bool_]
     length: NDArray[np.int64]
-    """Bytes of the stream."""
+    """Bytes of data in the segment."""
     stamp_ns: NDArray[np.int64]
-    """CLOCK_REALTIME."""
+    """CLOCK_REALTIME ns."""
 
 
 def parse_segments(
     words: Words, blocks: NDArray[np.int64], family: int, addresses: Sequence[tuple[Any, ...]]
 ) -> Segments:
-    """What blocks of a ring hold. `words` is the ring, a row per block; `blocks` which of them, in their order."""
+    """Parse blocks of a ring. `words` is the ring, one row per block; `blocks` are the row numbers, oldest first."""
     flat = words.reshape(-1)
-    at = _packets(words, flat, blocks)
-    ip = at + (flat[at + 6] >> 18)  # tp_net, in words
+
+    # struct tpacket3_hdr, in words: 0 offset of the next packet, 1 seconds, 2 nanoseconds, 4 length of the packet,
+    # 6 (upper half) offset of the IP header in bytes.
+    packet = _packets(words, flat, blocks)
+    ip = packet + (flat[packet + 6] >> 18)
     if family == socket.AF_INET:
-        first = flat[ip]
-        tcp = ip + (first & 0xF)
-        said, more, source = _half(first >> 16), 0, ip + 3
+        first_word = flat[ip]
+        tcp = ip + (first_word & 0xF)
+        ip_length = _network_uint16(first_word >> 16)
+        header_bytes = 0  # IPv4's length field includes its header
+        source = ip + 3
     else:
         tcp = ip + IPV6_BYTES // 4
-        said, more, source = _half(flat[ip + 1] & 0xFFFF), IPV6_BYTES, ip + 2
-    total = said + more if said.all() else np.where(said == 0, flat[at + 4], said + more)  # tp_len: BIG TCP says none
-    ports, last = flat[tcp], flat[tcp + 3]
-    key = _half(ports >> 16 if addresses[0][1] else ports & 0xFFFF)
+        ip_length = _network_uint16(flat[ip + 1] & 0xFFFF)
+        header_bytes = IPV6_BYTES
+        source = ip + 2
+    total = ip_length + header_bytes
+    if not ip_length.all():  # BIG TCP: packets over 64 KiB have length 0 in their IP header
+        total = np.where(ip_length == 0, flat[packet + 4], total)
+
+    ports = flat[tcp]
+    flags = flat[tcp + 3]
+    key = _network_uint16(ports >> 16 if addresses[0][1] else ports & 0xFFFF)
     for index, address in enumerate(addresses[1:], 1):
-        wanted = address_words(family, address)
-        same = _half(ports & 0xFFFF) == address[1]
-        for position, word in enumerate(wanted):
-            same &= flat[source + position].byteswap() == word
-        key += same * (index << 16)
+        matches = _network_uint16(ports & 0xFFFF) == address[1]
+        for position, word in enumerate(address_words(family, address)):
+            matches &= flat[source + position].byteswap() == word
+        key += matches * (index << 16)
     return Segments(
         key,
-        flat[tcp + 1].byteswap(),
-        (last >> 8 & _SYN).astype(np.bool_),
-        (last >> 8 & _FIN).astype(np.bool_),
-        total.astype(np.int64) - 4 * (tcp - ip) - 4 * (last >> 4 & 0xF).astype(np.int64),
-        flat[at + 1].astype(np.int64) * 1_000_000_000 + flat[at + 2],
+        sequence=flat[tcp + 1].byteswap(),
+        syn=(flags >> 8 & _SYN).astype(np.bool_),
+        fin=(flags >> 8 & _FIN).astype(np.bool_),
+        length=total.astype(np.int64) - 4 * (tcp - ip) - 4 * (flags >> 4 & 0xF).astype(np.int64),
+        stamp_ns=flat[packet + 1].astype(np.int64) * 1_000_000_000 + flat[packet + 2],
     )
 
 
-def _half(column: NDArray[Any]) -> NDArray[np.int64]:
-    """Sixteen bits in the network's order."""
+def _network_uint16(column: NDArray[Any]) -> NDArray[np.int64]:
+    """Convert 16-bit numbers from network byte order."""
     return column.astype(np.uint16).byteswap().astype(np.int64)
 
 
 def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each packet's header is, in words of `flat`. Packets of one kind have one stride; others are walked."""
+    """Return the index in `flat` of each packet's header."""
+    # Words of a block's header: 3 is the number of packets, 4 the offset of the first one in bytes.
     counts = words[blocks, 3].astype(np.int64)
     blocks, counts = blocks[counts > 0], counts[counts > 0]
     first = blocks * words.shape[1] + (words[blocks, 4] >> 2)
     if not len(blocks):
         return np.asarray(first, np.int64)
+
+    # Packets of one kind nearly always have the same distance (stride), so their positions can be computed.
     stride = int(flat[first].max()) >> 2
     if int(counts.max()) * stride <= words.shape[1]:
         before = np.cumsum(counts) - counts
-        at = np.repeat(first - stride * before, counts) + stride * np.arange(int(counts.sum()))
-        following = flat[at] == stride << 2
-        following[before + counts - 1] = True  # the last of a block is followed by none
-        if following.all():
-            return np.asarray(at, np.int64)
+        packets = np.repeat(first - stride * before, counts) + stride * np.arange(int(counts.sum()))
+        as_computed = flat[packets] == stride << 2
+        as_computed[before + counts - 1] = True  # the last packet of a block has no next one
+        if as_computed.all():
+            return np.asarray(packets, np.int64)
+
+    # Otherwise follow the offset from each packet to the next.
     walked = []
-    for index, count in zip(first.tolist(), counts.tolist(), strict=True):
+    for start, count in zip(first.tolist(), counts.tolist(), strict=True):
+        position = start
         for _ in range(count):
-            walked.append(index)
-            index += int(flat[index]) >> 2  # noqa: PLW2901 - a walk
+            walked.append(position)
+            position += int(flat[position]) >> 2
     return np.array(walked, np.int64)

@@ -1,10 +1,10 @@
-"""The packet ring: the kernel stamps each TCP segment that a server sends us, whether or not anybody reads.
+"""A packet ring: the kernel timestamps every TCP segment from the server, even while the client does not read.
 
-segment ──> loadgen.servers.wire.packet_socket ──> its headers and its stamp, in memory shared with us ──> Ring.read
-    └─────> the socket's buffer, which is read whenever there is time
+segment ──> loadgen.servers.wire.packet_socket ──> its headers and timestamp, in shared memory ──> PacketRing.read
+    └─────> the socket's receive buffer, which is read whenever there is time
 
-offset of a segment = sequence number - that of the SYN-ACK - 1, modulo 2^32
-arrival of a byte   = stamp of the segment that made it deliverable, with all bytes before it
+stream offset of a segment = its sequence number - sequence number of the SYN-ACK - 1, modulo 2^32
+arrival of a byte          = timestamp of the segment that completed the stream up to this byte
 """
 
 from __future__ import annotations
@@ -25,215 +25,276 @@ UNKNOWN = -1
 
 
 class TcpStream:
-    """When what came on one connection was deliverable."""
+    """The arrival times of the bytes that the server sent on one connection.
+
+    `ends` and `stamps` are parallel lists, called marks: every byte up to stream offset `ends[i]` was deliverable at
+    `stamps[i]` (CLOCK_REALTIME ns). A stamp is UNKNOWN where the ring has lost the segment.
+    """
 
     __slots__ = ("closed_ns", "discarded_end", "ends", "has_gap", "opened_ns", "out_of_order", "reordered", "stamps")
 
     def __init__(self, opened_ns: int) -> None:
-        self.opened_ns = opened_ns  # CLOCK_REALTIME; the SYN-ACK came before
-        self.ends = array("q")  # Up to here everything was there ...
-        self.stamps = array("q")  # ... at this instant, or UNKNOWN where a segment is missing in the ring
-        self.out_of_order: list[tuple[int, int, int]] = []  # (start, end, stamp) of segments behind a missing one
-        self.discarded_end = 0  # Marks up to this offset are gone
-        self.closed_ns = 0  # When its FIN came
-        self.reordered = False  # Whether something was lost or came out of order
-        self.has_gap = False  # Whether a segment is missing in the ring
+        self.opened_ns = opened_ns  # CLOCK_REALTIME ns when the connection was open; its SYN-ACK came before that
+        self.ends = array("q")
+        self.stamps = array("q")
+        # A heap of (start, end, stamp) of segments that arrived while bytes before them were still missing.
+        self.out_of_order: list[tuple[int, int, int]] = []
+        self.discarded_end = 0  # Marks up to this offset have been discarded
+        self.closed_ns = 0  # Timestamp of the FIN
+        self.reordered = False  # Whether a segment was lost or arrived out of order
+        self.has_gap = False  # Whether the ring has missed a segment
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
-        """CLOCK_REALTIME ns at which the byte before each of these offsets was deliverable, or UNKNOWN. The last one is
-        the largest."""
+        """Return when the byte before each of these stream offsets was deliverable (CLOCK_REALTIME ns), or UNKNOWN.
+        The last offset must be the largest."""
         if self.out_of_order and self.contiguous_end < offsets[-1]:
-            self._skip(offsets[-1])
+            self._accept_gaps(offsets[-1])
         if not self.ends:
             return [UNKNOWN] * len(offsets)
-        wanted, stamps = np.array(offsets), np.frombuffer(self.stamps, np.int64)
-        at = np.frombuffer(self.ends, np.int64).searchsorted(wanted)
+        requested = np.array(offsets)
+        stamps = np.frombuffer(self.stamps, np.int64)
+        marks = np.frombuffer(self.ends, np.int64).searchsorted(requested)
         if self.has_gap or self.discarded_end or offsets[-1] > self.contiguous_end:
-            unknown = (at == len(stamps)) | (wanted <= self.discarded_end)
-            at[unknown] = 0
-            unknown |= stamps[at] == UNKNOWN
-            arrived = np.where(unknown, UNKNOWN, np.maximum.accumulate(stamps)[at])
+            unknown = (marks == len(stamps)) | (requested <= self.discarded_end)
+            marks[unknown] = 0
+            unknown |= stamps[marks] == UNKNOWN
+            arrived = np.where(unknown, UNKNOWN, np.maximum.accumulate(stamps)[marks])
         else:  # nearly always
-            arrived = np.maximum.accumulate(stamps)[at]
+            arrived = np.maximum.accumulate(stamps)[marks]
         result: list[int] = arrived.tolist()
         return result
 
-    def whole(self, offsets: Sequence[int]) -> bool:
-        """Whether a stamp of each of these offsets is known, and nothing is left to be put in order."""
-        if self.out_of_order or self.has_gap:
-            return False
-        return self.discarded_end < offsets[0] and offsets[-1] <= self.contiguous_end
+    def covers(self, offsets: Sequence[int]) -> bool:
+        """Return whether the stamp of each of these ascending offsets is known and no segment waits to be put in
+        order."""
+        return (
+            not (self.out_of_order or self.has_gap)
+            and self.discarded_end < offsets[0]
+            and offsets[-1] <= self.contiguous_end
+        )
 
     @property
     def contiguous_end(self) -> int:
-        """Up to this offset everything has come."""
+        """The stream offset up to which every byte has arrived."""
         return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:
-        """Nobody will ask for anything up to this offset any more."""
-        gone = bisect_right(self.ends, offset)
-        if gone:
-            self.discarded_end = self.ends[gone - 1]
-            del self.ends[:gone], self.stamps[:gone]
+        """Discard the marks up to this offset, which will not be requested any more."""
+        count = bisect_right(self.ends, offset)
+        if count:
+            self.discarded_end = self.ends[count - 1]
+            del self.ends[:count], self.stamps[:count]
 
     def add(self, start: int, end: int, stamp: int) -> None:
-        """A segment, one of a flow in which not everything came in its order."""
-        through = self.contiguous_end
-        if start > through:
+        """Add one segment. This is the slow path, for streams with a lost or reordered segment."""
+        contiguous_end = self.contiguous_end
+        if start > contiguous_end:
             self.reordered = True
             heappush(self.out_of_order, (start, end, stamp))
-        elif end > through:
+        elif end > contiguous_end:
+            # The segment fills a hole. The waiting segments behind it become deliverable at the same instant.
             while self.out_of_order and self.out_of_order[0][0] <= end:
                 end = max(end, heappop(self.out_of_order)[1])
             self.ends.append(end)
             self.stamps.append(stamp)
 
-    def _skip(self, wanted: int) -> None:
-        """The socket has delivered everything up to `wanted`: what is missing before it is missing in the ring only."""
+    def _accept_gaps(self, read_end: int) -> None:
+        """Note that bytes are missing in the ring only: the socket has delivered every byte up to `read_end`."""
         self.has_gap = True
-        while self.out_of_order and self.contiguous_end < wanted:
+        while self.out_of_order and self.contiguous_end < read_end:
             start, end, stamp = heappop(self.out_of_order)
-            for index, at in (start, UNKNOWN), (end, stamp):
-                if index > self.contiguous_end:
-                    self.ends.append(index)
-                    self.stamps.append(at)
+            for offset, known_stamp in (start, UNKNOWN), (end, stamp):
+                if offset > self.contiguous_end:
+                    self.ends.append(offset)
+                    self.stamps.append(known_stamp)
 
 
-def arrivals_batch(wanted: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
-    """`TcpStream.arrivals` of several, at most 100, in one list: numpy takes longer to be asked than for all of
-    them."""
-    if len(wanted) < 2 or not all(flow.whole(offsets) for flow, offsets in wanted):
-        return [arrived for flow, offsets in wanted for arrived in flow.arrivals(offsets)]
-    apart = np.arange(len(wanted)) << 56  # so that each finds its own
-    by_mark = np.repeat(apart, [len(flow.ends) for flow, _ in wanted])
-    by_offset = np.repeat(apart, [len(offsets) for _, offsets in wanted])
-    columns = [flow.ends for flow, _ in wanted], [flow.stamps for flow, _ in wanted], [each for _, each in wanted]
-    ends, stamps, offsets = (np.frombuffer(b"".join(column), np.int64) for column in columns)
-    at = (ends + by_mark).searchsorted(offsets + by_offset)
+def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
+    """Return `TcpStream.arrivals` of several streams, at most 100, in one list.
+
+    One search over all streams is used, because calling numpy takes longer than the search itself.
+    """
+    if len(requests) < 2 or not all(stream.covers(offsets) for stream, offsets in requests):
+        return [arrived for stream, offsets in requests for arrived in stream.arrivals(offsets)]
+    # Stream number n is shifted by n << 56, so that one sorted array holds every stream.
+    shifts = np.arange(len(requests)) << 56
+    shift_of_mark = np.repeat(shifts, [len(stream.ends) for stream, _ in requests])
+    shift_of_offset = np.repeat(shifts, [len(offsets) for _, offsets in requests])
+    ends = np.frombuffer(b"".join([stream.ends for stream, _ in requests]), np.int64)
+    stamps = np.frombuffer(b"".join([stream.stamps for stream, _ in requests]), np.int64)
+    offsets = np.frombuffer(b"".join([offsets for _, offsets in requests]), np.int64)
+    marks = (ends + shift_of_mark).searchsorted(offsets + shift_of_offset)
+    # The cumulative maximum of the stamps must not run from one stream into the next either. The stamps are first made
+    # small, because the shift would overflow otherwise.
     first = stamps.min()
-    arrived: list[int] = (np.maximum.accumulate(stamps - first + by_mark)[at] - by_offset + first).tolist()
-    return arrived
+    arrived = np.maximum.accumulate(stamps - first + shift_of_mark)[marks] - shift_of_offset + first
+    result: list[int] = arrived.tolist()
+    return result
 
 
 class TcpStreamTable:
-    """Sorts segments by the connections that are watched."""
+    """Sorts segments into the TcpStreams of the connections that are watched.
+
+    A key identifies a connection: its local port, plus 65,536 times the index of the server's address.
+    """
 
     def __init__(self, addresses: int = 1) -> None:
-        self._flows: dict[int, TcpStream] = {}
-        self._first = np.zeros(addresses << 16, np.int64)
-        """Of each key the sequence number of its stream's first byte; UNKNOWN before the SYN-ACK was seen."""
-        self._through = np.full(addresses << 16, UNKNOWN)
-        """Of each key `TcpStream.through`; UNKNOWN where nothing is watched."""
-        self._began_ns = np.zeros(addresses << 16, np.int64)
-        """Of each key the stamp of its SYN-ACK: what came before is of a connection before this one."""
-        self._holding: set[int] = set()
-        """Keys of flows of which something is missing before what came."""
+        self._streams: dict[int, TcpStream] = {}
+        self._first_sequence = np.zeros(addresses << 16, np.int64)
+        """By key, the sequence number of the stream's first byte; UNKNOWN until the SYN-ACK is seen."""
+        self._contiguous_end = np.full(addresses << 16, UNKNOWN)
+        """By key, a copy of `TcpStream.contiguous_end`; UNKNOWN if the connection is not watched."""
+        self._syn_ack_ns = np.zeros(addresses << 16, np.int64)
+        """By key, the stamp of the SYN-ACK. Earlier segments belong to an earlier connection."""
+        self._incomplete: set[int] = set()
+        """Keys of streams in which a segment is missing before one that has arrived."""
         self.syn_acks: dict[int, tuple[int, int]] = {}
-        """First sequence number and stamp of connections that are not watched yet."""
+        """First sequence number and SYN-ACK stamp of connections that are not watched yet, by key."""
 
     def __contains__(self, key: int) -> bool:
-        return key in self._flows
+        return key in self._streams
 
     def watch(self, key: int, opened_ns: int) -> TcpStream:
-        """From now on. What came on a connection that was watched by this key is to be added first."""
-        flow = self._flows[key] = TcpStream(opened_ns)
-        self._holding.discard(key)
-        self._first[key], self._began_ns[key] = self.syn_acks.pop(key, (UNKNOWN, 0))
-        self._through[key] = 0
-        return flow
+        """Start a new stream for this key. If the key was watched before, add the old connection's segments first."""
+        stream = self._streams[key] = TcpStream(opened_ns)
+        self._incomplete.discard(key)
+        self._first_sequence[key], self._syn_ack_ns[key] = self.syn_acks.pop(key, (UNKNOWN, 0))
+        self._contiguous_end[key] = 0
+        return stream
 
-    def count(self, came: Segments) -> int:
-        """How many of these segments bring something on connections that are watched."""
-        return int(np.count_nonzero((came.length > 0) & (self._through[came.key] != UNKNOWN)))
+    def count(self, segments: Segments) -> int:
+        """Return how many of these segments carry data of watched connections."""
+        return int(np.count_nonzero((segments.length > 0) & (self._contiguous_end[segments.key] != UNKNOWN)))
 
     def add(self, *parts: Segments) -> None:
-        """Segments, in the order in which they came."""
+        """Add segments in the order in which they arrived.
+
+        Streams whose segments arrived in order are handled together, as numpy columns. The others are handled one
+        segment at a time, by `TcpStream.add`.
+        """
         received = Segments(*map(np.concatenate, zip(*parts, strict=True)))
-        for at in np.flatnonzero(received.syn).tolist():
-            self._greet(
-                int(received.key[at]), (int(received.sequence[at]) + 1) & 0xFFFFFFFF, int(received.stamp_ns[at])
-            )
-        for at in np.flatnonzero(received.fin).tolist():
-            if (ending := self._flows.get(int(received.key[at]))) is not None:
-                ending.closed_ns = int(received.stamp_ns[at])
+
+        # SYN-ACKs give the first sequence number of a connection, FINs its end.
+        for index in np.flatnonzero(received.syn).tolist():
+            first_sequence = (int(received.sequence[index]) + 1) & 0xFFFFFFFF
+            self._on_syn_ack(int(received.key[index]), first_sequence, int(received.stamp_ns[index]))
+        for index in np.flatnonzero(received.fin).tolist():
+            closing = self._streams.get(int(received.key[index]))
+            if closing is not None:
+                closing.closed_ns = int(received.stamp_ns[index])
+
+        # Select the segments with data of watched connections, and no segment of an earlier connection.
         key = received.key
-        retained = (
-            (received.length > 0) & ~received.syn & (self._through[key] != UNKNOWN) & (self._first[key] != UNKNOWN)
-        )
-        retained &= received.stamp_ns >= self._began_ns[key]
-        order = np.flatnonzero(retained)
+        selected = received.length > 0
+        selected &= ~received.syn
+        selected &= self._contiguous_end[key] != UNKNOWN
+        selected &= self._first_sequence[key] != UNKNOWN
+        selected &= received.stamp_ns >= self._syn_ack_ns[key]
+        order = np.flatnonzero(selected)
         if not len(order):
             return
-        narrow = np.uint16 if len(self._first) == 1 << 16 else np.int64  # the narrow is sorted in a tenth of the time
-        order = order[np.argsort(key[order].astype(narrow), kind="stable")]
-        key, stamp = key[order], received.stamp_ns[order]
-        through = self._through[key]
-        away = (received.sequence[order].astype(np.int64) - self._first[key] - through) & 0xFFFFFFFF
-        start = through + away - ((away >> 31) << 32)
+
+        # Sort them by connection. A stable sort keeps the order of arrival within each connection.
+        # Sorting 16-bit keys takes a tenth of the time of 64-bit keys.
+        key_type = np.uint16 if len(self._first_sequence) == 1 << 16 else np.int64
+        order = order[np.argsort(key[order].astype(key_type), kind="stable")]
+        key = key[order]
+        stamp = received.stamp_ns[order]
+
+        # Turn sequence numbers into stream offsets. Sequence numbers wrap at 2^32, so the distance to the end of the
+        # stream so far is taken modulo 2^32 and read as a signed 32-bit number.
+        known_end = self._contiguous_end[key]
+        distance = (received.sequence[order].astype(np.int64) - self._first_sequence[key] - known_end) & 0xFFFFFFFF
+        start = known_end + distance - ((distance >> 31) << 32)
         end = start + received.length[order]
-        first = np.diff(key, prepend=UNKNOWN) != 0
-        apart = np.cumsum(first) << 40  # so that how far each flow had come is found of all of them at once
-        furthest = np.maximum.accumulate(apart + np.maximum(end, through)) - apart
-        before = np.where(first, through, np.roll(furthest, 1))
-        amiss = self._holding.union(key[start > before].tolist())
-        new = end > before  # else it was sent again, and is known
-        if amiss:
-            new |= np.isin(key, [*amiss])
-        start, end, stamp, key = start[new], end[new], stamp[new], key[new]
+
+        # For each segment, find how far its stream had come before it: a cumulative maximum that starts again at each
+        # stream. Adding n << 40 to the offsets of stream n keeps the streams apart in one pass.
+        first_of_stream = np.diff(key, prepend=UNKNOWN) != 0
+        shift = np.cumsum(first_of_stream) << 40
+        furthest = np.maximum.accumulate(shift + np.maximum(end, known_end)) - shift
+        end_before = np.where(first_of_stream, known_end, np.roll(furthest, 1))
+
+        # A segment that starts behind that point leaves a hole, so its stream takes the slow path. In the other streams
+        # a segment without new bytes is a retransmission of bytes that have arrived, and is dropped.
+        incomplete = self._incomplete.union(key[start > end_before].tolist())
+        retained = end > end_before
+        if incomplete:
+            retained |= np.isin(key, [*incomplete])
+        start = start[retained]
+        end = end[retained]
+        stamp = stamp[retained]
+        key = key[retained]
+
+        # Append the segments of each stream, which are now the rows from `head` to `tail`.
         heads = np.flatnonzero(np.diff(key, prepend=UNKNOWN))
         tails = np.append(heads[1:], len(key))[: len(heads)]
-        self._through[key[heads]] = end[tails - 1]
-        ends, stamps = end.tobytes(), stamp.tobytes()
-        for head, tail, name in zip(heads.tolist(), tails.tolist(), key[heads].tolist(), strict=True):
-            flow = self._flows[name]
-            if name in amiss:
-                for each in zip(start[head:tail].tolist(), end[head:tail].tolist(), stamp[head:tail].tolist()):  # noqa: B905
-                    flow.add(*each)
-                self._through[name] = flow.contiguous_end
-                (self._holding.add if flow.out_of_order else self._holding.discard)(name)
+        self._contiguous_end[key[heads]] = end[tails - 1]
+        end_bytes = end.tobytes()
+        stamp_bytes = stamp.tobytes()
+        for head, tail, stream_key in zip(heads.tolist(), tails.tolist(), key[heads].tolist(), strict=True):
+            stream = self._streams[stream_key]
+            if stream_key not in incomplete:
+                stream.ends.frombytes(end_bytes[8 * head : 8 * tail])
+                stream.stamps.frombytes(stamp_bytes[8 * head : 8 * tail])
+                continue
+            segments = zip(start[head:tail].tolist(), end[head:tail].tolist(), stamp[head:tail].tolist(), strict=True)
+            for segment_start, segment_end, segment_stamp in segments:
+                stream.add(segment_start, segment_end, segment_stamp)
+            self._contiguous_end[stream_key] = stream.contiguous_end
+            if stream.out_of_order:
+                self._incomplete.add(stream_key)
             else:
-                flow.ends.frombytes(ends[8 * head : 8 * tail])
-                flow.stamps.frombytes(stamps[8 * head : 8 * tail])
+                self._incomplete.discard(stream_key)
 
-    def _greet(self, key: int, first: int, stamp_ns: int) -> None:
-        flow = self._flows.get(key)
-        if flow is not None and not flow.contiguous_end and stamp_ns <= flow.opened_ns:
-            self._first[key], self._began_ns[key] = first, stamp_ns
-        elif self._first[key] != first or flow is None:
-            self.syn_acks[key] = first, stamp_ns
+    def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
+        """Note the start of a connection: of the watched stream if it is that of this stream, else of the next one."""
+        stream = self._streams.get(key)
+        if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:
+            self._first_sequence[key], self._syn_ack_ns[key] = first_sequence, stamp_ns
+        elif self._first_sequence[key] != first_sequence or stream is None:
+            self.syn_acks[key] = first_sequence, stamp_ns
 
 
 class PacketRing:
-    """A packet socket with a memory-mapped ring, for the addresses of one family, and for these ports of ours."""
+    """A packet socket with a memory-mapped ring, for server addresses of one family and a range of local ports."""
 
     def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> None:
-        """Raises OSError where the kernel does not let us."""
-        self.family, self.addresses = family, addresses
-        self._next = 0
+        """Open the ring for segments from `addresses` to local `ports` (None: all). Raises OSError if the kernel does
+        not permit it."""
+        self.family = family
+        self.addresses = addresses
+        self._next_block = 0
         self._socket, self._memory = open_packet_socket(family, addresses, ports)
         self.words = np.frombuffer(self._memory, np.uint32).reshape(-1, BLOCK_BYTES // 4)
 
     def read(self) -> Segments | None:
-        """What has been handed over since the last time; None for nothing."""
-        count, looked_at, maximum = 0, 1, len(self.words)
-        while count < maximum and self.words[at := (self._next + count) % maximum, 2] & 1:
-            ours = self.words[at : min(at + looked_at, at + maximum - count), 2] & 1
-            count += len(ours) if ours.all() else int(ours.argmin())
-            looked_at *= 2
+        """Return the segments that the kernel has handed over since the last call; None if there are none."""
+        block_count = len(self.words)
+        count = 0
+        # Word 2 of a block is its status: bit 0 is set while the block belongs to us. Look at 1, 2, 4, ... at a time.
+        step = 1
+        while count < block_count:
+            first = (self._next_block + count) % block_count
+            if not self.words[first, 2] & 1:
+                break
+            ready = self.words[first : min(first + step, first + block_count - count), 2] & 1
+            count += len(ready) if ready.all() else int(ready.argmin())
+            step *= 2
         if not count:
             return None
-        blocks = (self._next + np.arange(count)) % maximum
+        blocks = (self._next_block + np.arange(count)) % block_count
         result = parse_segments(self.words, blocks, self.family, self.addresses)
-        self.words[blocks, 2] = 0
-        self._next = (self._next + count) % maximum
+        self.words[blocks, 2] = 0  # gives the blocks back to the kernel
+        self._next_block = (self._next_block + count) % block_count
         return result
 
     def drops(self) -> int:
-        """Segments that found no room since the last time."""
+        """Return how many segments found no room in the ring since the last call."""
         return dropped_segments(self._socket)
 
     def close(self) -> None:
-        """Keep nothing more."""
+        """Close the ring and its socket."""
         del self.words
         self._memory.close()
         self._socket.close()

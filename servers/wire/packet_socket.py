@@ -1,11 +1,12 @@
-"""The packet socket of a ring: the kernel keeps each TCP segment's headers and stamp in memory that it shares with us.
+"""Opens the packet socket of a ring: the kernel writes each TCP segment's headers and timestamp to shared memory.
 
-A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) sees what comes in on the interface
-of the route to the server. It asks for all protocols: one that asks for IP alone is served after IP, TCP and the
-wake-up of the reader, and stamps up to 0.1 ms late (net/core/dev.c, __netif_receive_skb_core). The filter keeps the IP
-header and 14 bytes of the TCP header: of what was said nothing is ever copied.
+A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) receives the packets that arrive on
+the interface of the route to the server. It requests all protocols: a socket that requests IP alone gets its packets
+after IP, TCP and the wake-up of the reader, and its timestamps are up to 0.1 ms late (net/core/dev.c,
+__netif_receive_skb_core). The filter keeps the IP header and 14 bytes of the TCP header, so no payload is ever copied.
 
-A server that listens sees its clients' requests so: their address has port 0, any, and `ports` is its own.
+A simulated server uses the same socket to timestamp its clients' requests. Then the address has port 0, which matches
+any client port, and `ports` is the server's own port.
 """
 
 from __future__ import annotations
@@ -22,29 +23,68 @@ from typing import Any
 from loadgen.servers.wire.capabilities import give_up_capability, take_capability
 from loadgen.servers.wire.ports import PortRange
 
-BLOCK_BYTES, BLOCKS, BLOCKS_OF_REQUESTS = 8_192, 4_096, 256
-"""What is not read for long is kept as long as it fits 32 MiB, about 230,000 segments, and for 4 s of any load; of
-requests 2 MiB, 14,000 segments, a quarter of a second."""
+BLOCK_BYTES = 8_192
+BLOCKS = 4_096
+"""The ring of a client holds 32 MiB: about 230,000 segments, or 4 s of any load."""
+BLOCKS_OF_REQUESTS = 256
+"""The ring of a simulated server holds 2 MiB: 14,000 segments, or a quarter of a second."""
 RETIRE_MS = 1
-"""A block is handed over when it is full, or this long after its first segment."""
+"""The kernel hands over a block when it is full, or this long after its first segment."""
 MAX_ADDRESSES: dict[int, int] = {socket.AF_INET: 59, socket.AF_INET6: 20}
-"""What jumps of a filter reach over: 255 instructions."""
+"""Maximum number of addresses in a filter, by family: a jump reaches over at most 255 instructions."""
 _ETHERTYPE: dict[int, int] = {socket.AF_INET: 0x0800, socket.AF_INET6: 0x86DD}
 _ALL, _PROTOCOL = 0x0003, 0xFFFFF000
 """linux/if_ether.h, ETH_P_ALL; linux/filter.h, SKF_AD_OFF + SKF_AD_PROTOCOL."""
-_SOL_PACKET, _RX_RING, _STATISTICS, _VERSION, _TIMESTAMP, _IGNORE_OUTGOING = 263, 5, 6, 10, 17, 23
-_TPACKET_V3, _SOFTWARE_STAMPS, _ATTACH_FILTER = 2, 1 << 4, 26
+# linux/if_packet.h: socket options and their values.
+_SOL_PACKET = 263
+_RX_RING = 5
+_STATISTICS = 6
+_VERSION = 10
+_TIMESTAMP = 17
+_IGNORE_OUTGOING = 23
+_TPACKET_V3 = 2
+_SOFTWARE_STAMPS = 1 << 4  # linux/net_tstamp.h, SOF_TIMESTAMPING_SOFTWARE
+_ATTACH_FILTER = 26  # asm-generic/socket.h, SO_ATTACH_FILTER
+# linux/bpf_common.h: opcodes of classic BPF. A is the accumulator, X the index register.
+_LOAD_WORD = 0x20
+_LOAD_HALF = 0x28
+_LOAD_BYTE = 0x30
+_LOAD_HALF_X = 0x48
+_LOAD_BYTE_X = 0x50
+_LOAD_IP_LENGTH_X = 0xB1
+_LOAD_X = 0x01
+_X_TO_A = 0x87
+_A_TO_X = 0x07
+_ADD = 0x04
+_ADD_X = 0x0C
+_AND = 0x54
+_SHIFT_RIGHT = 0x74
+_EQUAL = 0x15
+_GREATER = 0x25
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_RETURN_A = 0x16
 _INSTRUCTION = struct.Struct("=HBBI")
-"""linux/filter.h, struct sock_filter: what to do, where to go if true, if false (both counted from the next), value."""
-_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _LOAD_HALF_X, _LOAD_IP_LENGTH_X = 0x20, 0x28, 0x30, 0x48, 0xB1
-_LOAD_X, _X_TO_A, _ADD, _EQUAL, _ANY_BIT, _RETURN_A, _RETURN = 0x01, 0x87, 0x04, 0x15, 0x45, 0x16, 0x06
-_GREATER, _AT_LEAST, _LOAD_BYTE_X, _AND, _SHIFT_RIGHT, _ADD_X, _A_TO_X = 0x25, 0x35, 0x50, 0x54, 0x74, 0x0C, 0x07
+"""linux/filter.h, struct sock_filter: opcode, jump if true, jump if false (both relative to the next one), value."""
 _SOCKET_ADDRESS = struct.Struct("HHi12x")
 """linux/if_packet.h, struct sockaddr_ll: family, protocol, interface."""
-_NETLINK_ROUTE, _GET_ROUTE, _NEW_ROUTE, _REQUEST, _DESTINATION, _INTERFACE = 0, 26, 24, 1, 1, 4
-_MESSAGE, _ROUTE, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("8BI"), struct.Struct("HH")
-"""linux/rtnetlink.h: struct nlmsghdr, rtmsg, rtattr."""
-_TCP, _FRAGMENT, _KEPT_OF_TCP, _FIN, _SYN = 6, 0x1FFF, 14, 0x01, 0x02
+# linux/rtnetlink.h: messages, attributes, and struct nlmsghdr, rtmsg and rtattr.
+_NETLINK_ROUTE = 0
+_GET_ROUTE = 26
+_NEW_ROUTE = 24
+_REQUEST = 1
+_DESTINATION = 1
+_INTERFACE = 4
+_MESSAGE = struct.Struct("IHHII")
+_ROUTE = struct.Struct("8BI")
+_ATTRIBUTE = struct.Struct("HH")
+_TCP = 6
+_FRAGMENT = 0x1FFF
+"""Mask of the fragment offset in an IPv4 header."""
+_KEPT_OF_TCP = 14
+_FIN = 0x01
+_SYN = 0x02
 CAP_NET_RAW = 13
 """linux/capability.h."""
 IPV6_BYTES = 40
@@ -53,10 +93,10 @@ IPV6_BYTES = 40
 def open_packet_socket(
     family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None
 ) -> tuple[socket.socket, mmap.mmap]:
-    """The socket that sees segments from these addresses of a family to `ports` of ours, and the memory in which they
-    are. Raises OSError where the kernel does not let us."""
+    """Open a packet socket for segments from `addresses` (of one family) to our `ports`. Return it with the memory of
+    its ring. Raises OSError if the kernel does not permit it."""
     if sys.byteorder != "little" or len(addresses) > MAX_ADDRESSES[family]:
-        raise OSError(f"packet rings are read on little-endian machines, of addresses up to {MAX_ADDRESSES}")
+        raise OSError(f"a packet ring needs a little-endian machine and at most {MAX_ADDRESSES[family]} addresses")
     packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
     try:
         _attach(packets, filter_program(family, addresses, ports))
@@ -75,8 +115,8 @@ def open_packet_socket(
 
 
 def set_packet_capability(*, effective: bool) -> None:
-    """Take what right this thread has to open packet sockets (file capabilities only permit it), or give it up for
-    good. Sockets that are open go on."""
+    """Make this thread's capability to open packet sockets effective, or give it up permanently. File capabilities only
+    permit it, so it must be made effective first. Open sockets keep working."""
     if effective:
         take_capability(CAP_NET_RAW)
     else:
@@ -84,78 +124,125 @@ def set_packet_capability(*, effective: bool) -> None:
 
 
 def dropped_segments(packets: socket.socket) -> int:
-    """Segments that found no room since the last time."""
+    """Return how many segments found no room in the ring since the last call."""
     return int(struct.unpack("3I", packets.getsockopt(_SOL_PACKET, _STATISTICS, 12))[1])
 
 
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
-    """The filter: of TCP segments from these addresses to `ports`, how many bytes are kept; of others none. X is where
-    TCP begins, and a jump to `accept` or `reject` is known by its place in the end."""
+    """Return the filter program. It returns how many bytes to keep of a packet: the headers of TCP segments from these
+    addresses to `ports`, and 0 bytes of every other packet.
+
+    Each instruction is (opcode, jump if true, jump if false, value). While the program is built, a jump to one of its
+    two ends is written as `accept` or `reject`. Register X holds the offset of the TCP header.
+    """
     accept, reject = -1, -2
-    four = family == socket.AF_INET
+    ipv4 = family == socket.AF_INET
+    tcp_offset_to_x = (_LOAD_IP_LENGTH_X, 0, 0, 0) if ipv4 else (_LOAD_X, 0, 0, IPV6_BYTES)
+
+    # Only TCP, and of IPv4 no fragments but the first.
     code: list[tuple[int, int, int, int]] = [
         (_LOAD_HALF, 0, 0, _PROTOCOL),
         (_EQUAL, 0, reject, _ETHERTYPE[family]),
-        (_LOAD_BYTE, 0, 0, 9 if four else 6),
+        (_LOAD_BYTE, 0, 0, 9 if ipv4 else 6),
         (_EQUAL, 0, reject, _TCP),
     ]
-    to_tcp = (_LOAD_IP_LENGTH_X, 0, 0, 0) if four else (_LOAD_X, 0, 0, IPV6_BYTES)
-    if four:
-        code += [(_LOAD_HALF, 0, 0, 6), (_ANY_BIT, reject, 0, _FRAGMENT)]
-    code += [to_tcp]
+    if ipv4:
+        code += [
+            (_LOAD_HALF, 0, 0, 6),
+            (_ANY_BIT, reject, 0, _FRAGMENT),
+        ]
+    code += [tcp_offset_to_x]
+
+    # Only segments to our ports.
     if ports is not None:
-        code += [(_LOAD_HALF_X, 0, 0, 2), (_AT_LEAST, 0, reject, ports.first), (_GREATER, reject, 0, ports.last)]
-    # What opens, what ends, or what has a first byte (else loading it rejects): no ACK alone.
-    code += [(_LOAD_BYTE_X, 0, 0, 13), (_ANY_BIT, 7, 0, _SYN | _FIN), (_LOAD_BYTE_X, 0, 0, 12), (_AND, 0, 0, 0xF0)]
-    code += [(_SHIFT_RIGHT, 0, 0, 2), (_ADD_X, 0, 0, 0), (_A_TO_X, 0, 0, 0), (_LOAD_BYTE_X, 0, 0, 0), to_tcp]
+        code += [
+            (_LOAD_HALF_X, 0, 0, 2),
+            (_AT_LEAST, 0, reject, ports.first),
+            (_GREATER, reject, 0, ports.last),
+        ]
+
+    # Only segments with SYN or FIN, or with data: the program loads the first byte after the TCP header. If there is
+    # none, as in an ACK without data, the load fails and the kernel rejects the packet.
+    code += [
+        (_LOAD_BYTE_X, 0, 0, 13),
+        (_ANY_BIT, 7, 0, _SYN | _FIN),  # skips the next seven instructions, to the addresses
+        (_LOAD_BYTE_X, 0, 0, 12),
+        (_AND, 0, 0, 0xF0),
+        (_SHIFT_RIGHT, 0, 0, 2),
+        (_ADD_X, 0, 0, 0),
+        (_A_TO_X, 0, 0, 0),
+        (_LOAD_BYTE_X, 0, 0, 0),
+        tcp_offset_to_x,
+    ]
+
+    # Only segments from one of the addresses. A word that differs skips the rest of its address.
+    source_offset = 12 if ipv4 else 8
     for address in addresses:
         words = address_words(family, address)
         for index, word in enumerate(words):
-            code += [(_LOAD_WORD, 0, 0, (12 if four else 8) + 4 * index), (_EQUAL, 0, 2 * (len(words) - index), word)]
-        code += [(_LOAD_HALF_X, 0, 0, 0), (_EQUAL if address[1] else _AT_LEAST, accept, 0, address[1])]
-    end = len(code)
-    code += [(_RETURN, 0, 0, 0), (_X_TO_A, 0, 0, 0), (_ADD, 0, 0, _KEPT_OF_TCP), (_RETURN_A, 0, 0, 0)]
-    ends = {reject: end, accept: end + 1}
-    return b"".join(
-        _INSTRUCTION.pack(do, *(ends[to] - at - 1 if to < 0 else to for to in jumps), value)
-        for at, (do, *jumps, value) in enumerate(code)
-    )
+            code += [
+                (_LOAD_WORD, 0, 0, source_offset + 4 * index),
+                (_EQUAL, 0, 2 * (len(words) - index), word),
+            ]
+        same_port = _EQUAL if address[1] else _AT_LEAST  # port 0 matches every port
+        code += [
+            (_LOAD_HALF_X, 0, 0, 0),
+            (same_port, accept, 0, address[1]),
+        ]
+
+    # The two ends: `reject` keeps nothing, `accept` keeps everything before TCP and the first bytes of TCP.
+    ends = {reject: len(code), accept: len(code) + 1}
+    code += [
+        (_RETURN, 0, 0, 0),
+        (_X_TO_A, 0, 0, 0),
+        (_ADD, 0, 0, _KEPT_OF_TCP),
+        (_RETURN_A, 0, 0, 0),
+    ]
+    packed = []
+    for position, (opcode, if_true, if_false, value) in enumerate(code):
+        jumps = [ends[jump] - position - 1 if jump < 0 else jump for jump in (if_true, if_false)]
+        packed.append(_INSTRUCTION.pack(opcode, *jumps, value))
+    return b"".join(packed)
 
 
 def address_words(family: int, address: tuple[Any, ...]) -> tuple[int, ...]:
-    """As the kernel has it in a packet, in words of the network's order."""
+    """Return an IP address as it stands in a packet, in 32-bit words of network byte order."""
     packed = socket.inet_pton(family, address[0].partition("%")[0])
     return struct.unpack(f"!{len(packed) // 4}I", packed)
 
 
 def _attach(packets: socket.socket, code: bytes) -> None:
+    """Attach a filter program to the socket (struct sock_fprog of linux/filter.h)."""
     space = ctypes.create_string_buffer(code, len(code))
     described = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(space))
     packets.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
 
 
 def _bind(packets: socket.socket, interfaces: set[int]) -> None:
-    """To the interface, or to all where there are several; Python's own `bind` knows them by name only. Before it
-    nothing comes, and so nothing unfiltered."""
+    """Bind to the interface, or to every interface if there are several. The socket receives nothing before that, so it
+    never receives an unfiltered packet. Python's own `bind` cannot be used: it takes interface names only."""
     libc = ctypes.CDLL(None, use_errno=True)
-    only = interfaces.pop() if len(interfaces) == 1 else 0
-    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ALL), only)
+    interface = interfaces.pop() if len(interfaces) == 1 else 0
+    address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ALL), interface)
     if libc.bind(packets.fileno(), address, len(address)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _interface(family: int, address: tuple[Any, ...]) -> int:
-    """Index of the interface by which the kernel would reach this address (rtnetlink(7)); 0 where it does not say."""
+    """Return the index of the interface that the kernel's route to this address uses (rtnetlink(7)), or 0 if it does
+    not report one."""
     packed = socket.inet_pton(family, address[0].partition("%")[0])
-    requested = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
-    requested += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _DESTINATION) + packed
+    request = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+    request += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _DESTINATION) + packed
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as netlink:
-        netlink.send(_MESSAGE.pack(_MESSAGE.size + len(requested), _GET_ROUTE, _REQUEST, 1, 0) + requested)
-        told = netlink.recv(65_536)
-    at, end = _MESSAGE.size + _ROUTE.size, len(told)
-    while _MESSAGE.unpack_from(told)[1] == _NEW_ROUTE and at + _ATTRIBUTE.size < end:
-        size, kind = _ATTRIBUTE.unpack_from(told, at)
-        if kind == _INTERFACE:
-            return int.from_bytes(told[at + _ATTRIBUTE.size : at + size], sys.byteorder)
-        at += max(size + 3 & ~3, _ATTRIBUTE.size)
+        netlink.send(_MESSAGE.pack(_MESSAGE.size + len(request), _GET_ROUTE, _REQUEST, 1, 0) + request)
+        reply = netlink.recv(65_536)
+    if _MESSAGE.unpack_from(reply)[1] != _NEW_ROUTE:
+        return 0
+    position = _MESSAGE.size + _ROUTE.size
+    while position + _ATTRIBUTE.size < len(reply):
+        size, attribute = _ATTRIBUTE.unpack_from(reply, position)
+        if attribute == _INTERFACE:
+            return int.from_bytes(reply[position + _ATTRIBUTE.size : position + size], sys.byteorder)
+        position += max(size + 3 & ~3, _ATTRIBUTE.size)  # attributes are aligned to four bytes
     return 0

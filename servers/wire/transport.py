@@ -1,7 +1,7 @@
-"""The transport: sends one request and reads its answer, with the kernel's receive stamp of every read.
+"""The transport: sends one request and reads its response, with the kernel's receive timestamp of every read.
 
-The stamps are right however late this process gets round to reading (see stamps), so the read path does nothing
-but `recvmsg`, append, and "has this body ended?". Everything else waits for the end of the request.
+Kernel timestamps are right however late this process reads (loadgen.servers.wire.timestamps). So the read path only
+calls `recvmsg`, appends, and checks whether the body has ended. Everything else waits for the end of the request.
 """
 
 from __future__ import annotations
@@ -25,29 +25,39 @@ from loadgen.servers.wire.tcp_info import losses, receive_window
 from loadgen.servers.wire.timestamps import CONTROL_BYTES, TIMESPEC_BYTES
 
 RESPONSE_LIMIT_BYTES = 64 << 20
-MAX_PARTS, SMALL_BYTES = 16, 65_536  # Looked at before the end, for which others may wait; to join more is dear
-SHUT_BYTES = 4_096  # A server that may send no more than this is held back
+MAX_PARTS = 16
+SMALL_BYTES = 65_536
+"""A response below this size is joined and scanned once it has more than MAX_PARTS parts. Other requests may wait for
+its end. Joining a larger one takes too long."""
+SHUT_BYTES = 4_096
+"""A receive window smaller than this holds the server back."""
 WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled"]
-"""Ways to end without an answer; each is an error kind of loadgen.analysis.run.record."""
+"""Ways to end without a response; each is an error kind of loadgen.analysis.run.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 INTO_BYTES = 1 << 20
-"""Largest read. The kernel may hold many packets as one buffer, with the timestamp of the newest of them. A read that
-stops inside such a buffer gets a timestamp that is too late, so this is more than lies waiting as a rule."""
-_INTO = [memoryview(bytearray(INTO_BYTES))]  # What is read goes through here: room of its own for each read costs more
+"""Size of the read buffer. The kernel may join many packets into one buffer, with the timestamp of the newest of them.
+A read that stops inside such a buffer gets a timestamp that is too late. So the size exceeds what usually waits."""
+_INTO = [memoryview(bytearray(INTO_BYTES))]  # One buffer for all reads, because a new buffer per read costs more
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request on the wire: what was sent when, and every byte that came back with its stamps. Mutable, because it
-    is the measuring path. All instants are CLOCK_MONOTONIC ns except `kernel`, which holds the kernel's own timespecs
-    (CLOCK_REALTIME) as bytes, 16 per read, zero where it gave none. `sizes[i]` is the length of `raw` after read i.
-    `raw` itself is in `parts`, and what was before them `aside`, until somebody asks for all.
-    With TLS `seals` has the end of each record, in `raw` and in all that came on the connection. `cut_reads` are the
-    indexes of reads that filled the buffer, whose kernel timestamps may be too late (INTO_BYTES)."""
+    """One request on the wire: when it was sent, and every byte of the response with its timestamps.
+
+    It is mutable, because it is the measuring path. All instants are CLOCK_MONOTONIC ns, except `kernel_timespecs`.
+
+    The received bytes are `raw`. They are stored in `parts`, after the blocks that were `spilled` to disk, until `raw`
+    is requested. `sizes[i]` is the length of `raw` after read i, and `user_ns[i]` the instant at which this process had
+    read it. `kernel_timespecs` holds the kernel's timespec of each read (CLOCK_REALTIME, 16 bytes, zero if there was
+    none).
+
+    `tls_records` has the end of each TLS record: its offset in `raw`, and its offset in the TCP stream. `cut_reads` are
+    the indexes of reads that filled the buffer, whose kernel timestamps may be too late (INTO_BYTES).
+    """
 
     _poller: Poller
     _on_end: Callable[[Exchange], None]
-    sealed: bytes | memoryview = b""  # What is still to be sent
+    unsent: bytes | memoryview = b""
     connection: Connection | None = None
     framing: ResponseFraming = field(default_factory=ResponseFraming)
     parts: list[bytes] = field(default_factory=list)
@@ -57,83 +67,97 @@ class Exchange:
     user_ns: array[int] = field(default_factory=partial(array, "q"))
     kernel_timespecs: bytearray = field(default_factory=bytearray)
     tls_records: list[tuple[int, int]] = field(default_factory=list)
-    tcp_stream: Any = None
-    stream_start: int = 0
+    tcp_stream: Any = None  # What TimestampSource.watch returned for the connection
+    stream_start: int = 0  # Offset in the TCP stream at which this response starts
     read_ends: list[int] = field(default_factory=list)
     cut_reads: list[int] = field(default_factory=list)
     tls_end: tuple[WireError | Literal[""], str] | None = None  # How TLS ended; no error kind for a proper end
     sent_ns: int | None = None
     sent_end_ns: int | None = None
     ended_at_ns: int | None = None
-    reusable_connection: Connection | None = None  # The connection after the end, where another request may use it
-    window_checks: int = 0  # Reads that may have been late, before which the receive window was looked at ...
-    full_windows: int = 0  # ... and found shut, or nearly
-    losses: tuple[int, int] = (0, 0)  # Segments that we sent again, and that came out of order, meanwhile
+    reusable_connection: Connection | None = None  # After the end, the connection if it can carry another request
+    window_checks: int = 0  # Reads before which the receive window was checked, because they may have been late
+    full_windows: int = 0  # Those that found the receive window full, or nearly full
+    losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
 
     @property
     def raw(self) -> bytes:
-        """All that came."""
+        """Every byte received so far. Reads back the blocks that were spilled to disk."""
         if self.spilled:
-            self.parts, self.spilled = [*(take() for take in self.spilled), *self.parts], []
+            self.parts = [*(take() for take in self.spilled), *self.parts]
+            self.spilled = []
         return self.tail()
 
     def tail(self) -> bytes:
-        """What of it is not aside."""
+        """Return the received bytes that are in memory."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0] if self.parts else b""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
-        """Take a connection and the bytes to send on it; nothing is sent yet."""
+        """Attach a connection and the bytes to send on it. Nothing is sent yet."""
         self.connection = connection
-        self.sealed = sealed
+        self.unsent = sealed
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
 
     def send(self, *others: Exchange) -> None:
-        """Send the request, and right behind it those of others: the end of one `send` is the start of the next. What
-        the loop looks at was looked at before it, and so is in the processor's caches."""
-        every = (self, *others)
-        calls = [(each.connection.sock.send, each.sealed) for each in every if each.connection is not None]
-        taken, instants = list[int | OSError](), [monotonic_ns()]
-        for send, sealed in calls:
-            taken.append(_taken(send, sealed))
-            instants.append(monotonic_ns())
-        for each, count, begun_ns, ended_ns in zip(every, taken, instants[:-1], instants[1:], strict=True):
-            each.sent_ns = begun_ns
-            each.on_sent(count, ended_ns)
+        """Send this request and then the others. The end of one `send` is the start of the next.
 
-    def on_sent(self, count: int | OSError, ended_ns: int) -> None:
-        """The socket has taken so many of the bytes to send, or none; the rest waits for room in its buffer."""
+        The loop only makes `send` calls: everything it needs is looked up before it, and is in the CPU cache then.
+        """
+        exchanges = (self, *others)
+        calls = [
+            (exchange.connection.sock.send, exchange.unsent)
+            for exchange in exchanges
+            if exchange.connection is not None
+        ]
+        results = list[int | OSError]()
+        instants = [monotonic_ns()]
+        for send, sealed in calls:
+            results.append(_try_send(send, sealed))
+            instants.append(monotonic_ns())
+        for exchange, result, begun_ns, ended_ns in zip(exchanges, results, instants[:-1], instants[1:], strict=True):
+            exchange.sent_ns = begun_ns
+            exchange.on_sent(result, ended_ns)
+
+    def on_sent(self, result: int | OSError, ended_ns: int) -> None:
+        """Handle the result of a `send`: the number of bytes that the socket took, or its error. Bytes that it did not
+        take are sent when the socket is writable."""
         assert self.connection is not None
-        if count == len(self.sealed):
-            self.sealed, self.sent_end_ns = b"", ended_ns
+        if result == len(self.unsent):
+            self.unsent = b""
+            self.sent_end_ns = ended_ns
             if self.connection.tls is not None and self.connection.outgoing.pending:
                 self.connection.flush()
-        elif isinstance(count, OSError) and not isinstance(count, BlockingIOError):
-            kind: WireError = "client_limit" if count.errno in NO_BUFFER_ERRORS else "connect"
-            self.fail(kind, f"send failed: {count.strerror or count}")
+        elif isinstance(result, OSError) and not isinstance(result, BlockingIOError):
+            kind: WireError = "client_limit" if result.errno in NO_BUFFER_ERRORS else "connect"
+            self.fail(kind, f"send failed: {result.strerror or result}")
         else:
-            self.sealed = memoryview(self.sealed)[count if isinstance(count, int) else 0 :]
+            sent_bytes = result if isinstance(result, int) else 0
+            self.unsent = memoryview(self.unsent)[sent_bytes:]
             self._poller.loop.add_writer(self.connection.sock, self._on_writable)
 
     def listen(self) -> None:
-        """Start reading. Called after the whole burst is out, so that no read delays a send."""
+        """Start reading. The driver calls this after the whole burst is sent, so that no read delays a send."""
         connection = self.connection
         if connection is not None and not self.error_kind:
-            self.stream_start = connection.received  # session tickets may have come since `prepare`
-            self._poller.add(connection.sock, self._on_readable if connection.tls is None else self._on_sealed)
+            self.stream_start = connection.received  # TLS session tickets may have arrived since `prepare`
+            callback = self._on_readable if connection.tls is None else self._on_tls_readable
+            self._poller.add(connection.sock, callback)
 
-    def offsets(self, places: Sequence[int]) -> Sequence[int]:
-        """Where these places of `raw` are in all that came on the connection
-        (loadgen.servers.wire.timestamps.Received)."""
-        if not self.tls_records:
-            return [self.stream_start + index for index in places] if self.stream_start else places
-        return [self.tls_records[bisect_left(self.tls_records, (index,))][1] for index in places]
+    def offsets(self, raw_offsets: Sequence[int]) -> Sequence[int]:
+        """Convert offsets in `raw` to offsets in the TCP stream (loadgen.servers.wire.timestamps.Received)."""
+        if self.tls_records:
+            records = self.tls_records
+            return [records[bisect_left(records, (offset,))][1] for offset in raw_offsets]
+        if self.stream_start:
+            return [self.stream_start + offset for offset in raw_offsets]
+        return raw_offsets
 
     def fail(self, kind: WireError, detail: str) -> None:
-        """End this exchange now, unless it has ended, keeping what came."""
+        """End this exchange with an error, unless it has ended. The bytes received so far are kept."""
         if self.connection is None:
             return
         self.error_kind, self.error_detail = kind, detail
@@ -142,17 +166,17 @@ class Exchange:
     def _on_writable(self) -> None:
         assert self.connection is not None
         self._poller.loop.remove_writer(self.connection.sock)
-        self.on_sent(_taken(self.connection.sock.send, self.sealed), monotonic_ns())
+        self.on_sent(_try_send(self.connection.sock.send, self.unsent), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
-        """End this exchange for a reason of ours, with what has come."""
+        """End this exchange on the client's side, after a last read."""
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)
 
-    def _on_sealed(self) -> None:
-        """Read TLS records, reply where TLS itself must, and end the exchange if the TLS session has ended. The end
-        comes after the data that came before it, which may complete the response."""
+    def _on_tls_readable(self) -> None:
+        """Read TLS records, reply where TLS itself requires it, and end the exchange if the TLS session has ended. Data
+        received before that end is handled first, because it may complete the response."""
         connection = self.connection
         assert connection is not None
         self._on_readable()
@@ -166,12 +190,16 @@ class Exchange:
                 self._closed(detail)
 
     def _on_readable(self) -> None:
+        """Read once from the socket. This is the hot path: a change here states its measured cost."""
         connection = self.connection
         assert connection is not None
-        late = self._poller.late
-        if late and (left := receive_window(connection.sock)) is not None:
-            self.window_checks += 1
-            self.full_windows += left < SHUT_BYTES
+        poller = self._poller
+        if poller.late:
+            # Reads were deferred: note whether the server had to wait for us.
+            window_bytes = receive_window(connection.sock)
+            if window_bytes is not None:
+                self.window_checks += 1
+                self.full_windows += window_bytes < SHUT_BYTES
         try:
             count, control, _, _ = connection.sock.recvmsg_into(_INTO, CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -183,27 +211,31 @@ class Exchange:
         if not count:
             self._closed("the server closed the connection")
             return
-        self._poller.largest_read = max(self._poller.largest_read, count)
-        self._poller.bytes_read = self._poller.bytes_read + count
-        data, framing = bytes(_INTO[0][:count]), self.framing
+        poller.largest_read = max(poller.largest_read, count)
+        poller.bytes_read += count
+        data = bytes(_INTO[0][:count])
+        framing = self.framing
         if connection.tls is not None:
-            data = self._unseal(connection, data)
+            data = self._decrypt(connection, data)
             if not data:
                 return
+
+        # Store the bytes, and the instants of this read.
         self.parts.append(data)
         self.size = size = self.size + len(data)
         self.sizes.append(size)
         self.user_ns.append(now)
         self.kernel_timespecs += control[0][2][:TIMESPEC_BYTES] if control else _NO_STAMP
+
         # A chunked body can only have ended in a read that ends with an empty line, or in one too short to show it.
-        ending = data.endswith(b"\r\n\r\n") or len(data) < 5 or (len(self.parts) > MAX_PARTS and size < SMALL_BYTES)
+        may_end = data.endswith(b"\r\n\r\n") or len(data) < 5 or (len(self.parts) > MAX_PARTS and size < SMALL_BYTES)
         if size > RESPONSE_LIMIT_BYTES:
             self.fail("protocol", f"answer longer than {RESPONSE_LIMIT_BYTES >> 20} MiB")
-        elif ending if framing.chunked else size >= framing.need:
+        elif may_end if framing.chunked else size >= framing.need:
             self.scan()
 
     def scan(self) -> None:
-        """Has it ended?"""
+        """Finish the exchange if the response has ended."""
         try:
             tail = self.tail()
             if self.framing.scan(tail, self.size - len(tail)):
@@ -211,16 +243,17 @@ class Exchange:
         except ProtocolError as error:
             self.fail("protocol", str(error))
 
-    def _unseal(self, connection: Connection, data: bytes) -> bytes:
-        """Return the data that these bytes complete, which is empty for records of TLS itself and for parts of records.
-        Note the end of the session in `tls_end`."""
+    def _decrypt(self, connection: Connection, data: bytes) -> bytes:
+        """Return the plaintext that these bytes complete. It is empty for parts of records, and for records of TLS
+        itself. Sets `tls_end` if the TLS session has ended."""
         assert connection.tls is not None
         if len(data) == INTO_BYTES:
             self.cut_reads.append(len(self.sizes))
         connection.feed(data)
-        parts, size = list[bytes](), self.size
+        parts = list[bytes]()
+        size = self.size
         try:
-            while part := connection.tls.read(READ_BYTES):  # one record, and nothing of the next is taken
+            while part := connection.tls.read(READ_BYTES):  # one record, without the beginning of the next
                 parts.append(part)
                 size += len(part)
                 self.tls_records.append((size, connection.received - connection.incoming.pending))
@@ -228,13 +261,14 @@ class Exchange:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            # A server that refuses the client's certificate says so after the handshake (TLS 1.3).
+            # A server that refuses the client's certificate reports it after the handshake (TLS 1.3).
             self.tls_end = "protocol" if size else "connect", connection_error(error)
         if parts:
             self.read_ends.append(connection.received)
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:
+        """Handle the end of the connection, which may be the proper end of the response."""
         if self.framing.at_eof(self.size):
             self._finish()
         elif self.parts:
@@ -251,7 +285,7 @@ class Exchange:
             connection.received += self.size
             if self.size >= INTO_BYTES:
                 reads = enumerate(pairwise((0, *self.sizes)))
-                self.cut_reads = [index for index, (begin, end) in reads if end - begin == INTO_BYTES]
+                self.cut_reads = [index for index, (start, end) in reads if end - start == INTO_BYTES]
         before, connection.losses = connection.losses, losses(connection.sock)
         self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
         if self.sent_ns is not None:
@@ -265,8 +299,8 @@ class Exchange:
         self._on_end(self)
 
 
-def _taken(send: Callable[[bytes | memoryview], int], sealed: bytes | memoryview) -> int | OSError:
-    """How many bytes a socket takes, or why none."""
+def _try_send(send: Callable[[bytes | memoryview], int], sealed: bytes | memoryview) -> int | OSError:
+    """Return how many bytes the socket takes, or the error with which it takes none."""
     try:
         return send(sealed)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The addresses of a server's name: which of them a run uses, and which one a new connection takes.
+"""Selects which addresses of a server's name a run uses, and which of them a new connection takes.
 
     before the run   every address is tried at once; those of one family that accept a connection are used
     in the run       new connections take them in turn, as clients of a name with several addresses do
@@ -91,14 +91,14 @@ def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
 
 def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Address, str]) -> None:
     """Begin to connect to an address, without waiting for it."""
-    family, index = address
+    family, peer = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         failures[address] = connection_error(explain_local_limit(error, address))
         return
     sock.setblocking(False)
-    code = sock.connect_ex(index)
+    code = sock.connect_ex(peer)
     if code == errno.EINPROGRESS:
         selector.register(sock, selectors.EVENT_WRITE, address)
         return
@@ -138,18 +138,27 @@ class Connector:
     """Opens connections to the addresses of a target, in turn."""
 
     def __init__(
-        self, target: Target, timeout_s: float, stamps: TimestampSource = PLAIN, room: int = 0, *, first: int = 0
+        self,
+        target: Target,
+        timeout_s: float,
+        stamps: TimestampSource = PLAIN,
+        receive_buffer: int = 0,
+        *,
+        first: int = 0,
     ) -> None:
-        """`timeout_s` limits one connection. `room` is the receive buffer to ask for, in bytes (0: the system's
-        choice). `first` is the index of the address that the first connection tries."""
-        self._target, self._timeout_s, self._stamps, self._room = target, timeout_s, stamps, room
+        """`timeout_s` limits one connection. `receive_buffer` is the receive buffer to ask for, in bytes (0: the
+        system's choice). `first` is the index of the address that the first connection tries."""
+        self._target = target
+        self._timeout_s = timeout_s
+        self._stamps = stamps
+        self._receive_buffer = receive_buffer
         self._rotation = Rotation(target.addresses, first)
 
     def __call__(self) -> Connection | Awaitable[Connection]:
-        """Open one connection: at once where that takes no time, else by the returned awaitable. Raises what
+        """Open one connection. Return it if it is open at once, else an awaitable that opens it. Raises what
         loadgen.servers.wire.connection.connect raises."""
         if len(self._target.addresses) == 1:
-            return connect(self._target, self._timeout_s, self._stamps, self._room)
+            return connect(self._target, self._timeout_s, self._stamps, self._receive_buffer)
         return self._attempt(self._rotation.order(), [])
 
     def _attempt(self, addresses: Sequence[Address], errors: list[OSError]) -> Connection | Awaitable[Connection]:
@@ -157,19 +166,21 @@ class Connector:
             rest = addresses[index + 1 :]
             limit_s = min(self._timeout_s, ATTEMPT_S) if rest else self._timeout_s
             try:
-                begun = connect(self._target, limit_s, self._stamps, self._room, address)
+                opening = connect(self._target, limit_s, self._stamps, self._receive_buffer, address)
             except OSError as error:
                 errors.append(error)
                 self._rotation.failed(address)
                 continue
-            return begun if isinstance(begun, Connection) else self._await(begun, address, rest, errors)
+            if isinstance(opening, Connection):
+                return opening
+            return self._await(opening, address, rest, errors)
         raise error_to_report(errors)
 
     async def _await(
-        self, begun: Awaitable[Connection], address: Address, rest: Sequence[Address], errors: list[OSError]
+        self, opening: Awaitable[Connection], address: Address, rest: Sequence[Address], errors: list[OSError]
     ) -> Connection:
         try:
-            return await begun
+            return await opening
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
             errors.append(error)
             self._rotation.failed(address)

@@ -1,4 +1,4 @@
-"""Capabilities of the calling thread (capabilities(7)): one is taken where it is permitted, or given up for good."""
+"""Takes or permanently gives up a Linux capability of the calling thread (capabilities(7))."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def take_capability(number: int) -> None:
 
 
 def give_up_capability(number: int) -> None:
-    """Give a capability below 32 up for good. What was opened with it stays open. Raises OSError."""
+    """Give up a capability below 32 permanently. Files and sockets opened with it stay open. Raises OSError."""
     _change(number, take=False)
 
 
@@ -26,14 +26,16 @@ def _change(number: int, *, take: bool) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable of 32 capabilities each, twice
-    if libc.capget(header, held):
+    sets = ctypes.create_string_buffer(24)  # effective, permitted and inheritable, 32 capabilities each, twice
+    if libc.capget(header, sets):
         return
-    effective, permitted, inheritable, *others = struct.unpack("6I", held.raw)
-    right = 1 << number
+    effective, permitted, inheritable, *upper = struct.unpack("6I", sets.raw)
+    capability = 1 << number
     if take:
-        effective |= permitted & right
+        effective |= permitted & capability
     else:
-        effective, permitted, inheritable = effective & ~right, permitted & ~right, inheritable & ~right
-    if libc.capset(header, struct.pack("6I", effective, permitted, inheritable, *others)):
+        effective &= ~capability
+        permitted &= ~capability
+        inheritable &= ~capability
+    if libc.capset(header, struct.pack("6I", effective, permitted, inheritable, *upper)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

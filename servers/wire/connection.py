@@ -1,4 +1,4 @@
-"""Connections of the measuring path: opened before the clock starts, by a pool (loadgen.servers.wire.pool)."""
+"""Connections of the measuring path. A pool (loadgen.servers.wire.pool) opens them before the run starts."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ class Connection:
     timestamp.
 
     `received` counts every byte that was read from the socket, because packet timestamps are found by that offset.
-    With TLS, `feed` is the only place that counts. TLS sends records of its own at any time: session tickets, key
+    With TLS, `feed` is the only place that counts. TLS itself may send records at any time: session tickets, key
     updates, alerts. A read that skips `feed` would shift all later timestamps to earlier packets."""
 
     sock: socket.socket
     opened_ns: int
-    tcp_stream: Any = None  # What the source of stamps gave of it
+    tcp_stream: Any = None  # What TimestampSource.watch returned
     reused: bool = False  # Whether it has carried a request before
-    received: int = 0  # Bytes read from the socket; without TLS, those of finished responses
-    losses: tuple[int, int] = (0, 0)  # What loadgen.servers.wire.timestamps.losses said of it when it was last asked
+    received: int = 0  # Bytes read from the socket; without TLS, bytes of finished responses
+    losses: tuple[int, int] = (0, 0)  # Last result of loadgen.servers.wire.tcp_info.losses
     tls: ssl.SSLObject | None = None
     handshaking: bool = False  # Whether a TLS handshake is under way
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
     def begin_tls(self, target: Target) -> None:
-        """With TLS a handshake is to come: while `shaking`, send what `shake` gives, and `heard` takes what comes."""
+        """Start TLS if the target uses it. While `handshaking` is True, the caller sends `next_handshake_bytes` and
+        passes received bytes to `receive_handshake`."""
         if target.tls is not None:
             self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
             self.handshaking = True
 
     def next_handshake_bytes(self) -> bytes:
-        """The next bytes of the handshake to send. Raises ssl.SSLError."""
+        """Return the next bytes of the handshake to send. Raises ssl.SSLError."""
         assert self.tls is not None
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
@@ -55,7 +56,8 @@ class Connection:
         return self.outgoing.read()
 
     def receive_handshake(self, received: bytes) -> None:
-        """The next bytes of the handshake that came."""
+        """Take the next bytes of the handshake from the server. Raises ConnectionResetError at the end of the
+        connection."""
         if not received:
             raise ConnectionResetError("the server closed the connection during the TLS handshake")
         self.feed(received)
@@ -66,7 +68,8 @@ class Connection:
         self.incoming.write(received)
 
     def seal(self, request: bytes) -> bytes:
-        """The bytes to send for `request`: itself, or its TLS records, made before the clock starts."""
+        """Return the bytes to send for `request`: the request itself, or its TLS records. The driver calls this before
+        the request is due."""
         if self.tls is None:
             return request
         self.tls.write(request)
@@ -117,16 +120,20 @@ class Connection:
 
 
 def connect(
-    target: Target, timeout_s: float, stamps: TimestampSource = PLAIN, room: int = 0, address: Address | None = None
+    target: Target,
+    timeout_s: float,
+    stamps: TimestampSource = PLAIN,
+    receive_buffer: int = 0,
+    address: Address | None = None,
 ) -> Connection | Coroutine[Any, Any, Connection]:
-    """Open one connection to an address of the target (by default its first), TLS handshake included. Return the
-    connection at once where that takes no time, as on this machine, else a coroutine that opens it.
+    """Open one connection to an address of the target (default: its first), including the TLS handshake. Return the
+    connection if it is open at once, as on the same machine, else a coroutine that opens it.
 
-    `stamps` timestamps the connection's reads. `room` is the receive buffer to ask for, in bytes (0: the system's
-    choice). Raises OSError: a LocalLimitError if this machine is the reason, and in the coroutine also ssl.SSLError and
-    TimeoutError."""
+    `stamps` timestamps the connection's reads. `receive_buffer` is the receive buffer to ask for, in bytes (0: the
+    system's choice). Raises OSError: a LocalLimitError if this machine is the reason, and in the coroutine also
+    ssl.SSLError and TimeoutError."""
     address = address or target.addresses[0]
-    family, index = address
+    family, peer = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
@@ -134,8 +141,8 @@ def connect(
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if room:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         stamps.claim(sock)
         connected = _connected(sock, address)
         if connected and target.tls is None:
@@ -143,23 +150,24 @@ def connect(
     except BaseException:
         sock.close()
         raise
-    return _finish(sock, None if connected else index, target, timeout_s, stamps)
+    return _finish(sock, None if connected else peer, target, timeout_s, stamps)
 
 
 async def _finish(
-    sock: socket.socket, place: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: TimestampSource
+    sock: socket.socket, peer: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: TimestampSource
 ) -> Connection:
-    """Wait until a socket is connected to `place` (None: it is already), and shake hands if the target speaks TLS."""
+    """Wait until a socket is connected to `peer` (None: it is already), and do the TLS handshake if there is one."""
     try:
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
-            if place is not None:
-                await loop.sock_connect(sock, place)
+            if peer is not None:
+                await loop.sock_connect(sock, peer)
             connection = Connection(sock, monotonic_ns(), stamps.watch(sock))
             connection.begin_tls(target)
             while connection.handshaking:
-                if sealed := connection.next_handshake_bytes():
-                    await loop.sock_sendall(sock, sealed)
+                handshake = connection.next_handshake_bytes()
+                if handshake:
+                    await loop.sock_sendall(sock, handshake)
                 if connection.handshaking:
                     connection.receive_handshake(await loop.sock_recv(sock, READ_BYTES))
     except BaseException:
@@ -169,8 +177,8 @@ async def _finish(
 
 
 def _connected(sock: socket.socket, address: Address) -> bool:
-    """Begin to connect. Return True where that takes no time, as on this machine: the second call says so. Raises
-    OSError. The kernel reports its own reasons at the first call; at the second it may report the server's."""
+    """Begin to connect. Return True if the connection is open at once, as on the same machine, which a second call
+    reports. Raises OSError. Errors of the first call are the kernel's own; those of the second may be the server's."""
     for attempt in range(2):
         code = sock.connect_ex(address[1])
         if code in (0, errno.EISCONN):

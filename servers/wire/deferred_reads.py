@@ -1,4 +1,8 @@
-"""How far apart reads may be where they are not what stamps: less is read at a time the more it costs a core."""
+"""Decides how long reads may be deferred when packets are timestamped by the kernel.
+
+Such reads can be deferred and batched, because a late read does not change a timestamp. The more of a core the reads
+take, the longer they are deferred. A sweep is one pass in which every readable socket is read.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,34 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-SELDOM, MODERATE, OFTEN = (4.0, 0.03), (0.1, 0.3), (0.001, 0.8)
-"""Seconds that reads may be apart at most, and the share of a core beyond which they are: `OFTEN` where an end makes
-the next request due or lets it be sent, `MODERATE` where it only frees a connection for it, `SELDOM` in a burst."""
+SELDOM = (4.0, 0.03)
+MODERATE = (0.1, 0.3)
+OFTEN = (0.001, 0.8)
+"""(maximum delay in seconds, share of a core beyond which reads are deferred) for ReadPacer. OFTEN: the end of a
+response lets the next request be sent. MODERATE: it only frees a connection for it. SELDOM: a burst, in which no
+request waits for a response."""
 RECEIVE_BUFFER_BYTES = 1 << 18
-"""The receive buffer that is asked for where reads may be late: Linux gives twice as much, or what net.core.rmem_max
+"""The receive buffer to ask for where reads may be late. Linux gives twice as much, or what net.core.rmem_max
 permits."""
 MIN_DELAY_S = 0.005
 RATE_CHECK_S = 0.25
-"""How often to ask in a long pause whether less comes than before."""
+"""Interval at which a long pause checks whether the arrival rate has dropped."""
 WIDER = 16
-"""Times as far apart as before, at most, while what a socket holds allows it."""
+"""Maximum factor by which one step lengthens the delay, while the receive buffers have room."""
 SWEPT_SHARE = 16
-"""What part of a receive buffer may come in one read: small segments take six times their room."""
+"""One read may take 1/16 of a receive buffer, because small segments take six times their size in it."""
 SWEPT_BYTES = 1 << 25
-"""What all may hold together: it is the system's memory for sockets."""
+"""Maximum bytes of one sweep, over all sockets: they are held in the system's memory for sockets."""
 IDLE_SHARE = 0.1
-"""Of a core, below which sweeps are closer again; with a low `busy` a third of that."""
+"""Share of a core below which the delay shrinks, or a third of `busy` if that is less."""
 FEWER, COMPARED = 0.75, 4
-"""Of what came per second before, so many times: clearly less."""
+"""A rate below FEWER times each of the previous COMPARED rates counts as a drop."""
 LOOK_NS = 50_000_000
 SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def core_demand_ns() -> int:
-    """How long this thread had a core, or waited for one that others had."""
+    """Return for how long this thread has used a core or waited for one."""
     try:
         return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
     except OSError:
@@ -40,64 +47,84 @@ def core_demand_ns() -> int:
 
 
 class ReadPacer:
-    """At most `most_s` apart: farther while reading takes much of a core, closer again when it does not or sockets
-    held much."""
+    """Adapts the delay between sweeps: longer while reading takes much of a core, shorter when it does not or when the
+    sockets hold much data."""
 
     def __init__(
-        self, most_s: float, busy: float, *, rate_dropped: Callable[[], bool] = bool, by_read: Callable[[], bool] = bool
+        self,
+        max_delay_s: float,
+        busy: float,
+        *,
+        rate_dropped: Callable[[], bool] = bool,
+        by_read: Callable[[], bool] = bool,
     ) -> None:
-        """`busy` is the share of a core, had or waited for, beyond which reading is to take less. `rate_dropped` says
-        whether less comes than when it was last asked: then answers may have ended, and a long pause does too. While
-        it is reads that stamp, `by_read`, none is put off."""
-        self.rate_dropped, self._by_read = rate_dropped, by_read
-        self._most_s, self._busy, self._idle = most_s, busy, min(IDLE_SHARE, busy / 3)
-        self._swept_bytes, self._full = 1, 0.0
-        self._apart_s = self._widest_s = 0.0
-        self._looked_ns, self._wanted_ns = time.monotonic_ns(), core_demand_ns()
+        """`busy` is the share of a core, used or waited for, beyond which sweeps are delayed.
+
+        `rate_dropped` tells whether the arrival rate has dropped since its last call. Responses may have ended then, so
+        a long pause ends too. While `by_read` returns True, timestamps depend on reads and no read is deferred.
+        """
+        self.rate_dropped = rate_dropped
+        self._by_read = by_read
+        self._max_delay_s = max_delay_s
+        self._busy = busy
+        self._idle = min(IDLE_SHARE, busy / 3)
+        self._swept_bytes = 1  # What one read may take
+        self._fullness = 0.0  # Largest read relative to its limit, since the last look
+        self._delay_s = 0.0
+        self._widest_s = 0.0
+        self._looked_ns = time.monotonic_ns()
+        self._demand_ns = core_demand_ns()
 
     def watch(self, sock: socket.socket) -> None:
-        """The first of the sockets, whose receive buffers are alike."""
+        """Note the receive buffer of the first socket. Every socket has the same size."""
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
-    def next_delay_s(self, now_ns: int, most: int, total: int) -> float:
-        """A sweep is over, in which the largest read had so many bytes, and all together: when is the next?"""
+    def next_delay_s(self, now_ns: int, largest_read: int, bytes_read: int) -> float:
+        """Return the delay until the next sweep, given the bytes of this sweep's largest read and of all its reads."""
         if self._by_read():
             return 0.0
-        self._full = max(self._full, most / self._swept_bytes, total / SWEPT_BYTES)
+        self._fullness = max(self._fullness, largest_read / self._swept_bytes, bytes_read / SWEPT_BYTES)
         wall_ns = now_ns - self._looked_ns
         if wall_ns >= LOOK_NS:
-            before, self._wanted_ns = self._wanted_ns, core_demand_ns()
-            share = (self._wanted_ns - before) / wall_ns
+            demand_before_ns, self._demand_ns = self._demand_ns, core_demand_ns()
+            share = (self._demand_ns - demand_before_ns) / wall_ns
             self._looked_ns = now_ns
-            if self._full > 1 or share < self._idle:
-                self._apart_s = self._apart_s / 2 if self._apart_s > MIN_DELAY_S else 0.0
+            if self._fullness > 1 or share < self._idle:
+                self._delay_s = self._delay_s / 2 if self._delay_s > MIN_DELAY_S else 0.0
             elif share > self._busy:
-                wider_s = self._apart_s * min(WIDER, 1 / (self._full or 1))
-                self._apart_s = min(max(wider_s, MIN_DELAY_S), self._most_s)
-            self._full = 0.0
-            self._widest_s = max(self._widest_s, self._apart_s)
-        return self._apart_s
+                wider_s = self._delay_s * min(WIDER, 1 / (self._fullness or 1))
+                self._delay_s = min(max(wider_s, MIN_DELAY_S), self._max_delay_s)
+            self._fullness = 0.0
+            self._widest_s = max(self._widest_s, self._delay_s)
+        return self._delay_s
 
     def widest_ns(self) -> int:
-        """How far apart sweeps were at most since the last time this was asked; 0: everything was served at once."""
-        widest, self._widest_s = self._widest_s, self._apart_s
-        return round(widest * 1e9)
+        """Return the longest delay between sweeps since the last call, in ns; 0 if every socket was read at once."""
+        widest_s, self._widest_s = self._widest_s, self._delay_s
+        return round(widest_s * 1e9)
 
 
 class RateDropDetector:
-    """Whether less comes than before."""
+    """Detects that fewer segments arrive per second than before."""
 
     def __init__(self) -> None:
-        self.came = 0
-        self._asked_ns, self._per_ns, self._waits = time.monotonic_ns(), deque([0.0], COMPARED), False
+        self.arrived = 0
+        """Segments since the last call of `rate_dropped`. The caller adds to it."""
+        self._asked_ns = time.monotonic_ns()
+        self._per_ns = deque([0.0], COMPARED)
+        self._may_end = False
+        """Whether something has arrived since the last drop."""
 
     def rate_dropped(self) -> bool:
-        """Whether clearly less has come per second since this was last asked than between any two of the questions
-        before: tokens of many streams come in steps. Or nothing twice, after something."""
-        minimum, before = min(self._per_ns), self._per_ns[-1]
+        """Return True if the rate since the last call is clearly below each of the previous rates, or if nothing has
+        arrived in two calls after something had. Several rates are compared, because tokens of many streams arrive in
+        steps."""
+        lowest = min(self._per_ns)
+        previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
-        self._per_ns.append(self.came / max(self._asked_ns - asked_ns, 1))
-        self._waits |= self.came > 0
-        ended = self._per_ns[-1] < FEWER * minimum or (self._waits and not self.came and not before)
-        self.came, self._waits = 0, self._waits and not ended
-        return ended
+        self._per_ns.append(self.arrived / max(self._asked_ns - asked_ns, 1))
+        self._may_end |= self.arrived > 0
+        dropped = self._per_ns[-1] < FEWER * lowest or (self._may_end and not self.arrived and not previous)
+        self.arrived = 0
+        self._may_end = self._may_end and not dropped
+        return dropped

@@ -1,5 +1,8 @@
-"""Where long answers wait for their end when they take much memory together: a file without a name, of as many blocks
-as wait at once. What has been looked at of an answer is not needed again before it is recorded."""
+"""Spills long unfinished responses to an unlinked temporary file when they use too much memory.
+
+Only bytes that have been scanned for the end of the response are spilled. They are not needed again before the response
+is recorded. The file is as long as the largest number of blocks that were spilled at one time.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 32_768
 MEMORY_LIMIT_BYTES = 64 << 20
-"""What answers under way may take of a worker's memory."""
+"""Memory that unfinished responses may use in one worker."""
 AT_ONCE_BYTES = 6 << 20
-"""What of them is laid aside at a time: nothing else is done meanwhile."""
+"""Bytes that one call spills at most, because the worker does nothing else meanwhile."""
 _SIZE = attrgetter("size")
 
 
 def bytes_in_memory(exchange: Exchange) -> int:
-    """Bytes of it that take memory."""
+    """Return how many received bytes of an exchange are in memory."""
     return exchange.size - BLOCK_BYTES * len(exchange.spilled)
 
 
 class DiskSpill:
-    """Blocks of bytes that are not needed yet. Nothing is left of it when it is closed, or the process ends."""
+    """Blocks of received bytes in a temporary file, which disappears with the process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,35 +41,43 @@ class DiskSpill:
         self._full = False
 
     def spill(self, in_flight: Collection[Exchange]) -> None:
-        """Lay aside what these take more than HELD_BYTES, a little of it each time. What the disk refuses stays."""
+        """Spill a part of what these exchanges hold beyond MEMORY_LIMIT_BYTES. Bytes that the disk refuses stay in
+        memory."""
         if self._full or sum(map(_SIZE, in_flight)) <= MEMORY_LIMIT_BYTES:
             return
         if max(map(_SIZE, in_flight)) < 2 * BLOCK_BYTES:
             return
-        more = min(sum(map(bytes_in_memory, in_flight)) - MEMORY_LIMIT_BYTES, AT_ONCE_BYTES)
-        for exchange in [*in_flight] if more > 0 else ():
-            if bytes_in_memory(exchange) >= 2 * BLOCK_BYTES and more > 0:  # seldom, then: it is looked at each time
-                more -= bytes_in_memory(exchange)
+        excess = min(sum(map(bytes_in_memory, in_flight)) - MEMORY_LIMIT_BYTES, AT_ONCE_BYTES)
+        if excess <= 0:
+            return
+        for exchange in [*in_flight]:
+            # Small exchanges are skipped, so that each one is scanned seldom.
+            if bytes_in_memory(exchange) >= 2 * BLOCK_BYTES and excess > 0:
+                excess -= bytes_in_memory(exchange)
                 try:
-                    self._lay(exchange)
+                    self._spill_one(exchange)
                 except OSError:
                     self._full = True
                     return
 
-    def _lay(self, exchange: Exchange) -> None:
+    def _spill_one(self, exchange: Exchange) -> None:
+        """Spill the whole blocks of one exchange that have been scanned. Raises OSError."""
         exchange.scan()
-        tail, at, framing = exchange.tail(), 0, exchange.framing
-        seen = framing.position - (exchange.size - len(tail)) if framing.chunked else len(tail)
+        tail = exchange.tail()
+        framing = exchange.framing
+        scanned = framing.position - (exchange.size - len(tail)) if framing.chunked else len(tail)
+        start = 0
         try:
-            while at + BLOCK_BYTES <= seen:
-                number = self.put(tail[at : at + BLOCK_BYTES])
+            while start + BLOCK_BYTES <= scanned:
+                number = self.put(tail[start : start + BLOCK_BYTES])
                 exchange.spilled.append(partial(self.take, number))
-                at += BLOCK_BYTES
+                start += BLOCK_BYTES
         finally:
-            exchange.parts = [tail[at:]]
+            exchange.parts = [tail[start:]]
 
     def put(self, block: bytes) -> int:
-        """Keep BLOCK_BYTES; the number by which they are taken back. Raises OSError, as of a full disk."""
+        """Store BLOCK_BYTES and return the number of the block for `take`. Raises OSError, for example if the disk is
+        full."""
         if self._file < 0:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 self._file = os.dup(file.fileno())
@@ -77,12 +88,12 @@ class DiskSpill:
         return number
 
     def take(self, number: int) -> bytes:
-        """Such a block, which is kept no longer."""
+        """Return a block and free its place in the file."""
         self._free.append(number)
         return os.pread(self._file, BLOCK_BYTES, number * BLOCK_BYTES)
 
     def close(self) -> None:
-        """Nothing is kept any more."""
+        """Close the file. Its blocks are lost."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as pure functions: request bytes out, and where in the received bytes a response lies (RFC 9112).
+"""HTTP/1.1 as pure functions: encodes requests, and finds the end and the body of a response (RFC 9112).
 
-The measuring path appends what it reads to one buffer and asks only "has this response ended?". Everything
-else, the body without its transfer coding and which read brought which byte, is worked out after the end.
+The measuring path appends received bytes to one buffer and only checks whether the response has ended. Everything else
+is done after the end: removing the transfer coding, and finding which read brought which byte.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import lru_cache, partial
 HEAD_LIMIT_BYTES, CHUNK_LINE_LIMIT_BYTES = 65_536, 4_096
 
 _USUAL_LINE = re.compile(rb"\r\n([0-9A-Fa-f]{2,3})\r\n")
-_EVENT_LINE = re.compile(rb"\n\n\r\n([0-9A-Fa-f]{2,3})\r\ndata: ")  # Behind an event, and before one
+_EVENT_LINE = re.compile(rb"\n\n\r\n([0-9A-Fa-f]{2,3})\r\ndata: ")  # A size line between two events
 
 
 class ProtocolError(Exception):
-    """The bytes are not HTTP/1.1; the message says what was wrong."""
+    """The received bytes are not valid HTTP/1.1. The message says what is wrong."""
 
 
 def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The bytes of one POST with a JSON body. `host` is the Host field, port included where it is not the default.
-    `headers` win over ours."""
-    own = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
-    own["Accept-Encoding"] = "identity"  # a compressed stream would hide when its tokens came
-    given = {name.lower() for name in headers}
-    fields = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers)
+    """Return the bytes of a POST request with a JSON body. `host` is the Host field, with its port unless that is the
+    default. `headers` replace the default fields."""
+    defaults = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
+    defaults["Accept-Encoding"] = "identity"  # a compressed stream would hide when its tokens arrived
+    replaced = {name.lower() for name in headers}
+    fields = {name: value for name, value in defaults.items() if name.lower() not in replaced} | dict(headers)
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     lines.append(f"Content-Length: {len(body)}\r\n\r\n")
     return "\r\n".join(lines).encode("latin-1") + body
@@ -36,23 +36,25 @@ def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -
 
 @dataclass(slots=True, eq=False)
 class ResponseFraming:
-    """Where one response ends, found step by step as the buffer grows. Linear in all the bytes, whatever the steps."""
+    """Finds the end of one response as the buffer grows. The total time is linear in the bytes, however many steps."""
 
     status: int | None = None
     head: bytes = b""
     chunked: bool = False
-    by_close: bool = False  # The body ended with the connection
-    need: int = 0  # Length the buffer must have before another `scan` can find the end; 0 while the head is incomplete
+    by_close: bool = False  # Whether the body ended with the connection
+    need: int = 0  # Length of the buffer at which `scan` can next find the end; 0 while the head is incomplete
     body_start: int = 0
-    body_end: int | None = None  # Of a Content-Length body, and of a chunked one that has ended, trailers included
-    position: int = 0
-    bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end in the buffer of each chunk's data
+    body_end: int | None = None  # End of a body with Content-Length, or of a chunked one that has ended, with trailers
+    position: int = 0  # Offset up to which the response has been scanned
+    bounds: array[int] = field(default_factory=partial(array, "q"))  # Start and end of each chunk's data
     events: bool = True  # Whether each chunk begins with `data: `, and each but the last ends with an empty line
     ended: bool = False
 
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
-        """Look at what is new in `raw`, all that came; of a chunked body also all from `start` on, a place up to
-        `position`. True once the response is complete. Raises ProtocolError."""
+        """Scan the new bytes of the response. Return True once it is complete. Raises ProtocolError.
+
+        `raw` is the response from offset `start` on. In a chunked body, bytes before `position` may be left out.
+        """
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
@@ -62,7 +64,7 @@ class ResponseFraming:
         return self.ended
 
     def at_eof(self, size: int) -> bool:
-        """The peer closed after so many bytes. True if that is how this response was meant to end."""
+        """Note that the peer closed the connection after `size` bytes. Return True if the response is complete."""
         if self.status is not None and not self.chunked and self.body_end is None:
             self.body_end = size
             self.by_close = self.ended = True
@@ -70,13 +72,13 @@ class ResponseFraming:
 
     @property
     def coding(self) -> str:
-        """How the body is compressed, which was not asked for; empty where it is not."""
+        """The Content-Encoding of the body, although none was requested. Empty if the body is not compressed."""
         coding = (_field(self.head.lower(), b"content-encoding") or b"").strip().decode("latin-1")
         return "" if coding == "identity" else coding
 
     @property
     def retry_after(self) -> str:
-        """The response's Retry-After header: seconds or a date; empty where it has none."""
+        """The Retry-After header: seconds or a date. Empty if there is none."""
         start = self.head.lower().find(b"\r\nretry-after:")
         if start < 0:
             return ""
@@ -84,7 +86,8 @@ class ResponseFraming:
         return line.partition(b":")[2].strip().decode("latin-1")
 
     def can_reuse(self, size: int) -> bool:
-        """After the end and so many bytes: may the connection serve another request? (RFC 9112, section 9.3)"""
+        """Return whether the connection can carry another request (RFC 9112, section 9.3), after `size` bytes of this
+        response."""
         head = self.head.lower()
         return (
             self.ended
@@ -95,7 +98,7 @@ class ResponseFraming:
         )
 
     def body_bounds(self, raw: bytes | bytearray) -> array[int]:
-        """Start and end of each piece of the body, in order; what came of it when the response never ended."""
+        """Return start and end of each piece of the body, in order. Of an incomplete response, the received part."""
         if self.status is None:
             return array("q")
         if not self.chunked:
@@ -110,7 +113,7 @@ class ResponseFraming:
 
     def _scan_head(self, raw: bytes | bytearray) -> bool:
         status = 0
-        while status < 200:  # 100 Continue, 103 Early Hints: the real one follows
+        while status < 200:  # after 100 Continue and 103 Early Hints the real response follows
             end = raw.find(b"\r\n\r\n", self.position)
             if (len(raw) if end < 0 else end) > HEAD_LIMIT_BYTES:
                 raise ProtocolError(f"response head longer than {HEAD_LIMIT_BYTES} bytes")
@@ -121,7 +124,7 @@ class ResponseFraming:
             head, self.body_start = bytes(raw[self.position : end]), end + 4
             self.position = self.body_start
             line = head.split(b"\r\n", 1)[0]
-            version, status_text, *_ = *line.split(b" ", 2), b""
+            version, status_text, *_ = [*line.split(b" ", 2), b""]
             if version not in {b"HTTP/1.0", b"HTTP/1.1"} or not (len(status_text) == 3 and status_text.isdigit()):
                 raise ProtocolError(f"not an HTTP/1.1 status line: {line[:60]!r}")
             status = int(status_text)
@@ -146,20 +149,28 @@ class ResponseFraming:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Whole chunks of usual sizes, each by a look at its line and what is before and behind that."""
-        raw, at, bounds = bytes(raw), self.position - offset - 2, list[int]()
-        put, (usual, before, behind) = bounds.append, (_event, 2, 13) if self.events else (_usual, 0, 7)
-        while (result := usual(raw[at - before : at + behind])) is not None:
-            line, length = result
-            put(at + line)
-            at += length
-            put(at)
-        if raw[at : at + 2] != b"\r\n":  # the last one is not whole
+        """Scan complete chunks whose size has two or three digits, which is the usual case.
+
+        Only the few bytes around a size line are parsed. A stream contains few different ones, so their results are
+        cached. `raw` begins at `offset` of the response.
+        """
+        raw = bytes(raw)
+        cursor = self.position - offset - 2  # the line end before the size line
+        bounds = list[int]()
+        append = bounds.append
+        parse, before, behind = (_event_size, 2, 13) if self.events else (_usual_size, 0, 7)
+        while (size := parse(raw[cursor - before : cursor + behind])) is not None:
+            line_length, chunk_length = size
+            append(cursor + line_length)
+            cursor += chunk_length
+            append(cursor)
+        if raw[cursor : cursor + 2] != b"\r\n":  # the last chunk is incomplete
             del bounds[-2:]
         self.bounds += array("q", [offset + bound for bound in bounds] if offset else bounds)
         self.position = self.bounds[-1] + 2 if bounds else self.position
 
     def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
+        """Scan chunks as far as they are complete. `raw` begins at `offset` of the response."""
         while True:
             if self.bounds:
                 self._scan_usual(raw, offset)
@@ -187,6 +198,7 @@ class ResponseFraming:
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
+    """Return the value of a field of a head in lower case, or None."""
     start = head.find(b"\r\n" + name + b":")
     if start < 0:
         return None
@@ -196,28 +208,30 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 
 
 def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
-    """The pieces of `raw` with these starts and ends."""
+    """Join the pieces of `raw` with these starts and ends."""
     whole = bytes(raw)
     return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
 
 
 @lru_cache(4096)
-def _usual(begin: bytes) -> tuple[int, int] | None:
-    """How long the line of a chunk size is, and with the data that it promises, from the line end before it on. None
-    where it is not of two or three digits."""
+def _usual_size(begin: bytes) -> tuple[int, int] | None:
+    """Return the length of a chunk's size line, and that length plus the size of the chunk. Both count from the line
+    end before the size line, where `begin` begins. None unless the size has two or three digits and is not 0."""
     line = _USUAL_LINE.match(begin)
     return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(4096)
-def _event(begin: bytes) -> tuple[int, int] | None:
-    """The same, where the chunk before it ends an event, and another one begins with this."""
+def _event_size(begin: bytes) -> tuple[int, int] | None:
+    """Return what `_usual_size` returns, if the size line stands between the end of an event and the next event.
+    `begin` begins two bytes earlier."""
     line = _EVENT_LINE.match(begin)
-    return _usual(begin[2:9]) if line else None
+    return _usual_size(begin[2:9]) if line else None
 
 
 @lru_cache(1024)
 def _chunk_size(line: bytes) -> int:
+    """Parse a size line. Raises ProtocolError."""
     digits = line.partition(b";")[0].strip()
     try:
         return int(digits if digits.isalnum() and b"x" not in digits.lower() else b"", 16)

@@ -1,10 +1,10 @@
-"""Connections that fail because of the client's own machine: which errors these are, why they occur, what to do.
+"""Explains connection errors that are caused by the client's own machine, and what to do about them.
 
 A load test must not blame the server for them. Code that opens connections raises a LocalLimitError in place of the
 OSError. Requests that end with one have the error kind `client_limit` and make the run invalid.
 
 An error is local if the kernel returned it at once, before a packet left: no free port, no free file, no route, no
-permission. "No route to host" that comes later was said by the network or the server, as is "Connection refused".
+permission. A later "No route to host" came from the network or the server, as does "Connection refused".
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _no_file_on_machine(_: Address) -> str:
 
 
 def _no_route(address: Address) -> str:
-    index = address_text(address)
-    return f"this machine has no route to {index}. Check `ip route get {index}`, its network and VPN, and --url"
+    server = address_text(address)
+    return f"this machine has no route to {server}. Check `ip route get {server}`, its network and VPN, and --url"
 
 
 def _no_memory(_: Address) -> str:
@@ -68,9 +68,9 @@ def _no_memory(_: Address) -> str:
 
 
 def _not_permitted(address: Address) -> str:
-    index = address_text(address)
+    server = address_text(address)
     return (
-        f"this machine does not permit connections to {index}. Check its firewall (nft, iptables), routes and sandbox"
+        f"this machine does not permit connections to {server}. Check its firewall (nft, iptables), routes and sandbox"
     )
 
 
@@ -86,7 +86,7 @@ _EXPLAIN: dict[int, Callable[[Address], str]] = {
     errno.ENETUNREACH: _no_route,
     errno.EHOSTUNREACH: _no_route,
     errno.ENETDOWN: _no_route,
-    errno.EINVAL: _no_route,  # of a blackhole route
+    errno.EINVAL: _no_route,  # a blackhole route
     errno.ENOBUFS: _no_memory,
     errno.ENOMEM: _no_memory,
     errno.EACCES: _not_permitted,
@@ -122,11 +122,11 @@ def explain_late_error(error: OSError, address: Address) -> OSError:
 
 def _refused_at_once(address: Address) -> int:
     """Return the error with which the kernel refuses to connect to an address without asking the network, or 0."""
-    family, index = address
+    family, peer = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
-            code = sock.connect_ex(index)
+            code = sock.connect_ex(peer)
     except OSError as error:
         return error.errno or 0
     return 0 if code in CONNECTED else code
@@ -135,9 +135,9 @@ def _refused_at_once(address: Address) -> int:
 def _has_source(address: Address) -> bool:
     """Return whether this machine has an address from which it can reach the server. A datagram socket finds out: it
     needs a route and a source address, and shares no ports with TCP."""
-    family, index = address
+    family, peer = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect(index)
+        sock.connect(peer)
         return True
     return False
 
@@ -148,16 +148,17 @@ def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
-        if (lacking := out_of_files()) is None:
+        no_file = out_of_files()  # resolving a name opens files
+        if no_file is None:
             return None
         results = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
-        error = lacking
+        error = no_file
     else:
         if error.errno not in _EXPLAIN:
             return None
     limits = []
-    for family, _, _, _, index in results:
-        address = int(family), tuple(index)
+    for family, _, _, _, peer in results:
+        address = int(family), tuple(peer)
         code = _refused_at_once(address) or (error.errno if error.errno in _NEVER_REMOTE else 0)
         local = explain_local_limit(OSError(code, os.strerror(code or 0)), address)
         if not isinstance(local, LocalLimitError):

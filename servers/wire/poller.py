@@ -1,11 +1,12 @@
-"""When to read, when to send: an epoll and a timer of our own inside the event loop.
+"""Waits for readable sockets and exact instants: an epoll and a timer of our own in the event loop.
 
     uvloop ── watches one descriptor ──> epoll ── watches all sockets ──> callbacks
-                    └─ not for a while, when reading takes much of a core and stamps do not depend on it (sweeps)
+                    └─ paused between sweeps, while reads are deferred (loadgen.servers.wire.deferred_reads)
 
-Not the loop's `add_reader`: when a connection is reset right behind its last bytes, libuv stops watching it after one
-callback (uv__poll_io, POLLERR), so the reset would never be seen. It is also cheaper: one turn of the loop serves all
-sockets that are ready. And not the loop's timers: uvloop rounds them to a millisecond.
+The loop's `add_reader` is not used: when a connection is reset right behind its last bytes, libuv stops watching it
+after one callback (uv__poll_io, POLLERR), so the reset would never be seen. An epoll is also cheaper, because one turn
+of the loop serves all sockets that are ready. The loop's timers are not used either: uvloop rounds them to a
+millisecond.
 """
 
 from __future__ import annotations
@@ -23,47 +24,54 @@ from loadgen.servers.wire.deferred_reads import RATE_CHECK_S, ReadPacer
 if TYPE_CHECKING:
     import asyncio
 
-EVENTS_PER_TURN = 256  # Sockets served before timers and other callbacks get their turn
+EVENTS_PER_TURN = 256
+"""Sockets that are served before timers and other callbacks get their turn."""
 LATE_NS = 10_000_000
-LITTLE_BYTES = 8_192  # While no read has more, the windows of a sweep's first sockets speak for those of all
+"""A turn that begins this long after the last sweep counts as late."""
+LITTLE_BYTES = 8_192
+"""While no read exceeds this, checking the receive windows of a sweep's first sockets is enough."""
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 
 
 class Poller:
-    """Readiness to read, level-triggered. Sockets are served at once, or in sweeps."""
+    """Calls back when sockets are readable (level-triggered), at once or in sweeps."""
 
-    late = False  # Whether what is served in this turn may have waited, and the window is to be looked at
+    late = False
+    """Whether the sockets served in this turn may have waited, so that their receive windows should be checked."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sweeps: ReadPacer | None = None) -> None:
-        """With `sweeps` reads may be late: they say by how much."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, pacer: ReadPacer | None = None) -> None:
+        """Serve sockets at once, or with a `pacer` in sweeps, so that reads may be deferred."""
         self.loop = loop
         self.largest_read = 0
+        """Bytes of the largest read of this sweep. The callbacks update it."""
         self.bytes_read = 0
-        self._before = 0
+        """Bytes of all reads of this sweep. The callbacks update it."""
+        self._largest_read_before = 0
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
-        self._sweeps = sweeps
-        self._unserved = 0  # In this sweep, at most
+        self._pacer = pacer
+        self._unserved = 0
+        """Sockets that the current sweep may still serve, at most."""
         self._ended_ns = time.monotonic_ns()
-        self._left_s = 0.0
+        self._pause_left_s = 0.0
         self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back whenever `sock` can be read, which includes that it has been closed or reset."""
-        if self._sweeps is not None and not self._callbacks:
-            self._sweeps.watch(sock)
+        """Call back whenever `sock` is readable, which includes that it was closed or reset."""
+        if self._pacer is not None and not self._callbacks:
+            self._pacer.watch(sock)
         self._callbacks[sock.fileno()] = callback
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def remove(self, sock: socket.socket) -> None:
-        """No more calls for `sock`; one that is not watched is ignored. Before the socket is closed."""
+        """Stop calling back for `sock`, if it is watched. Call this before the socket is closed."""
         if self._callbacks.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock.fileno())
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching every socket."""
         if self._resume is not None:
             self._resume.cancel()
         if not self._epoll.closed:
@@ -72,43 +80,51 @@ class Poller:
         self._callbacks.clear()
 
     def _run(self) -> None:
+        """Serve up to EVENTS_PER_TURN sockets. The sweep ends when none is left."""
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
-        looks = not self._unserved or max(self.largest_read, self._before) > LITTLE_BYTES
-        self.late = looks and began_ns - self._ended_ns > LATE_NS
+        check_windows = not self._unserved or max(self.largest_read, self._largest_read_before) > LITTLE_BYTES
+        self.late = check_windows and began_ns - self._ended_ns > LATE_NS
         self._unserved = self._unserved or len(callbacks)
         ready = self._epoll.poll(0, EVENTS_PER_TURN)
         for descriptor, _ in ready:
             callback = callbacks.get(descriptor)
-            if callback is not None:  # removed by a callback before it in this very turn
+            if callback is not None:  # else an earlier callback of this turn removed it
                 callback()
         self._unserved -= len(ready)
-        if len(ready) < EVENTS_PER_TURN or self._unserved <= 0:  # else the same sweep goes on, as late
-            self._unserved = 0
-            self._ended_ns = time.monotonic_ns()
-            if self._sweeps is not None and (
-                apart_s := self._sweeps.next_delay_s(self._ended_ns, self.largest_read, self.bytes_read)
-            ):
+        if len(ready) == EVENTS_PER_TURN and self._unserved > 0:
+            return  # the sweep goes on in the next turn, as late as this one
+
+        self._unserved = 0
+        self._ended_ns = time.monotonic_ns()
+        if self._pacer is not None:
+            delay_s = self._pacer.next_delay_s(self._ended_ns, self.largest_read, self.bytes_read)
+            if delay_s:
                 self.loop.remove_reader(self._epoll.fileno())
-                self._left_s = apart_s
+                self._pause_left_s = delay_s
                 self._wait()
-            self._before, self.largest_read, self.bytes_read = self.largest_read, 0, 0
+        self._largest_read_before = self.largest_read
+        self.largest_read = 0
+        self.bytes_read = 0
 
     def _wait(self) -> None:
-        part_s = min(self._left_s, RATE_CHECK_S)
-        self._left_s -= part_s
-        self._resume = self.loop.call_later(part_s, self._go_on)
+        """Wait for the rest of the pause, in parts of at most RATE_CHECK_S."""
+        part_s = min(self._pause_left_s, RATE_CHECK_S)
+        self._pause_left_s -= part_s
+        self._resume = self.loop.call_later(part_s, self._after_part)
 
-    def _go_on(self) -> None:
-        if self._left_s > 0 and self._sweeps is not None and not self._sweeps.rate_dropped():
+    def _after_part(self) -> None:
+        if self._pause_left_s > 0 and self._pacer is not None and not self._pacer.rate_dropped():
             self._wait()
         else:
             self.loop.add_reader(self._epoll.fileno(), self._run)
 
 
 class Timer:
-    """Calls back once, within tens of microseconds after the instant it was last armed with (timerfd_create(2)). The
-    descriptor is never read: arming it again takes the readiness back, and each call is followed by arming."""
+    """Calls back once, within tens of microseconds after the instant at which it was last armed (timerfd_create(2)).
+
+    The descriptor is never read: arming the timer again ends its readiness, and each callback arms it again.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -121,9 +137,10 @@ class Timer:
         self.loop = loop
         loop.add_reader(self._fd, callback)
 
-    def arm(self, at_ns: int | None) -> None:
-        """Call back at that instant of time.monotonic_ns or shortly after it, in place of the one before; None: not."""
-        self._spec[2], self._spec[3] = divmod(0 if at_ns is None else max(at_ns, 1), _SECOND_NS)
+    def arm(self, instant_ns: int | None) -> None:
+        """Call back at this instant of time.monotonic_ns or shortly after it. It replaces the instant before it; None
+        disarms the timer."""
+        self._spec[2], self._spec[3] = divmod(0 if instant_ns is None else max(instant_ns, 1), _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 
     def close(self) -> None:

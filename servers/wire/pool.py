@@ -1,4 +1,4 @@
-"""Connections that are open before they are needed."""
+"""A pool of connections that are opened before they are needed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from time import monotonic
 
 from loadgen.servers.wire.connection import Connection
 
-MAX_CONCURRENT_CONNECTS = 64  # Below the smallest listen backlog of the servers (hypercorn's 100) ...
-ACCEPTED_S = 0.003  # ... which accept them in about so long: no SYN is dropped
+MAX_CONCURRENT_CONNECTS = 64
+"""Connections opened at one time. It is below the smallest listen backlog of the servers (hypercorn's 100), so that no
+SYN is dropped."""
+ACCEPTED_S = 0.003
+"""Time in which a server accepts MAX_CONCURRENT_CONNECTS connections."""
 
 
 class Pool:
-    """Idle connections to one target, oldest first. `spare` of them are kept while more requests are to come."""
+    """Idle connections to one target, oldest first. `spare` of them are kept open for requests to come."""
 
     def __init__(
         self,
@@ -24,28 +27,30 @@ class Pool:
         spare: int,
         meanwhile: Callable[[], bool] = bool,
     ) -> None:
-        """`connect` opens one, at once or when it is awaited. While the server accepts them `meanwhile` is called,
-        again as long as it is true."""
-        self._connect, self._spare, self._meanwhile = connect, spare, meanwhile
+        """`connect` opens a connection, at once or when its result is awaited. `meanwhile` does other work while the
+        server accepts connections. It is called repeatedly while it returns True."""
+        self._connect = connect
+        self._spare = spare
+        self._meanwhile = meanwhile
         self._idle: deque[Connection] = deque()
         self._gate = asyncio.Semaphore(MAX_CONCURRENT_CONNECTS)
         self._opening: set[asyncio.Task[None]] = set()
         self._missing = 0
-        """How many are still to be opened by these tasks."""
+        """Connections that these tasks have not opened yet."""
 
     async def fill(self) -> None:
-        """Open the spare connections. One that fails is not tried again here: whoever needs it opens its own."""
+        """Open the spare connections. A connection that fails is not retried: the request that needs it opens one."""
         self.top_up()
         await asyncio.gather(*self._opening)
 
     async def open(self) -> Connection:
-        """Open one connection, for a request that cannot wait for an idle one. Raises as `connect` does."""
+        """Open one connection for a request that found no idle one. Raises what `connect` raises."""
         async with self._gate:
-            begun = self._connect()
-            return begun if isinstance(begun, Connection) else await begun
+            opening = self._connect()
+            return opening if isinstance(opening, Connection) else await opening
 
     def take(self) -> Connection | None:
-        """An idle connection that is still open, or None."""
+        """Return an idle connection that is still open, or None."""
         while self._idle:
             connection = self._idle.popleft()
             if not connection.closed_by_peer():
@@ -54,8 +59,8 @@ class Pool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Give back a connection that may serve another request. It is kept beside those that were opened while it was
-        away: closing it would have `top_up` open another for each request under way at its next look."""
+        """Return a connection that can carry another request to the pool. It is kept even if the pool has enough:
+        otherwise `top_up` would open a new one for every request in flight."""
         if self._spare:
             self._idle.append(connection)
         else:
@@ -63,14 +68,15 @@ class Pool:
 
     def top_up(self) -> None:
         """Open connections in the background until `spare` are idle."""
-        if (missing := self._spare - len(self._idle) - self._missing) > 0:
+        missing = self._spare - len(self._idle) - self._missing
+        if missing > 0:
             self._missing += missing
             task = asyncio.get_running_loop().create_task(self._open_idle(missing))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
     def close(self) -> None:
-        """Close what is idle and open nothing more."""
+        """Close the idle connections and open no more."""
         self._spare = 0
         for task in self._opening:
             task.cancel()
@@ -80,25 +86,27 @@ class Pool:
     async def _open_idle(self, count: int) -> None:
         while count:
             at_once = min(count, MAX_CONCURRENT_CONNECTS)
-            begun = [self._begin() for _ in range(at_once)]  # no task for each: it would take as long as to connect
-            await asyncio.gather(*[self._end(each) for each in begun if each is not None])
+            # A connection that opens at once needs no task, which would take as long as connecting.
+            pending = [self._begin() for _ in range(at_once)]
+            await asyncio.gather(*[self._end(opening) for opening in pending if opening is not None])
             self._missing -= at_once
-            if count := count - at_once:
+            count -= at_once
+            if count:
                 until_s = monotonic() + ACCEPTED_S
                 while monotonic() < until_s and self._meanwhile():
                     pass
                 await asyncio.sleep(until_s - monotonic())
 
     def _begin(self) -> Awaitable[Connection] | None:
-        """Open one. What is to be awaited, where it is not open yet."""
+        """Open one connection. Return what must be awaited if it is not open yet."""
         with suppress(OSError):
-            begun = self._connect()
-            if not isinstance(begun, Connection):
-                return begun
-            self.put(begun)
+            opening = self._connect()
+            if not isinstance(opening, Connection):
+                return opening
+            self.put(opening)
         return None
 
-    async def _end(self, begun: Awaitable[Connection]) -> None:
+    async def _end(self, opening: Awaitable[Connection]) -> None:
         with suppress(OSError):
             async with self._gate:
-                self.put(await begun)
+                self.put(await opening)

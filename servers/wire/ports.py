@@ -1,7 +1,7 @@
-"""Ports of our own for each worker: its packet ring then holds its own packets, not those of all.
+"""A separate range of local ports for each worker, so that its packet ring holds only its own packets.
 
-Linux lets a socket choose among fewer ports than the machine has for that (IP_LOCAL_PORT_RANGE of ip(7), from 6.3).
-Before that a ring holds the packets of all workers, each of which finds its own.
+Linux lets a socket limit its local port to a range (IP_LOCAL_PORT_RANGE of ip(7), since 6.3). On older kernels each
+ring holds the packets of all workers, and each worker selects its own.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class PortRange(NamedTuple):
-    """From the first to the last."""
+    """A range of ports, both ends included."""
 
     first: int
     last: int
 
     def claim(self, sock: socket.socket) -> None:
-        """Have a socket, of IPv4 or IPv6, connect from one of these. Raises OSError."""
+        """Make a socket (IPv4 or IPv6) connect from one of these ports. Raises OSError."""
         sock.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("I", self.last << 16 | self.first))
 
 
 def ports_for_worker(worker: int, workers: int) -> PortRange | None:
-    """Those of one worker: equal parts of what the machine has for outgoing connections. None, all of them, for one
-    that is alone, or where sockets cannot be held to them."""
+    """Return one worker's equal part of the machine's ports for outgoing connections. Return None (all ports) for a
+    single worker, or if the kernel cannot limit a socket to a range."""
     with suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text("ascii").split())
-        each = (last + 1 - first) // workers
-        ports = PortRange(first + worker * each, first + (worker + 1) * each - 1)
-        with socket.socket() as tried:
-            ports.claim(tried)
+        count = (last + 1 - first) // workers
+        ports = PortRange(first + worker * count, first + (worker + 1) * count - 1)
+        with socket.socket() as probe:
+            ports.claim(probe)
         return ports if workers > 1 else None
     return None

@@ -22,13 +22,13 @@ REJECTED_MIN, REJECTED_SHARE = 3, 0.05
 
 
 def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
-    """Return by how many ns the ring's timestamp of each read differs from the socket's. Reads that the ring knows
-    nothing of (negative) are left out. A FIN, which came at `closed_ns`, passes its own timestamp to the last read."""
-    apart = [*map(abs, map(sub, arrivals, stamps))]
-    if closed_ns or max(apart, default=0) > LIMIT_NS:
+    """Return by how many ns the ring's timestamp of each read differs from the socket's. Reads without a timestamp in
+    the ring (negative) are left out. A FIN, which arrived at `closed_ns`, gives its own timestamp to the last read."""
+    differences = [*map(abs, map(sub, arrivals, stamps))]
+    if closed_ns or max(differences, default=0) > LIMIT_NS:
         both = zip(arrivals, stamps, strict=True)
         return [min(abs(ring - stamp), abs(closed_ns - stamp)) for ring, stamp in both if ring >= 0]
-    return apart
+    return differences
 
 
 def stamps_agree(apart: Sequence[int]) -> bool:
@@ -50,25 +50,28 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 
 
 def checked_instants(
-    source: TimestampSource, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
+    source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return what `source.of_several` returns, except for responses whose timestamps do not fit their own requests:
-    those have the timestamps of the first fallback that fits."""
-    results = source.instants_batch(several, to_monotonic)
-    for index, (received, ends) in enumerate(several):
-        arrivals, (instants, by) = results[index]
-        while by.fallback is not None and not in_order(received, arrivals, instants):
-            by.reject()
-            ((arrivals, (instants, by)),) = by.fallback.instants_batch([(received, ends)], to_monotonic)
-            results[index] = arrivals, (instants, by)
+    """Return what `source.instants_batch` returns, except for responses whose timestamps do not fit their own requests:
+    those get the timestamps of the first fallback that fits."""
+    results = source.instants_batch(responses, to_monotonic)
+    for index, (received, ends) in enumerate(responses):
+        arrivals, (instants, used) = results[index]
+        while used.fallback is not None and not in_order(received, arrivals, instants):
+            used.reject()
+            ((arrivals, (instants, used)),) = used.fallback.instants_batch([(received, ends)], to_monotonic)
+            results[index] = arrivals, (instants, used)
     return results
 
 
-def wait_for_syn_ack(key: int, greeted: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
-    """Whether the ring sees a connection that is open: its SYN-ACK comes. None does where NAT on this machine gives
-    packets another address behind the ring than before it: a port that Docker publishes, say."""
+def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
+    """Return whether the ring sees an open connection, which it does if it has its SYN-ACK.
+
+    It does not if NAT on this machine changes the address of packets after the ring has seen them. A port that Docker
+    publishes is an example.
+    """
     until_ns = monotonic_ns() + within_ns
-    while key not in greeted and monotonic_ns() < until_ns:
+    while key not in syn_acks and monotonic_ns() < until_ns:
         sleep(RETRY_S)
         collect()
-    return key in greeted
+    return key in syn_acks

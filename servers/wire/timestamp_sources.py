@@ -1,8 +1,8 @@
-"""The sources of arrival instants (loadgen.servers.wire.timestamps) by name, and the one that reads packet rings.
+"""The timestamp sources (loadgen.servers.wire.timestamps) by name, and the source that reads packet rings.
 
-    open_source(name)      before the first connection; the next best where the machine has none of that name
+    open_source(name)      before the first connection; opens the next best source if this machine lacks that one
 
-Another source is one class and its line in SOURCES.
+To add a source, add a class and its entry in SOURCES.
 """
 
 from __future__ import annotations
@@ -43,17 +43,25 @@ if TYPE_CHECKING:
     from loadgen.servers.wire.packet_ring import PacketRing, TcpStream, TcpStreamTable
     from loadgen.servers.wire.ports import PortRange
 
-AUTO = "auto"  # In plans: the best that this machine has
+AUTO = "auto"  # In plans: the best source of this machine
 COLLECTED_EVERY_NS, SORTED_EVERY_NS = 1_000_000, 1_000_000_000
-OPENING_NS = 20_000_000  # While connections are opened: each millisecond takes a block of the ring, however little came
-SETTLED_NS = 250_000_000  # What the ring has not said of a read by then, it will not say: it hands over within 1 ms
-_WATCHED, _BEGINS, _ENDS = map(attrgetter, ("tcp_stream", "stream_start", "tcp_stream.ends"))
+"""Minimum time between two collections, and between two sorts unless a timestamp is needed at once."""
+OPENING_NS = 20_000_000
+"""Time between collections while connections are opened. Each millisecond takes a block of the ring, however few
+segments arrive."""
+SETTLED_NS = 250_000_000
+"""Timestamps that the ring does not have this long after the read are missing: it hands over its blocks within 1 ms."""
+_TCP_STREAM = attrgetter("tcp_stream")
+_STREAM_START = attrgetter("stream_start")
+_STREAM_ENDS = attrgetter("tcp_stream.ends")
 
 
 class PacketRingTimestamps(TimestampSource):
-    """The kernel's stamp of each packet, in memory that it shares with us (loadgen.servers.wire.packet_ring). Reads
-    may be late, and no token shares a stamp with another unless the server sent both in one packet. Each read is
-    compared with the socket's timestamp, which also replaces what the ring does not have and what it has wrong."""
+    """The kernel's timestamp of each packet, from shared memory (loadgen.servers.wire.packet_ring).
+
+    Reads may be late, and two tokens share a timestamp only if the server sent both in one packet. The timestamp of
+    each read is compared with the socket's, which also replaces timestamps that are missing or wrong in the ring.
+    """
 
     name = "ring"
     title = "kernel timestamps of each packet"
@@ -65,64 +73,74 @@ class PacketRingTimestamps(TimestampSource):
     def __init__(
         self,
         rings: Sequence[PacketRing],
-        sorted_by: Sequence[TcpStreamTable],
-        instead: TimestampSource,
+        tables: Sequence[TcpStreamTable],
+        fallback: TimestampSource,
         ports: PortRange | None = None,
     ) -> None:
-        """A ring for each family of the server's addresses, which holds what comes to these ports of ours (None: to
-        all), and the source to use where they have nothing or are wrong."""
-        self._rings, self._sorted_by, self._instead, self._ports = rings, sorted_by, instead, ports
+        """`rings` has one ring per family of the server's addresses, for segments to our `ports` (None: all), and
+        `tables` one table per ring. `fallback` replaces timestamps that are missing or wrong in the ring."""
+        self._rings = rings
+        self._tables = tables
+        self._fallback = fallback
+        self._ports = ports
         self._unsorted: list[list[Segments]] = [[] for _ in rings]
-        self._collected_ns = self._sorted_ns = 0
-        self._sees: bool | None = None  # Packets of our connections; None before the first
-        self._given_up = False  # Whether too many timestamps were rejected to use any more of them
-        self._ebb = RateDropDetector()
-        self._missed, self._off = 0, Counter[int]()
-        self._checked = self._all_rejected = self._rejected = 0  # Responses; the last one since `counts`
+        self._collected_ns = 0
+        self._sorted_ns = 0
+        self._sees_packets: bool | None = None  # Of our connections; None before the first one
+        self._given_up = False  # Whether the ring is no longer used, because too many timestamps were rejected
+        self._rate = RateDropDetector()
+        self._missed = 0  # Timestamps missing in the ring, since `counts`
+        self._difference_bits = Counter[int]()  # Ring minus socket timestamp, in bits of ns, since `counts`
+        self._checked = 0  # Responses
+        self._all_rejected = 0
+        self._rejected = 0  # Since `counts`
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:
-        from loadgen.servers.wire import packet_ring as ring
+        from loadgen.servers.wire import packet_ring
         from loadgen.servers.wire.ports import ports_for_worker
 
         rings: list[PacketRing] = []
         ports = ports_for_worker(*share)
         try:
             for family in dict(servers):
-                rings += [ring.PacketRing(family, [address[:2] for each, address in servers if each == family], ports)]
+                addresses = [address[:2] for address_family, address in servers if address_family == family]
+                rings.append(packet_ring.PacketRing(family, addresses, ports))
         except (AttributeError, OSError):  # not Linux, or not permitted
-            for each in rings:
-                each.close()
+            for ring in rings:
+                ring.close()
             return None
-        sorted_by = [ring.TcpStreamTable(len(each.addresses)) for each in rings]
-        return cls(rings, sorted_by, SocketTimestamps.open(servers) or PLAIN, ports)
+        tables = [packet_ring.TcpStreamTable(len(ring.addresses)) for ring in rings]
+        return cls(rings, tables, SocketTimestamps.open(servers) or PLAIN, ports)
 
     def claim(self, sock: socket.socket) -> None:
         if self._ports is not None:
             self._ports.claim(sock)
 
     def watch(self, sock: socket.socket) -> TcpStream | None:
-        self._instead.watch(sock)
+        self._fallback.watch(sock)
         peer = sock.getpeername()[:2]
-        for ring, flows in zip(self._rings, self._sorted_by, strict=True):
-            if peer in ring.addresses:
-                key = ring.addresses.index(peer) << 16 | sock.getsockname()[1]
-                if key in flows:
-                    self.collect(at_once=True)
-                elif monotonic_ns() - self._collected_ns > OPENING_NS:
-                    self.collect()
-                if self._sees is None:
-                    self._sees = wait_for_syn_ack(key, flows.syn_acks, partial(self.collect, at_once=True), SETTLED_NS)
-                return flows.watch(key, time_ns()) if self._sees and not self._given_up else None
+        for ring, table in zip(self._rings, self._tables, strict=True):
+            if peer not in ring.addresses:
+                continue
+            key = ring.addresses.index(peer) << 16 | sock.getsockname()[1]
+            if key in table:  # the port was used before: its old segments must be added to the old stream
+                self.collect(at_once=True)
+            elif monotonic_ns() - self._collected_ns > OPENING_NS:
+                self.collect()
+            if self._sees_packets is None:
+                collect = partial(self.collect, at_once=True)
+                self._sees_packets = wait_for_syn_ack(key, table.syn_acks, collect, SETTLED_NS)
+            return table.watch(key, time_ns()) if self._sees_packets and not self._given_up else None
         return None
 
     @property
     def active_source(self) -> TimestampSource:
-        return self._instead if self._sees is False or self._given_up else self
+        return self._fallback if self._sees_packets is False or self._given_up else self
 
     @property
     def fallback(self) -> TimestampSource:
-        return self._instead
+        return self._fallback
 
     def reject(self) -> None:
         self._rejected += 1
@@ -131,99 +149,121 @@ class PacketRingTimestamps(TimestampSource):
             self._given_up = True
 
     def ready(self, received: Received) -> bool:
-        flow: TcpStream | None = received.tcp_stream
-        if flow is None or not received.sizes or self._given_up:
+        stream: TcpStream | None = received.tcp_stream
+        if stream is None or not received.sizes or self._given_up:
             return True
-        wanted = received.read_ends[-1] if received.read_ends else received.offsets(received.sizes[-1:])[0]
-        if flow.contiguous_end < wanted:
+        read_end = received.read_ends[-1] if received.read_ends else received.offsets(received.sizes[-1:])[0]
+        if stream.contiguous_end < read_end:
             self.collect(at_once=True)
-        return flow.contiguous_end >= wanted or monotonic_ns() - received.user_ns[-1] > SETTLED_NS
+        return stream.contiguous_end >= read_end or monotonic_ns() - received.user_ns[-1] > SETTLED_NS
 
-    def piece_counts(self, several: Collection[Received]) -> list[int]:
-        if all(map(_WATCHED, several)) and not any(map(_BEGINS, several)):  # as in a burst; five times as fast
-            return [*map(len, map(_ENDS, several))]
-        seen = [(each, each.tcp_stream.ends if each.tcp_stream else each.sizes) for each in several]
-        return [len(ends) - (bisect_right(ends, each.stream_start) if each.tcp_stream else 0) for each, ends in seen]
+    def piece_counts(self, responses: Collection[Received]) -> list[int]:
+        # In a burst, every response is the first one on its connection. This case takes a fifth of the time.
+        if all(map(_TCP_STREAM, responses)) and not any(map(_STREAM_START, responses)):
+            return [*map(len, map(_STREAM_ENDS, responses))]
+        counts = []
+        for received in responses:
+            if received.tcp_stream:
+                ends = received.tcp_stream.ends
+                counts.append(len(ends) - bisect_right(ends, received.stream_start))
+            else:
+                counts.append(len(received.sizes))
+        return counts
 
     def collect(self, *, at_once: bool = False) -> None:
-        """What has come is sorted by connections `at_once`, or after a while, which costs less of many together."""
+        """Read the rings, and sort the segments by connection: `at_once`, or else after a while, because it costs less
+        to sort many together."""
         now_ns = monotonic_ns()
         if now_ns - self._collected_ns < COLLECTED_EVERY_NS and not at_once:
             return
-        self._collected_ns, sorts = now_ns, at_once or now_ns - self._sorted_ns >= SORTED_EVERY_NS
-        for ring, flows, unsorted in zip(self._rings, self._sorted_by, self._unsorted, strict=True):
-            if (received := ring.read()) is not None:
-                self._ebb.came += len(received.key)
-                self.unsorted += flows.count(received)
-                unsorted.append(received)
-            if sorts and unsorted:
-                flows.add(*unsorted)
+        self._collected_ns = now_ns
+        sort_now = at_once or now_ns - self._sorted_ns >= SORTED_EVERY_NS
+        for ring, table, unsorted in zip(self._rings, self._tables, self._unsorted, strict=True):
+            segments = ring.read()
+            if segments is not None:
+                self._rate.arrived += len(segments.key)
+                self.unsorted += table.count(segments)
+                unsorted.append(segments)
+            if sort_now and unsorted:
+                table.add(*unsorted)
                 unsorted.clear()
-        if sorts:
-            self._sorted_ns, self.unsorted = now_ns, 0
+        if sort_now:
+            self._sorted_ns = now_ns
+            self.unsorted = 0
 
     def rate_dropped(self) -> bool:
         self.collect()
-        return self._ebb.rate_dropped()
+        return self._rate.rate_dropped()
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
-        flow: TcpStream | None = received.tcp_stream
-        if flow is None or self._given_up:
-            return self._instead.instants(received, ends, to_monotonic)
-        result = flow.arrivals(received.offsets(ends))
-        instants = to_monotonic(result)
-        if min(result) >= 0:
+        stream: TcpStream | None = received.tcp_stream
+        if stream is None or self._given_up:
+            return self._fallback.instants(received, ends, to_monotonic)
+        arrivals = stream.arrivals(received.offsets(ends))
+        instants = to_monotonic(arrivals)
+        if min(arrivals) >= 0:
             return instants, self
-        missing = [at for at, stamp in enumerate(result) if stamp < 0]
+
+        # The ring lacks some of the timestamps. The fallback's may be later than those of the bytes behind them, which
+        # cannot be, so they are limited by the next instant.
+        missing = [index for index, stamp in enumerate(arrivals) if stamp < 0]
         self._missed += len(missing)
-        others, by = self._instead.instants(received, [ends[at] for at in missing], to_monotonic)
-        for at, instant in zip(reversed(missing), reversed(others), strict=True):  # no later than what came behind it
-            instants[at] = min([instant, *instants[at + 1 : at + 2]])
-        return instants, by
+        replacements, source = self._fallback.instants(received, [ends[index] for index in missing], to_monotonic)
+        for index, instant in zip(reversed(missing), reversed(replacements), strict=True):
+            instants[index] = min([instant, *instants[index + 1 : index + 2]])
+        return instants, source
 
     def instants_batch(
-        self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
+        self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        if self._given_up or any(received.tcp_stream is None for received, _ in several):
-            return [self._of_one(*each, to_monotonic) for each in several]
+        if self._given_up or any(received.tcp_stream is None for received, _ in responses):
+            return [self._timestamp_one(received, ends, to_monotonic) for received, ends in responses]
         from loadgen.servers.wire.packet_ring import arrivals_batch
 
-        wanted = [(received.tcp_stream, _wanted(received, ends)) for received, ends in several]
-        result, given, at = arrivals_batch(wanted), list[tuple[list[int], Instants]](), 0
-        instants = to_monotonic(result)
-        for (received, ends), (flow, places) in zip(several, wanted, strict=True):
-            begin, at = at, at + len(places)
-            flow.discard_before(received.stream_start)  # not before: others may have come on the same connection
-            read, stop = begin + len(ends), begin + len(ends) + len(received.sizes)
-            if not self._agrees(received, result[at - len(received.sizes) : at]):
+        requests = [(received.tcp_stream, _stream_offsets(received, ends)) for received, ends in responses]
+        arrivals = arrivals_batch(requests)
+        instants = to_monotonic(arrivals)
+        results = list[tuple[list[int], Instants]]()
+        stop = 0
+        for (received, ends), (stream, offsets) in zip(responses, requests, strict=True):
+            # `arrivals` has, for each response: its offsets, its reads, and with TLS its reads as they came.
+            start, stop = stop, stop + len(offsets)
+            reads_start = start + len(ends)
+            reads_stop = reads_start + len(received.sizes)
+            stream.discard_before(received.stream_start)  # no further: later responses may share the connection
+            if not self._agrees(received, arrivals[stop - len(received.sizes) : stop]):
                 self.reject()
-                given += self._instead.instants_batch([(received, ends)], to_monotonic)
-            elif min(result[begin:stop]) < 0:
-                given += super().instants_batch([(received, ends)], to_monotonic)
+                results += self._fallback.instants_batch([(received, ends)], to_monotonic)
+            elif min(arrivals[start:reads_stop]) < 0:
+                results += super().instants_batch([(received, ends)], to_monotonic)
             else:
-                given.append((instants[read:stop], (instants[begin:read], self)))
-        return given
+                results.append((instants[reads_start:reads_stop], (instants[start:reads_start], self)))
+        return results
 
-    def _of_one(self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic) -> tuple[list[int], Instants]:
+    def _timestamp_one(
+        self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic
+    ) -> tuple[list[int], Instants]:
         """Timestamp one response: with the fallback, unless the ring sees its connection."""
         if received.tcp_stream is not None and not self._given_up:
             return self.instants_batch([(received, ends)], to_monotonic)[0]
         if received.tcp_stream is not None:
             received.tcp_stream.discard_before(received.stream_start)
-        return self._instead.instants_batch([(received, ends)], to_monotonic)[0]
+        return self._fallback.instants_batch([(received, ends)], to_monotonic)[0]
 
-    def _agrees(self, received: Response, by_ring: Sequence[int]) -> bool:
+    def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
         """Compare the ring's timestamp of each read with the socket's, and count the differences."""
         self._checked += 1
-        stamps = None if received.tcp_stream.reordered else kernel_stamps(received)
-        if stamps is None:  # the socket says nothing of segments that came again or out of order
+        # The socket does not tell retransmitted and reordered segments apart.
+        socket_stamps = None if received.tcp_stream.reordered else kernel_stamps(received)
+        if socket_stamps is None:
             return True
         if received.cut_reads:
-            retained = [index for index in range(len(stamps)) if index not in received.cut_reads]
-            by_ring, stamps = [by_ring[index] for index in retained], [stamps[index] for index in retained]
-        apart = stamp_differences(by_ring, stamps, received.tcp_stream.closed_ns)
-        self._off.update(map(int.bit_length, apart))
-        return stamps_agree(apart)
+            whole_reads = [index for index in range(len(socket_stamps)) if index not in received.cut_reads]
+            ring_stamps = [ring_stamps[index] for index in whole_reads]
+            socket_stamps = [socket_stamps[index] for index in whole_reads]
+        differences = stamp_differences(ring_stamps, socket_stamps, received.tcp_stream.closed_ns)
+        self._difference_bits.update(map(int.bit_length, differences))
+        return stamps_agree(differences)
 
     def counts(self) -> dict[str, Any]:
         self.collect()
@@ -232,48 +272,60 @@ class PacketRingTimestamps(TimestampSource):
             "ring_missed": self._missed,
             "ring_rejected": self._rejected,
             "ring_given_up": int(self._given_up),
-            "ring_off_counts": {str(bits): count for bits, count in sorted(self._off.items())},
+            "ring_off_counts": {str(bits): count for bits, count in sorted(self._difference_bits.items())},
         }
-        self._missed, self._rejected, self._off = 0, 0, Counter()
-        return result | self._instead.counts()
+        self._missed = 0
+        self._rejected = 0
+        self._difference_bits = Counter()
+        return result | self._fallback.counts()
 
     def close(self) -> None:
-        self._instead.close()
+        self._fallback.close()
         for ring in self._rings:
             ring.close()
 
 
-def _wanted(received: Received, ends: Sequence[int]) -> array[int]:
-    """Where on its connection these places are, and the ends of its reads, in plain bytes and as they came."""
-    of_ends, of_reads = received.offsets(ends), received.offsets(received.sizes)
-    return array("q", of_ends) + array("q", of_reads) + array("q", received.read_ends)
+def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
+    """Return offsets in the TCP stream: those of `ends`, then the ends of all reads as plaintext, then with TLS the
+    ends of all reads as they came."""
+    end_offsets = received.offsets(ends)
+    read_offsets = received.offsets(received.sizes)
+    return array("q", end_offsets) + array("q", read_offsets) + array("q", received.read_ends)
 
 
 SOURCES: dict[str, type[TimestampSource]] = {
-    each.name: each for each in (PacketRingTimestamps, SocketTimestamps, TimestampSource)
+    source.name: source for source in (PacketRingTimestamps, SocketTimestamps, TimestampSource)
 }
-"""By name, the best first."""
+"""The sources by name, best first."""
 
 
 def preload_source(name: str) -> None:
-    """Import what opening this source takes: once, for all processes that are forked later."""
+    """Import the modules that this source needs, once, before the worker processes are forked."""
     if name in (AUTO, PacketRingTimestamps.name):
-        from loadgen.servers.wire import packet_ring as ring  # noqa: F401
+        from loadgen.servers.wire import packet_ring  # noqa: F401
 
 
 def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> TimestampSource:
-    """The source of this name (a key of SOURCES, or AUTO), or the best after it that this machine has."""
-    better = 0 if name == AUTO else [*SOURCES].index(name)
-    return next((opened for source in [*SOURCES.values()][better:] if (opened := source.open(servers, share))), PLAIN)
+    """Open the source with this name (a key of SOURCES, or AUTO for the best). If this machine lacks it, open the next
+    best one."""
+    first = 0 if name == AUTO else [*SOURCES].index(name)
+    for source in [*SOURCES.values()][first:]:
+        opened = source.open(servers, share)
+        if opened:
+            return opened
+    return PLAIN
 
 
-def missing_requirement(wanted: str, name: str) -> str:
-    """What it would have taken to have the source that was wanted, or with AUTO the best, instead of this one."""
-    best = next(iter(SOURCES)) if wanted == AUTO else wanted
+def missing_requirement(requested: str, name: str) -> str:
+    """Explain what this machine lacks for the requested source (AUTO: the best one), given the source `name` in use.
+    Return an empty string if it lacks nothing."""
+    best = next(iter(SOURCES)) if requested == AUTO else requested
     return SOURCES[best].needs if best in SOURCES and best != name else ""
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """The source that all of a run's stamps are as good as: the least of them; the plain one of one not known here."""
-    known = [*SOURCES]
-    return known[max((known.index(name) if name in known else len(known) - 1 for name in names), default=-1)]
+    """Return the least exact of these sources, which is how exact a whole run is. An unknown name counts as the plain
+    source."""
+    ranking = [*SOURCES]
+    ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]
+    return ranking[max(ranks, default=-1)]

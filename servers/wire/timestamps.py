@@ -1,16 +1,16 @@
-"""Where arrival instants come from: a StampSource.
+"""The interface of a timestamp source, which returns when received bytes had arrived, and two simple sources.
 
-    Source.open(servers)   before the first connection (loadgen.servers.wire.timestamp_sources knows them all)
-    source.claim(sock)     each connection before it is opened, and
-    source.watch(sock)     after that
-    source.instants(...)   after the end of an exchange, for places in its bytes
-    source.counts()        once a second, what there is to say of it in the Run
+    Source.open(servers)   before the first connection (loadgen.servers.wire.timestamp_sources lists the sources)
+    source.claim(sock)     for each connection, before it is opened
+    source.watch(sock)     for each connection, after it is opened
+    source.instants(...)   after the end of an exchange, for offsets in its bytes
+    source.counts()        once a second, for the health telemetry of the run
 
-It says its name, whether it is exact, and what its stamps are off by; Records and headers keep that.
+A source states its name, whether it is exact, and its error. Records and headers store these facts.
 
-Linux attaches to each `recvmsg` the instant at which the last byte returned was received, when SO_TIMESTAMPING
-asks for RX_SOFTWARE | SOFTWARE (Documentation/networking/timestamping.rst). The stamp is right however late the
-process gets round to reading.
+If SO_TIMESTAMPING requests RX_SOFTWARE | SOFTWARE, Linux attaches to each `recvmsg` the instant at which the last
+returned byte was received (Documentation/networking/timestamping.rst). This timestamp is right however late the process
+reads.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ from operator import attrgetter
 from time import sleep
 from typing import Any, ClassVar, Protocol
 
-SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control message that comes back
+SO_TIMESTAMPING = 37  # <asm-generic/socket.h>; also the type of the control message that holds the timestamp
 RX_SOFTWARE_AND_SOFTWARE = 1 << 3 | 1 << 4  # <linux/net_tstamp.h>
-TIMESPEC_BYTES = 16  # the control message holds three; the first is the software stamp
+TIMESPEC_BYTES = 16  # The control message holds three timespecs; the first is the software timestamp
 CONTROL_BYTES = 128
 TRIES, RETRY_S = 200, 0.002
 Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
-Share = tuple[int, int]  # Number of a worker, from 0, and how many there are
-ToMonotonic = Callable[[Sequence[int]], list[int]]  # CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
+Share = tuple[int, int]  # Index of a worker, from 0, and the number of workers
+ToMonotonic = Callable[[Sequence[int]], list[int]]  # Converts CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 _SIZES = attrgetter("sizes")
-Instants = tuple[list[int], "TimestampSource"]  # CLOCK_MONOTONIC ns, and the least of the sources that they are from
+Instants = tuple[list[int], "TimestampSource"]  # CLOCK_MONOTONIC ns, and the least exact source that they come from
 
 
 class Received(Protocol):
-    """What a source sees of an exchange (loadgen.servers.wire.transport.Exchange): after each read the bytes so far,
-    its instant, and the timespec of the kernel."""
+    """The part of an exchange (loadgen.servers.wire.transport.Exchange) that a timestamp source needs."""
 
-    sizes: array[int]
-    user_ns: array[int]
-    kernel_timespecs: bytearray
-    tcp_stream: Any  # What `watch` gave of its connection
-    stream_start: int  # Where it begins in all that came on the connection, TLS included ...
-    read_ends: list[int]  # ... and where each read ended there; empty without TLS, where `offsets` says it
+    sizes: array[int]  # After each read, the number of bytes received
+    user_ns: array[int]  # After each read, the instant in this process (CLOCK_MONOTONIC)
+    kernel_timespecs: bytearray  # The kernel's timespec of each read
+    tcp_stream: Any  # What `watch` returned for the connection
+    stream_start: int  # Offset in the TCP stream of the connection at which the response starts
+    read_ends: list[int]  # With TLS, the offset in the TCP stream at which each read ended; else empty
 
-    def offsets(self, places: Sequence[int]) -> Sequence[int]:
-        """Where these places are in all that came on the connection."""
+    def offsets(self, raw_offsets: Sequence[int]) -> Sequence[int]:
+        """Convert offsets in the received bytes to offsets in the TCP stream, which includes TLS."""
         ...
 
 
@@ -60,90 +59,95 @@ class Response(Received, Protocol):
 
 
 class TimestampSource:
-    """Arrival instants of received bytes. This one, the plain one, is there on every machine: the instant at which this
-    process had read them, and as late as the process was. Others say what they do otherwise."""
+    """Returns the arrival instants of received bytes.
+
+    This base class is a source itself, and works on every machine: it returns the instant at which this process had
+    read the bytes, which is as late as the process was.
+    """
 
     name: ClassVar[str] = "user"  # In plans, Records, headers and summaries
     title: ClassVar[str] = "user-space timestamps"  # In sentences
-    exact: ClassVar[bool] = False  # Whether a stamp is right however late this process reads
+    exact: ClassVar[bool] = False  # Whether a timestamp is right however late this process reads
     error_s: ClassVar[float | None] = None
-    """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
-    by_read: ClassVar[bool] = True  # Whether one read's bytes share a stamp: its tokens cannot be told apart
-    unsorted = 0  # Pieces that have come of nobody knows yet which answers
-    needs: ClassVar[str] = ""  # What a machine lacks that does not have it, in a sentence of a run
+    """Error that 99 % of exact timestamps stay within. None: the error is as long as the process may have waited."""
+    by_read: ClassVar[bool] = True  # Whether all bytes of one read share a timestamp, so its tokens share it too
+    unsorted = 0  # Pieces that have arrived and are not assigned to a response yet
+    needs: ClassVar[str] = ""  # What a machine needs for this source, as a sentence
 
     @property
     def fallback(self) -> TimestampSource | None:
-        """The source to use for a response that this source's timestamps contradict. None: there is no other."""
+        """The source to use for a response whose timestamps from this source cannot be right. None: there is none."""
         return None
 
     def reject(self) -> None:
-        """Note that the timestamps of one response contradicted its own request, so that the fallback's are used."""
+        """Note that the timestamps of one response contradicted its request, and that the fallback is used for it."""
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
-        """Ready to stamp what arrives from these at this share of the connections from now on; None where this machine
-        has no such stamps."""
+        """Open the source for data from `servers` on this worker's `share` of the connections. Return None if this
+        machine cannot provide it."""
         return cls()
 
     def claim(self, sock: socket.socket) -> None:
-        """A connection is about to be opened, for this share."""
+        """Prepare a socket whose connection is about to be opened."""
 
     def watch(self, sock: socket.socket) -> Any:
-        """A connection has been opened, and nothing was read from it yet. What is given back belongs to it."""
+        """Start to watch a connection that has been opened and not read from. The caller stores the result as
+        `tcp_stream` of the connection."""
 
     @property
     def active_source(self) -> TimestampSource:
-        """What stamps connections that are open: this, or what stands in for it where it sees nothing of them."""
+        """The source in use for open connections: this one, or its fallback if it does not see their packets."""
         return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
-        """Whether all is known that will be. Otherwise ask again in RETRY_S."""
+        """Return whether every timestamp of a response is available that ever will be. If not, call again after
+        RETRY_S."""
         return True
 
-    def piece_counts(self, several: Collection[Received]) -> list[int]:
-        """How many pieces of each of these answers have come, as far as is known by now."""
-        return [*map(len, map(_SIZES, several))]
+    def piece_counts(self, responses: Collection[Received]) -> list[int]:
+        """Return how many pieces (packets or reads) of each of these responses are known to have arrived."""
+        return [*map(len, map(_SIZES, responses))]
 
     def collect(self) -> None:
-        """Several times a second: take what has come."""
+        """Take the timestamps that are available. Called several times a second."""
 
     def rate_dropped(self) -> bool:
-        """Whether clearly less has come per second since this was last asked than before that."""
+        """Return whether the arrival rate since the last call is clearly below the rate before it."""
         return False
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
-        """When the byte before each of these places in the received bytes had arrived, and the source that says so:
-        a lesser one where something came without a stamp of this one."""
+        """Return when the byte before each of these offsets in the received bytes had arrived, and the source of these
+        instants: a less exact one if this source lacks a timestamp."""
         return _of_reads(received, ends, received.user_ns.tolist()), self
 
     def instants_batch(
-        self, several: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
+        self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        """Of each when the last byte of each read had arrived, and `instants` of its places."""
+        """Return, for each response, when the last byte of each read had arrived, and `instants` of its offsets."""
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
-            for received, ends in several
+            for received, ends in responses
         ]
 
     def counts(self) -> dict[str, Any]:
-        """What a second of health telemetry says of it, such as stamps that were lost; by word of the run file."""
+        """Return counters for one second of health telemetry, such as lost timestamps, by their key in the run file."""
         return {}
 
     def close(self) -> None:
-        """No stamps are needed any more."""
+        """Release the source's resources."""
 
 
 class SocketTimestamps(TimestampSource):
-    """The kernel's own stamp of the last byte that each read returned (SO_TIMESTAMPING)."""
+    """The kernel's timestamp of the last byte that each read returned (SO_TIMESTAMPING)."""
 
     name = "socket"
     title = "kernel timestamps"
     exact = True
     error_s = 20e-6  # 99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously
 
-    def __init__(self, held: socket.socket | None = None) -> None:
-        self._held = held
+    def __init__(self, primer: socket.socket | None = None) -> None:
+        self._primer = primer  # Stays open so that the kernel keeps taking timestamps
         self._rejected = 0
 
     @property
@@ -155,24 +159,27 @@ class SocketTimestamps(TimestampSource):
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
-        """Linux starts stamping shortly after the first socket asks and stops after the last one is gone
-        (net/core/dev.c, `net_enable_timestamp` defers to a work queue), so the first answers of a run could come
-        without. The socket that is held asks early, and sends itself datagrams until one arrives stamped."""
-        held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        held.bind(("127.0.0.1", 0))
-        held.settimeout(0.1)
+        """Open the source. It works once a datagram to itself has arrived with a timestamp.
+
+        Linux starts to take timestamps shortly after the first socket requests them, and stops when the last such
+        socket is closed (net/core/dev.c, `net_enable_timestamp` defers to a work queue). Without this early socket, the
+        first responses of a run could lack timestamps.
+        """
+        primer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        primer.bind(("127.0.0.1", 0))
+        primer.settimeout(0.1)
         with suppress(OSError):
-            held.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
+            primer.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
             for _ in range(TRIES):
-                held.sendto(b"?", held.getsockname())
-                if held.recvmsg(1, CONTROL_BYTES)[1]:
-                    return cls(held)
+                primer.sendto(b"?", primer.getsockname())
+                if primer.recvmsg(1, CONTROL_BYTES)[1]:
+                    return cls(primer)
                 sleep(0.001)
-        held.close()
+        primer.close()
         return None
 
     def watch(self, sock: socket.socket) -> None:
-        with suppress(OSError):  # some sandboxes have no stamps to give
+        with suppress(OSError):  # some sandboxes do not support timestamps
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, RX_SOFTWARE_AND_SOFTWARE)
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:
@@ -186,15 +193,15 @@ class SocketTimestamps(TimestampSource):
         return {"socket_rejected": rejected}
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
+        if self._primer is not None:
+            self._primer.close()
 
 
-PLAIN = TimestampSource()  # What is left where a better source has nothing to say
+PLAIN = TimestampSource()  # The last fallback
 
 
 def kernel_stamps(received: Received) -> list[int] | None:
-    """CLOCK_REALTIME ns of each read by the kernel; None where one has none."""
+    """Return the kernel's timestamp of each read in CLOCK_REALTIME ns, or None if a read has none."""
     timespecs = array("q")
     timespecs.frombytes(received.kernel_timespecs)
     seconds, nanoseconds = timespecs[::2], timespecs[1::2]
@@ -204,7 +211,7 @@ def kernel_stamps(received: Received) -> list[int] | None:
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:
-    """From an instant for each read to one for each place."""
+    """Convert one instant per read to one instant per offset."""
     if ends is received.sizes:
         return instants
     return [instants[bisect_left(received.sizes, end)] for end in ends]

@@ -179,7 +179,7 @@ def test_less_comes_than_at_any_time_before(came: list[int], falls: list[int], m
     monkeypatch.setattr(sweeps.time, "monotonic_ns", lambda: next(asked))
     ebb, found = sweeps.RateDropDetector(), []
     for each in came:
-        ebb.came += each
+        ebb.arrived += each
         found.append(ebb.rate_dropped())
     assert [place for place, fell in enumerate(found) if fell] == falls
 

@@ -1,7 +1,7 @@
-"""A matrix in figures: its runs grouped into cells, what each cell gave over its repeats, and what differs.
+"""Computes the figures of a matrix: runs grouped into cells, figures per cell over its repeats, and differences.
 
-Pure functions of the plan, of the summaries and samples of the runs, and of what matrix.jsonl says beside them; nothing
-is read here. A cell is one server on one host with one model under one workload. The Structs are matrix.json.
+A cell is one server on one host with one model under one workload. The functions take the plan, the summaries and
+samples of the runs, and the lines of matrix.jsonl; they read no files. The Structs define matrix.json.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from loadgen.analysis.sweep import SweepResult
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")
-"""Latencies of which a cell's distribution is drawn: one sample per request each."""
+"""Latencies whose distribution is drawn for each cell. They have one sample per request."""
 FIGURES = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50"),
     *("e2e.p50", "e2e.p99", "normalised.mean"),
 )
-"""Those of a run by which cells are compared; the names are those of --assert."""
+"""Figures of a cell, by their names in --assert."""
 COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 STATES = ("sent", "complete", "truncated", "failed", "rejected", "dropped")
 Number = TypeVar("Number", int, float)
@@ -49,12 +49,12 @@ class CellName(msgspec.Struct, frozen=True):
 
 
 class CellLengths(msgspec.Struct, frozen=True):
-    """Output tokens of complete answers, over all repeats: asked in all, and as they came."""
+    """Output tokens of complete responses over all repeats: requested in total, and as reported by the server."""
 
     asked: int
     reported: int
     differ: int
-    """Answers of another length than asked."""
+    """Responses whose length differs from the requested one."""
     answers: int
     mean: float | None
     min: float | None
@@ -64,7 +64,7 @@ class CellLengths(msgspec.Struct, frozen=True):
 
 
 class CellMemoryLevel(msgspec.Struct, frozen=True):
-    """One GPU, process or host: means over the repeats, the largest of the peaks."""
+    """Memory of one GPU, process or host: means over the repeats, and the largest peak."""
 
     of: str
     total_bytes: int | None
@@ -74,22 +74,22 @@ class CellMemoryLevel(msgspec.Struct, frozen=True):
 
 
 class CellKvCache(msgspec.Struct, frozen=True):
-    """Likewise of the KV cache in use."""
+    """Use of the KV cache: the mean over the repeats, and the largest peak."""
 
     mean_share: float | None
     peak_share: float | None
     peak_fullest_share: float | None
-    """That of the fullest engine, where there are several."""
+    """Peak of the fullest engine, if the server has several."""
     tokens: int | None
 
 
 class CellMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory of a cell over its repeats; empty where no run has a reading."""
+    """Memory of a cell over its repeats. Empty if no run has a reading."""
 
     levels: list[CellMemoryLevel] = []
     kv_cache: CellKvCache | None = None
     notes: list[str] = []
-    """What the engine takes at its start, and what could not be read."""
+    """Notes on the memory that the engine allocates at its start, and on failed readings."""
 
 
 class CellRun(msgspec.Struct, frozen=True):
@@ -97,55 +97,56 @@ class CellRun(msgspec.Struct, frozen=True):
 
     repeat: int
     folder: str
-    """Below the matrix's folder."""
+    """Path relative to the folder of the matrix."""
     started_at: str
     start: int | None
-    """Which start of the server it was part of; None where matrix.jsonl does not say."""
+    """Number of the server start to which the run belongs. None if matrix.jsonl does not contain it."""
     place: int | None
+    """Position of the run after that start, counted from 0."""
     cold: bool | None
-    """Whether it was the first run after that start."""
+    """True for the first run after a start."""
     seed: int | None
     duration_s: float
     verdict: str
-    """Of the client on itself."""
+    """The client's verdict on itself: `ok` or `limited`."""
     output_tokens_asked: int | str | None
     output_tokens_per_s: float | None
 
 
 class CellSummary(CellName, frozen=True, kw_only=True):
-    """What a cell gave over its repeats."""
+    """The figures of a cell over its repeats."""
 
     kind: str
-    """Of server."""
+    """The server backend."""
     state: Literal["measured", "partly measured", "failed", "not measured"]
     planned: int
     failed: int
     versions: list[str]
     served: list[str]
-    """The models that the server said it served."""
+    """The model names that the server reported."""
     simulated: bool
     speed: float | None
     figures: dict[str, FigureOverRuns]
-    """By name, as `ttft.p50`; of the valid runs, where there are any."""
+    """Figures by name, such as `ttft.p50`. They cover the valid runs, or all runs if none is valid."""
     lengths: CellLengths
     requests: dict[str, int]
-    """By how they ended."""
+    """Number of requests by outcome."""
     errors: dict[str, int]
     verdicts: dict[str, int]
-    """Of the client on itself, how many runs each."""
+    """Number of runs by the client's verdict on itself."""
     memory: CellMemory
     limit: HardwareLimit | None = None
-    """Of its first valid run: what the hardware allows for the load."""
+    """Hardware limit of the first valid run."""
     runs: list[CellRun]
 
     @property
     def valid(self) -> bool:
-        """Whether there is a run in which the client was not the limit."""
+        """True if the cell has a run in which the client was not a bottleneck."""
         return bool(self.verdicts.get("ok"))
 
     @property
     def clock(self) -> float:
-        """How many times faster than real time its server ran. Only cells of one speed are compared."""
+        """Speed of the server relative to real time. Only cells of the same speed are compared."""
         return self.speed or 1.0
 
     @property
@@ -154,24 +155,24 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
 
 class CellDifference(msgspec.Struct, frozen=True):
-    """One figure of two cells that differ in the server alone, or in the host alone."""
+    """One figure of two cells that differ only in the server, or only in the host."""
 
     figure: str
     by: Literal["server", "host"]
     a: CellName
     b: CellName
     ratio: float | None
-    """Of `a` to `b`, of their geometric means over the runs."""
+    """Ratio a / b of the geometric means over the runs."""
     ci95: tuple[float, float] | None
     verdict: Literal["different", "no difference seen", "inconclusive"]
-    """`different` when its interval does not hold 1; `inconclusive` where one of them was not measured twice, its runs
-    differ beyond all measure, or none of them is valid."""
+    """`different` if the interval does not include 1. `inconclusive` if a cell has fewer than two runs, has no valid
+    run, or has runs that differ too much for an interval."""
     equal_work: bool
-    """False where the answers' mean lengths differ."""
+    """False if the mean lengths of the responses differ."""
 
 
 class EqualWork(msgspec.Struct, frozen=True):
-    """Which server led, and which lengths the others were given: of `host`, `model` and `workload` the file `given`."""
+    """The server that was measured first, and the file of output lengths (`given`) per host, model and workload."""
 
     server: str
     lengths: list[dict[str, str]]
@@ -181,12 +182,12 @@ class CellSweep(CellName, frozen=True, kw_only=True):
     """A cell whose workload is a sweep."""
 
     folder: str
-    """Below the matrix's folder."""
+    """Path relative to the folder of the matrix."""
     page: str
-    """The frontier of all sweeps of this workload, there too."""
+    """Relative path of the page with the frontier of all sweeps of this workload."""
     state: Literal["measured", "partly measured", "failed", "not measured"]
     result: SweepResult | None
-    """Its sweep.json."""
+    """Contents of its sweep.json."""
 
     @property
     def cell(self) -> CellName:
@@ -194,7 +195,7 @@ class CellSweep(CellName, frozen=True, kw_only=True):
 
 
 class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run that could not be made, as matrix.jsonl has it."""
+    """A run that could not be made. These are the fields of its line in matrix.jsonl."""
 
     type: str
     at: str
@@ -208,7 +209,7 @@ class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServerStart(msgspec.Struct, frozen=True):
-    """A server that came up, as matrix.jsonl has it."""
+    """A successful server start. These are the fields of its line in matrix.jsonl."""
 
     type: str
     at: str
@@ -221,7 +222,7 @@ class ServerStart(msgspec.Struct, frozen=True):
 
 
 class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """matrix.json."""
+    """The contents of matrix.json."""
 
     format: int = FORMAT
     name: str
@@ -230,9 +231,9 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     simulated: bool
     servers: list[dict[str, str]]
-    """`name`, kind (`server`) and `title`: the kind's own name in its usual spelling, or that which the plan gives."""
+    """`name`, backend (`server`) and `title`: the usual spelling of the backend, or the name given in the plan."""
     hosts: list[dict[str, str]]
-    """`name`, `platform` and `title`: its platform, with its own name where two share one."""
+    """`name`, `platform` and `title`: the platform, with the host name added if several hosts share it."""
     models: list[str]
     workloads: list[str]
     repeats: int
@@ -250,27 +251,37 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRunData(NamedTuple):
-    """One finished run of a cell, and what is drawn of it."""
+    """One finished run of a cell, with the samples that the charts draw."""
 
     cell: CellName
     run: CellRun
     summary: Summary
     samples: Mapping[str, Floats]
-    """Of each metric in SAMPLED."""
+    """Samples of each metric in SAMPLED."""
     lengths: Floats
-    """Output tokens of each complete answer."""
+    """Output tokens of each complete response."""
 
 
 def build_cell_run(
     cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
 ) -> CellRunData:
-    """What is kept of a run; `start` and `place` as matrix.jsonl has them, 0 the first run after that start."""
-    run, rate, cold = summary.run, summary.throughput.output_tokens_per_s, None if place is None else place == 0
-    told = run.seed, run.duration_s, summary.client.verdict, run.output_tokens, rate
+    """Return the data of a run that the matrix needs. `start` and `place` are those of matrix.jsonl."""
+    run = CellRun(
+        repeat=repeat,
+        folder=folder,
+        started_at=summary.run.started_at,
+        start=start,
+        place=place,
+        cold=None if place is None else place == 0,
+        seed=summary.run.seed,
+        duration_s=summary.run.duration_s,
+        verdict=summary.client.verdict,
+        output_tokens_asked=summary.run.output_tokens,
+        output_tokens_per_s=summary.throughput.output_tokens_per_s,
+    )
     lengths = frame.output_reported[frame.measured & frame.complete]
     samples = {name: METRICS[name].values(frame) for name in SAMPLED}
-    result = CellRun(repeat, folder, run.started_at, start, place, cold, *told)
-    return CellRunData(cell, result, summary, samples, lengths[~np.isnan(lengths)])
+    return CellRunData(cell, run, summary, samples, lengths[~np.isnan(lengths)])
 
 
 def summarise_matrix(
@@ -284,47 +295,55 @@ def summarise_matrix(
     starts: Sequence[Mapping[str, Any]],
     titles: Mapping[str, str],
 ) -> MatrixSummary:
-    """matrix.json, from its finished runs and the lines of matrix.jsonl: the first one, with the resolved plan; the
-    newest failure of each run that is not finished; each time a server came up. `order` names all cells that were to be
-    measured, but for `sweeps`; `titles` each kind of server in its usual spelling."""
+    """Return the contents of matrix.json.
+
+    `begun` is the first line of matrix.jsonl, with the resolved plan. `measured` are the finished runs. `failed` has
+    the latest failure of each unfinished run, and `starts` has every successful server start. `order` lists all planned
+    cells except for `sweeps`. `titles` maps each server backend to its usual spelling.
+    """
     plan: dict[str, Any] = dict(begun["plan"])
     platforms = {name: host["platform"] or name for name, host in plan.pop("hosts_found").items()}
-    shared = Counter(platforms.values())
-    kinds = {each["name"]: str(each["server"]) for each in plan["servers"]}
+    hosts_per_platform = Counter(platforms.values())
+    kinds = {server["name"]: str(server["server"]) for server in plan["servers"]}
     failures = msgspec.convert(failed, list[RunFailure])
-    failures_of, repeats = Counter(failure.cell for failure in failures), plan["repeats"]
+    failures_by_cell = Counter(failure.cell for failure in failures)
+    repeats = plan["repeats"]
     cells = []
     for cell in order:
         runs = [run for run in measured if run.cell == cell]
-        cells.append(_cell(cell, kinds[cell.server], runs, repeats, failures_of[cell]))
-    given = [
-        {"host": host, "model": model, "workload": load, "given": f"equal-work/{host}-{model}-{load}.txt"}
-        for server, host, model, load in map(astuple, order)
-        if server == plan.get("equal_work")
-    ]
+        cells.append(_cell(cell, kinds[cell.server], runs, repeats, failures_by_cell[cell]))
+    length_files = []
+    for cell in order:
+        if cell.server == plan.get("equal_work"):
+            names = {"host": cell.host, "model": cell.model, "workload": cell.workload}
+            length_files.append(names | {"given": f"equal-work/{cell.host}-{cell.model}-{cell.workload}.txt"})
+    runs_ended = len(measured) + len([failure for failure in failures if failure.cell in order])
+    unfinished_sweep = any(sweep.state in ("partly measured", "not measured") for sweep in sweeps)
+    simulated_run = any(run.summary.server.simulated for run in measured)
     return MatrixSummary(
         name=plan["name"],
         started_at=str(begun["at"]),
         version=str(begun["version"]),
-        interrupted=len(measured) + len([failure for failure in failures if failure.cell in order])
-        < len(cells) * repeats
-        or any(sweep.state in ("partly measured", "not measured") for sweep in sweeps),
-        simulated=any(run.summary.server.simulated for run in measured)
-        or any(sweep.result.mark for sweep in sweeps if sweep.result),
+        interrupted=runs_ended < len(cells) * repeats or unfinished_sweep,
+        simulated=simulated_run or any(sweep.result.mark for sweep in sweeps if sweep.result),
         servers=[
             {"name": name, "server": kind, "title": titles.get(kind, name) if name == kind else name}
             for name, kind in kinds.items()
         ],
         hosts=[
-            {"name": name, "platform": of, "title": of if shared[of] == 1 else f"{of} ({name})"}
-            for name, of in platforms.items()
+            {
+                "name": name,
+                "platform": platform,
+                "title": platform if hosts_per_platform[platform] == 1 else f"{platform} ({name})",
+            }
+            for name, platform in platforms.items()
         ],
-        models=[each["name"] for each in plan["models"]],
-        workloads=[each["name"] for each in plan["workloads"]],
+        models=[model["name"] for model in plan["models"]],
+        workloads=[workload["name"] for workload in plan["workloads"]],
         repeats=repeats,
         starts=plan["starts"],
         seed=plan["seed"],
-        equal_work=EqualWork(plan["equal_work"], given) if plan.get("equal_work") else None,
+        equal_work=EqualWork(plan["equal_work"], length_files) if plan.get("equal_work") else None,
         references=plan.get("references", []),
         plan=plan,
         cells=cells,
@@ -341,7 +360,8 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
     state: Any = "measured" if len(runs) == planned else "partly measured"
     if not runs:
         state = "failed" if failed else "not measured"
-    values = [figures_of(each) for each in [summary for summary in summaries if summary.client.ok] or summaries]
+    valid = [summary for summary in summaries if summary.client.ok] or summaries
+    values = [figures_of(summary) for summary in valid]
     errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
     return CellSummary(
         *astuple(cell),
@@ -367,23 +387,33 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
 def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
     ordered = np.sort(np.concatenate([np.zeros(0), *(run.lengths for run in runs)]))
     requested, reported, differ = (
-        sum(getattr(run.summary.tokens, f"output_{what}") for run in runs)
-        for what in ("asked", "reported", "mismatches")
+        sum(getattr(run.summary.tokens, f"output_{name}") for run in runs)
+        for name in ("asked", "reported", "mismatches")
     )
     mean = round(float(ordered.mean()), 3) if len(ordered) else None
-    shares = (percentile(ordered, share) if len(ordered) else None for share in (0.0, 0.5, 0.9, 1.0))
-    return CellLengths(requested, reported, differ, len(ordered), mean, *shares)
+    quantiles = (percentile(ordered, share) if len(ordered) else None for share in (0.0, 0.5, 0.9, 1.0))
+    return CellLengths(requested, reported, differ, len(ordered), mean, *quantiles)
 
 
-def merge_cell_memory(found: Sequence[Memory]) -> CellMemory:
-    """Memory over the repeats. Processes are told apart by their place in the list, because a server that was started
-    twice had two process ids."""
-    if not found:
+def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
+    """Return the memory of a cell over its repeats.
+
+    Processes are matched by their position in the list, because their ids change when a server is started again.
+    """
+    if not memories:
         return CellMemory()
-    parts = [[*each.gpus, *each.processes, *([each.host] if each.host else [])] for each in found]
-    levels = [_level([run[index] for run in parts if len(run) > index]) for index in range(max(map(len, parts)))]
+    levels_by_run: list[list[MemoryLevels]] = []
+    for memory in memories:
+        levels_by_run.append([*memory.gpus, *memory.processes])
+        if memory.host:
+            levels_by_run[-1].append(memory.host)
+    levels = [
+        _memory_level([run[index] for run in levels_by_run if len(run) > index])
+        for index in range(max(map(len, levels_by_run)))
+    ]
     cache = None
-    if caches := [each.kv_cache for each in found if each.kv_cache]:
+    caches = [memory.kv_cache for memory in memories if memory.kv_cache]
+    if caches:
         cache = CellKvCache(
             mean_share=_mean([cache.mean_share for cache in caches]),
             peak_share=_largest([cache.peak_share for cache in caches]),
@@ -391,20 +421,25 @@ def merge_cell_memory(found: Sequence[Memory]) -> CellMemory:
             tokens=caches[0].tokens,
         )
     notes = []
-    for each in found:
-        notes += [f"{each.taken_at_start.note}."] if each.taken_at_start else []
-        notes += [f"Not read, {source}: {reason}." for source, reason in each.not_measured.items()]
+    for memory in memories:
+        if memory.taken_at_start:
+            notes.append(f"{memory.taken_at_start.note}.")
+        notes += [f"Not read, {source}: {reason}." for source, reason in memory.not_measured.items()]
     return CellMemory(levels, cache, list(dict.fromkeys(notes)))
 
 
-def _level(seen: Sequence[MemoryLevels]) -> CellMemoryLevel:
-    """A GPU by index and name; a process by what it is, not by an id that differs from start to start."""
-    first = seen[0]
-    name, on = getattr(first, "name", ""), getattr(first, "on", "")
-    of = f"process {name} on {on}".replace("  ", " ") if on else f"{first.of} {name}".rstrip()
-    idle, loaded = _mean([each.idle_bytes for each in seen]), _mean([each.loaded_bytes for each in seen])
-    peak = _largest([each.peak_bytes for each in seen])
-    return CellMemoryLevel(of, getattr(first, "total_bytes", None), idle, loaded, peak)
+def _memory_level(readings: Sequence[MemoryLevels]) -> CellMemoryLevel:
+    """Merge the readings of one GPU, process or host. A process is named by what it is, because its id changes."""
+    first = readings[0]
+    name, device = getattr(first, "name", ""), getattr(first, "on", "")
+    title = f"process {name} on {device}".replace("  ", " ") if device else f"{first.of} {name}".rstrip()
+    return CellMemoryLevel(
+        of=title,
+        total_bytes=getattr(first, "total_bytes", None),
+        idle_bytes=_mean([reading.idle_bytes for reading in readings]),
+        loaded_bytes=_mean([reading.loaded_bytes for reading in readings]),
+        peak_bytes=_largest([reading.peak_bytes for reading in readings]),
+    )
 
 
 def _largest(values: Sequence[Number | None]) -> Number | None:
@@ -417,30 +452,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
-    """Every pair of measured cells that differ in the server alone or in the host alone, figure by figure. One figure
-    per run, Welch's interval for the difference of two means on logarithms, so that it is an interval of the ratio.
-    Only differences between runs are in it, which is what chance there is when the matrix is measured again, and no
-    interval is wider than runs may differ, as in `loadgen compare`."""
+    """Yield the differences of every pair of measured cells that differ only in the server or only in the host.
+
+    Each figure has one value per run. The interval is Welch's, on logarithms, so it is an interval of the ratio. It
+    contains only the variation between runs, which is what would change if the matrix were measured again. As in
+    `loadgen compare`, no interval is wider than the assumed variation between runs.
+    """
     for a, b in combinations(cells, 2):
-        alike = [one == other for one, other in zip(astuple(a.cell), astuple(b.cell), strict=True)]
-        if alike not in ([False, True, True, True], [True, False, True, True]) or a.clock != b.clock:
+        equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]
+        if equal_names not in ([False, True, True, True], [True, False, True, True]) or a.clock != b.clock:
             continue
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
-        equal = len(means) == 2 and abs(means[0] - means[1]) <= MAX_LENGTH_DIFFERENCE * max(means)
+        equal_work = len(means) == 2 and abs(means[0] - means[1]) <= MAX_LENGTH_DIFFERENCE * max(means)
         for name in COMPARED:
             result = compare_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
-            ratio, ends = result.ratio, result.ratio_ci95 if result.count > 1 else None
+            interval = result.ratio_ci95 if result.count > 1 else None
+            verdict: Literal["different", "no difference seen", "inconclusive"] = "inconclusive"
+            if interval and a.valid and b.valid:
+                verdict = "no difference seen" if interval[0] <= 1 <= interval[1] else "different"
             yield CellDifference(
-                name,
-                "host" if alike[0] else "server",
-                a.cell,
-                b.cell,
-                ratio and round(ratio, 6),
-                ends and (round(ends[0], 6), round(ends[1], 6)),
-                "inconclusive"
-                if not (ends and a.valid and b.valid)
-                else "no difference seen"
-                if ends[0] <= 1 <= ends[1]
-                else "different",
-                equal,
+                figure=name,
+                by="host" if equal_names[0] else "server",
+                a=a.cell,
+                b=b.cell,
+                ratio=result.ratio and round(result.ratio, 6),
+                ci95=interval and (round(interval[0], 6), round(interval[1], 6)),
+                verdict=verdict,
+                equal_work=equal_work,
             )

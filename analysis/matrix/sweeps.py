@@ -1,4 +1,4 @@
-"""Cells whose workload is a sweep, on the page and in the terminal."""
+"""Builds the findings and the table of matrix cells whose workload is a sweep."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, throughput_t
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
-    """How many were made, and where the load generator was the limit."""
+    """Return findings on how many sweeps were measured, and on those limited by the load generator.
+
+    `name` returns the displayed name of a cell.
+    """
     if not sweeps:
         return []
     states = Counter(sweep.state for sweep in sweeps)
     missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
-    said = f"{states['measured']} of {pluralise(len(sweeps), 'sweep')} measured{missing}."
+    measured = f"{states['measured']} of {pluralise(len(sweeps), 'sweep')} measured{missing}."
+    result = [Finding("sweeps", "warning" if missing else "ok", measured, "sweeps")]
     speeds = {sweep.result.speed for sweep in sweeps if sweep.result and sweep.result.steps}
-    differ = (
-        f"Sweeps ran{times_speed(*speeds)}: their figures cannot be compared, and a frontier has those of one speed."
-    )
+    if len(speeds) > 1:
+        text = f"Sweeps ran{times_speed(*speeds)}: their figures cannot be compared, and a frontier shows one speed."
+        result.append(Finding("speed", "warning", text, "sweeps"))
     limited = [sweep for sweep in sweeps if sweep.result and sweep.result.ended == "client"]
-    return [
-        Finding("sweeps", "warning" if missing else "ok", said, "sweeps"),
-        *([Finding("speed", "warning", differ, "sweeps")] if len(speeds) > 1 else []),
-        *(Finding("client", "error", f"{name(each)}: {ENDED['client']}") for each in limited),
-    ]
+    return [*result, *(Finding("client", "error", f"{name(sweep)}: {ENDED['client']}") for sweep in limited)]
 
 
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:
-    """How much each carries, which leads to the frontier of all; and what it gives at the largest load that kept the
-    objectives, which leads to the report of that run."""
+    """Return the headings and rows of the table of sweeps.
+
+    A row has the capacity of the cell, which links to the frontier of all sweeps, and the figures at the largest load
+    that met the objectives, which link to the report of that run.
+    """
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()
     for sweep in sweeps:
         result, step = sweep.result, best_step(sweep.result) if sweep.result else None
         capacity = TableCell(UNKNOWN)
         if result and result.capacity is not None:
-            ends = (significant(end) for end in (result.capacity_low, result.capacity_high) if end is not None)
+            interval = (significant(end) for end in (result.capacity_low, result.capacity_high) if end is not None)
             text = f"{significant(result.capacity)} {UNITS[result.over]}"
-            capacity = TableCell(text, result.capacity, " to ".join(ends), link=sweep.page)
+            capacity = TableCell(text, result.capacity, " to ".join(interval), link=sweep.page)
         report = f"{sweep.folder}/{step.folder}/report.html" if step else ""
         values = [None if step is None else getattr(step, name) for name in (throughput_field(known), *COMPARED)]
         cells = (TableCell(significant(value), value, link=report if value else "") for value in values)

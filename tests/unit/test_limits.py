@@ -197,7 +197,7 @@ def test_a_matrix_says_it_of_each_cell(tmp_path: Path) -> None:
     """matrix.json has the limit of its first valid run, the page a table of them; without a GPU there is neither."""
     folder = fabricate(tmp_path / "m")
     told: dict[str, Any] = json.loads((folder / "matrix.json").read_text("utf-8"))
-    assert "What the hardware allows" not in (folder / "matrix.html").read_text("utf-8")
+    assert "Hardware limits, from" not in (folder / "matrix.html").read_text("utf-8")
     assert [cell["limit"] for cell in told["cells"] if cell["limit"]] == []
     for file in folder.rglob("run.jsonl"):
         file.write_text(

@@ -70,7 +70,7 @@ def test_no_winner_comes_of_invalid_runs(tmp_path: Path) -> None:
         "inconclusive"
     }
     text = " ".join(terminal(folder).split())
-    assert "A800: No ranking, possible client bottleneck in every run of LightLLM." in text
+    assert "A800: No ranking: possible client bottleneck in every run of LightLLM." in text
     assert "leads" not in text
     assert "Invalid: possible client bottleneck in 4 of 8 runs" in text
 

@@ -441,10 +441,10 @@ def judge_figures(
 ) -> list[ComparedFigure]:
     """Return every row with its verdict.
 
-    `margin` is the difference below which a difference does not matter. The verdict is "no difference" if the 95 %
-    interval lies within the margin. Otherwise it is "better" or "worse" if the adjusted p-value is below 5 %, and
-    "inconclusive" if it is not. The user chose the figures of gates before seeing the runs, so the other figures do not
-    count for them: their p-values are adjusted by Bonferroni's method, and those of the other figures by Holm's.
+    `margin` is the largest difference that does not matter. The verdict is "no difference" if the 95 % interval lies
+    within the margin. Otherwise it is "better" or "worse" if the adjusted p-value is below 5 %, or "inconclusive" if
+    not. The user chose the figures of gates before seeing the runs, so the other figures do not count for them. The
+    p-values of gates are adjusted by Bonferroni's method, and those of the other figures by Holm's.
     """
     gated = {gate.figure for gate in gates}
     adjusted = holm([None if row.figure in gated else row.p_value for row in rows])
@@ -457,7 +457,7 @@ def judge_figures(
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p-values adjusted by Holm's method. None stays None.
 
-    Rejecting every hypothesis whose adjusted p-value is below 5 % makes any error with a probability of at most 5 %,
+    If every hypothesis with an adjusted p-value below 5 % is rejected, the probability of any error is at most 5 %,
     however the tests depend on each other (Holm, "A simple sequentially rejective multiple test procedure", 1979).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
@@ -542,8 +542,8 @@ class Gate:
 
     Like an objective, a gate describes the server, and the runs are samples of it. The gate fails if the whole interval
     of the difference is worse by more than the bound, and passes if no part of the interval is. Otherwise it is
-    inconclusive. Gates are chosen before the runs are seen, so the other figures of the table do not count: with k
-    gates each interval has the confidence 1 - 5 % / k (Bonferroni), and the probability of any false failure is 2.5 %.
+    inconclusive. Gates are chosen before the runs are seen, so the other figures of the table do not count. With k
+    gates, each interval has the confidence 1 - 5 % / k (Bonferroni), and the probability of any false failure is 2.5 %.
     The table uses the same interval for a gate's figure, so the two never contradict each other.
     """
 

@@ -190,8 +190,8 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
     """Return the bootstrap standard deviation of the logarithm of a quantile; NaN if it is 0 in some bootstrap samples.
 
     The k-th smallest of n values drawn with replacement is the quantile of the sample at a Beta(k, n - k + 1) share
-    (David and Nagaraja, "Order Statistics", section 2.1), so no bootstrap sample needs to be drawn. Dependent samples
-    count by their effective size.
+    (David and Nagaraja, "Order Statistics", section 2.1). No bootstrap sample therefore needs to be drawn. Dependent
+    samples count by their effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))

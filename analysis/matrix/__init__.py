@@ -429,7 +429,7 @@ def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
 
 
 def _memory_level(readings: Sequence[MemoryLevels]) -> CellMemoryLevel:
-    """Merge the readings of one GPU, process or host. A process is named by what it is, because its id changes."""
+    """Merge the readings of one GPU, process or host. A process is named without its id, because the id changes."""
     first = readings[0]
     name, device = getattr(first, "name", ""), getattr(first, "on", "")
     title = f"process {name} on {device}".replace("  ", " ") if device else f"{first.of} {name}".rstrip()

@@ -528,16 +528,18 @@ class MatrixReport:
 
     def _script_data(self, measured: Sequence[CellRunData]) -> dict[str, Any]:
         """Return the input of matrix.js. `runs` is required by charts.js and empty, as no chart shows a single run."""
-        figures, metrics, groups = [], [], []
+        figures = []
         for name in SHOWN:
             means = [cell.figures[name].mean for cell in self.cells]
             known = [mean for mean in means if mean is not None]
             factor, unit = unit_of(name, max(known, default=None))
             figures.append({"name": name, "title": figure_title(name), "unit": unit, "factor": factor})
+        metrics = []
         for name in SAMPLED:
             medians = [float(np.median(run.samples[name])) for run in measured if len(run.samples[name])]
             factor, unit = scale_of(max(medians, default=None))
             metrics.append({"name": name, "short": METRICS[name].short, "factor": factor, "unit": unit})
+        groups = []
         for index, group in enumerate(self.groups):
             cell_indices = [self.cells.index(cell) for cell in self._cells_of(group)]
             groups.append({"bars": f"bars-{index}", "cells": cell_indices, "charts": self._charts(group)})

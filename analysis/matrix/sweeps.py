@@ -35,8 +35,8 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:
     """Return the headings and rows of the table of sweeps.
 
-    A row has the capacity of the cell, which links to the frontier of all sweeps, and the figures at the largest load
-    that met the objectives, which link to the report of that run.
+    A row starts with the capacity of the cell, which links to the frontier of all sweeps. The figures are those of the
+    largest load that met the objectives, and link to the report of that run.
     """
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()

@@ -2,8 +2,8 @@
 
 The file needs no network, no other file and no installed library. Serving it helps a browser that cannot open local
 files, or that runs at the other end of a tunnel. The template escapes all text. In the data of the charts, `<`, `>` and
-`&` are written as JSON escapes. The Content Security Policy of the page lists the hashes of its scripts (level 3,
-section 2.3.1), so markup in a text from a server could not run a script even if it were not escaped.
+`&` are written as JSON escapes. The Content Security Policy (level 3, section 2.3.1) allows only scripts with listed
+hashes. Even unescaped markup from a server could therefore not run a script.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is asked, and when."""
+"""The content of requests, and the times at which they are sent."""

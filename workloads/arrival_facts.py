@@ -1,4 +1,4 @@
-"""What arrivals are: the questions that every process answers, and what a run's header keeps of the answers."""
+"""Defines the interface of arrival processes, and the facts about arrivals that a run's header stores."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ import msgspec
 
 
 class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the arrivals are, as data: nobody reads their text again. Of older runs it is filled in as they are read."""
+    """The properties of arrivals as data, so that their text is not parsed again. Older runs get them when read."""
 
     kind: str = ""
-    """First word of their canonical text, a key of loadgen.workloads.arrivals.ARRIVAL_PROCESSES; or `interactive`."""
+    """First word of the canonical text, a key of loadgen.workloads.arrivals.ARRIVAL_PROCESSES; or `interactive`."""
     text: str = ""
-    """How they describe themselves, such as `all at once` or `20 per second (Poisson)`."""
+    """Description, such as `all at once` or `20 per second (Poisson)`."""
     open_loop: bool = True
-    """Whether instants were due that no answer moved."""
+    """Whether due times are independent of responses."""
     burst: bool = False
-    """Whether all requests were due at one instant."""
+    """Whether all requests are due at the same time."""
     finite: bool = False
-    """Whether they end by themselves, as a ramp or a trace does."""
+    """Whether the arrivals end by themselves, as a ramp or a trace does."""
     steady: bool = False
-    """Whether one rate or number of clients held throughout, so that the run can reach a steady state."""
+    """Whether the rate or the number of clients is constant, so that the run can reach a steady state."""
     rate_per_s: float | None = None
-    """Requests per second that were promised; None: no one rate was."""
+    """Requested rate in requests per second. None: there is no single rate."""
     cv: float | None = None
-    """The coefficient of variation of the gaps that was promised."""
+    """Requested coefficient of variation of the gaps between arrivals."""
     law: str = ""
-    """What gaps are drawn from: `gamma` of that rate and variation. Empty: no chance in them."""
+    """Distribution of the gaps: `gamma`, with the rate and variation above. Empty: the gaps are not random."""
     clients: int = 0
-    """Of a closed loop."""
+    """Number of clients of a closed loop."""
     sessions: bool = False
-    """Whether arrivals, clients and n count sessions."""
+    """Whether arrivals, clients and n count sessions instead of requests."""
     turns: int = 1
-    """Turns of each session, where the plan says it."""
+    """Turns per session, if the plan states them."""
     recorded: bool = False
-    """Whether the arrivals brought the lengths of their requests, as a trace does."""
+    """Whether the arrivals define the lengths of their requests, as a trace does."""
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """The questions that every process answers."""
+    """An arrival process. `str()` returns its canonical text."""
 
     SYNTAX: ClassVar[str]
-    """How it is written, as errors quote it; `str()` of it is its canonical text."""
+    """Syntax of the text, for error messages."""
 
     @classmethod
     @abstractmethod
     def parse(cls, rest: str) -> Self:
-        """Read what follows the colon; empty where there is none. Raises WorkloadError."""
+        """Parse the text after the colon; "" if there is no colon. Raises WorkloadError."""
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Due offsets in ns, in their order; none of a closed loop, where answers make requests due."""
+        """Yield the due times in ns from the start, in order. A closed loop, driven by responses, yields none."""
         return iter(())
 
     @property
     @abstractmethod
     def facts(self) -> LoadFacts:
-        """What it says of itself."""
+        """Properties of the process."""
 
     def ends(self, n: int | None, duration: float | None) -> bool:
-        """Whether a number of requests or a duration, or it itself, ends it."""
+        """Return whether the arrivals end: by a number of requests, by a duration in seconds, or by themselves."""
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

@@ -1,4 +1,4 @@
-"""Arrival processes besides the burst: one rate, rates that change, recorded ones, and closed loops."""
+"""Arrival processes other than bursts: constant and random gaps, changing rates, closed loops and traces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ CLIENTS_LIMIT = 100_000
 STEPS_LIMIT = 1_000
 SPEED_LIMIT = 1_000_000
 ROOT_PRECISION = 10**30
-"""Square roots are taken in integers scaled by this, so that a ramp's instants are right to the nanosecond."""
-
-
+"""Scale of integer square roots, large enough for a ramp's due times to be exact to the nanosecond."""
 REPLAY_LIMIT_NS = 10 * 366 * 86_400 * NS_PER_S
 
 
 class FixedRate(Arrivals, frozen=True):
-    """What processes have in common whose rate stays the same."""
+    """Base class of processes with a constant rate."""
 
     rate: Fraction
 
@@ -36,37 +34,38 @@ class FixedRate(Arrivals, frozen=True):
     def parse(cls, rest: str) -> Self:
         return cls(spec_syntax.parse_rate(rest))
 
-    def _steady(self, manner: str, **more: Any) -> LoadFacts:
+    def _steady_facts(self, manner: str, **other_facts: Any) -> LoadFacts:
         text = f"{spec_syntax.format_number(self.rate)} per second{manner}"
-        return LoadFacts(text=text, steady=True, rate_per_s=float(self.rate), **more)
+        return LoadFacts(text=text, steady=True, rate_per_s=float(self.rate), **other_facts)
 
     def __str__(self) -> str:
         return f"{self.SYNTAX.partition(':')[0]}:{spec_syntax.format_number(self.rate)}"
 
 
 class Constant(FixedRate, frozen=True):
-    """Request i is due at i / rate, rounded to the nanosecond: no error accumulates."""
+    """Evenly spaced requests. Request i is due at i / rate, rounded to the nanosecond, so no error accumulates."""
 
     SYNTAX = "constant:R, such as constant:20"
 
     @property
     def facts(self) -> LoadFacts:
-        return self._steady(", evenly", cv=0.0)
+        return self._steady_facts(", evenly", cv=0.0)
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        step, divisor = self.rate.denominator * NS_PER_S, self.rate.numerator
+        step = self.rate.denominator * NS_PER_S
+        divisor = self.rate.numerator
         return (spec_syntax.round_ratio(index * step, divisor) for index in count())
 
 
 class Poisson(FixedRate, frozen=True):
-    """A Poisson process: independent exponential gaps of mean 1 / rate, the first of them before request 0."""
+    """A Poisson process: independent exponential gaps of mean 1 / rate. The first gap comes before request 0."""
 
     SYNTAX = "poisson:R, such as poisson:20"
 
     @property
     def facts(self) -> LoadFacts:
-        # An exponential is the gamma distribution of variation 1.
-        return self._steady(" (Poisson)", cv=1.0, law="gamma")
+        # The exponential distribution is the gamma distribution with a coefficient of variation of 1.
+        return self._steady_facts(" (Poisson)", cv=1.0, law="gamma")
 
     def due_ns(self, seed: int) -> Iterator[int]:
         draw = random_streams.random_stream(seed, "arrivals")
@@ -74,8 +73,10 @@ class Poisson(FixedRate, frozen=True):
 
 
 class Gamma(FixedRate, frozen=True):
-    """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`, the first before request 0. Shape 1 /
-    cv**2. cv = 1 has the distribution of Poisson gaps; above 1 requests come in clumps."""
+    """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`. The first comes before request 0.
+
+    The shape of the distribution is 1 / cv**2. With cv = 1 the gaps are those of a Poisson process. With a larger cv
+    requests come in clusters."""
 
     cv: Fraction
 
@@ -99,15 +100,18 @@ class Gamma(FixedRate, frozen=True):
 
     @property
     def facts(self) -> LoadFacts:
-        return self._steady(f" (gamma gaps, CV {spec_syntax.format_number(self.cv)})", cv=float(self.cv), law="gamma")
+        return self._steady_facts(
+            f" (gamma gaps, CV {spec_syntax.format_number(self.cv)})", cv=float(self.cv), law="gamma"
+        )
 
     def __str__(self) -> str:
         return f"gamma:{spec_syntax.format_number(self.rate)},cv={spec_syntax.format_number(self.cv)}"
 
 
 class Ramp(Arrivals, frozen=True):
-    """The rate goes linearly from `first` to `last` within `length_ns`; then it ends. Request i is due when the
-    integral of the rate reaches i, evenly spaced and without chance."""
+    """A rate that changes linearly from `first` to `last` within `length_ns`, and then ends.
+
+    Request i is due when the integral of the rate reaches i. Nothing is random."""
 
     first: Fraction
     last: Fraction
@@ -120,7 +124,7 @@ class Ramp(Arrivals, frozen=True):
         rates, slash, length = rest.rpartition("/")
         first, dots, last = rates.partition("..")
         if not (slash and dots):
-            raise WorkloadError("two rates with .. between them and a length after / are needed")
+            raise WorkloadError("write two rates with .. between them, and a length after /")
         ramp = cls(
             spec_syntax.parse_rate(first, zero=True),
             spec_syntax.parse_rate(last, zero=True),
@@ -131,8 +135,9 @@ class Ramp(Arrivals, frozen=True):
         return ramp
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """As many as the area under the rate. A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A +
-        sqrt(A**2 + 2 D i)), the form that loses no digits when D is negative, over the common denominator `scale`."""
+        """Yield the due times. Their number is the area under the rate."""
+        # A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A + sqrt(A**2 + 2 D i)). This form loses no
+        # digits if D is negative. All terms have the common denominator `scale`.
         slope = (self.last - self.first) * NS_PER_S / self.length_ns
         area = (self.first + self.last) / 2 * self.length_ns / NS_PER_S
         scale = math.lcm((self.first**2).denominator, slope.denominator)
@@ -153,11 +158,12 @@ class Ramp(Arrivals, frozen=True):
 
 
 class Steps(Arrivals, frozen=True):
-    """One constant rate after another, each for its length; then it ends. A rate of 0 is a pause. Request i is due when
-    the integral of the rate reaches i, as for Ramp."""
+    """A sequence of constant rates, each for its own length. A rate of 0 is a pause.
+
+    Request i is due when the integral of the rate reaches i, as for Ramp."""
 
     steps: tuple[tuple[Fraction, int], ...]
-    """(rate per second, length in ns) each."""
+    """Rate per second and length in ns of each step."""
 
     SYNTAX = "steps:R1@T1,R2@T2,..., such as steps:5@30s,20@30s"
 
@@ -168,8 +174,8 @@ class Steps(Arrivals, frozen=True):
             raise WorkloadError(f"{len(parts)} steps are more than {STEPS_LIMIT}")
         steps = []
         for part in parts:
-            per_s, at, length = part.partition("@")
-            if not at:
+            per_s, separator, length = part.partition("@")
+            if not separator:
                 raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
             steps.append((spec_syntax.parse_rate(per_s, zero=True), spec_syntax.parse_duration_ns(length, "length")))
         if not any(per_s for per_s, _ in steps):
@@ -177,13 +183,15 @@ class Steps(Arrivals, frozen=True):
         return cls(tuple(steps))
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        begin_ns, area = 0, Fraction(0)
+        begin_ns = 0
+        area = Fraction(0)
         for per_s, length_ns in self.steps:
-            after = area + per_s * length_ns / NS_PER_S
-            for index in range(math.ceil(area), math.ceil(after)):
+            area_after = area + per_s * length_ns / NS_PER_S
+            for index in range(math.ceil(area), math.ceil(area_after)):
                 offset = (index - area) * NS_PER_S / per_s
                 yield begin_ns + spec_syntax.round_ratio(offset.numerator, offset.denominator)
-            begin_ns, area = begin_ns + length_ns, after
+            begin_ns += length_ns
+            area = area_after
 
     @property
     def facts(self) -> LoadFacts:
@@ -201,7 +209,7 @@ class Steps(Arrivals, frozen=True):
 
 
 class ClosedLoopArrivals(Arrivals, frozen=True):
-    """Closed loop: each of `clients` sends, waits for its answer, thinks for `think_ns`, and sends again."""
+    """A closed loop: each client sends a request, waits for the response, pauses for `think_ns` and sends the next."""
 
     clients: int
     think_ns: int = 0
@@ -231,17 +239,17 @@ class ClosedLoopArrivals(Arrivals, frozen=True):
 
 
 class Trace(Arrivals, frozen=True):
-    """Arrivals and lengths as recorded in a file, replayed `speed` times as fast."""
+    """Arrivals and lengths recorded in a file, replayed at `speed` times the recorded speed."""
 
     path: Path
     speed: Fraction = Fraction(1)
     start_ns: int = 0
-    """Leaves out what came earlier than this after the trace's first request; it becomes instant 0."""
+    """Offset in ns from the trace's first request at which the replay starts. Earlier requests are left out."""
     limit: int | None = None  # Maximum number of requests
     unit: str | None = None
-    """Unit of the file's timestamps, a key of traces.UNITS_NS. None: the unit of its layout, if that is plausible."""
+    """Unit of the file's timestamps, a key of traces.UNITS_NS. None: the unit of its layout, if plausible."""
     block_tokens: int | None = None
-    """Tokens that one hash id of the file stands for. None: as many as in its layout."""
+    """Tokens per hash id of the file. None: the number of its layout."""
 
     SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N][,unit=s|ms|us|ns][,block=N]"
 
@@ -269,29 +277,32 @@ class Trace(Arrivals, frozen=True):
             yield entry
         if entry is None:
             raise WorkloadError(
-                f"{self}: no request to replay", "every row lacks tokens, or start= lies behind the end"
+                f"{self}: no request to replay", "every row lacks tokens, or start= is after the end of the trace"
             )
 
     def _rows(self) -> Iterator[traces.Entry]:
-        """Return the rows from `start_ns` on, those that cannot be replayed included."""
+        """Return the rows from `start_ns` on, including rows that cannot be replayed."""
         rows = traces.trace(self.path, self.unit, self.block_tokens)
         return (row for row in rows if row.at_ns >= self.start_ns)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Return Requests with the trace's own lengths, in its order. Where an entry names its blocks, each block
-        becomes the same tokens wherever it occurs, so equal leading ids are an equal prefix and the server's cache sees
-        the recorded sharing."""
+        """Yield Requests with the trace's lengths, in its order.
+
+        If an entry lists hash ids of blocks, a block becomes the same tokens wherever it occurs. Requests with equal
+        leading ids then share a prefix, and the server's cache sees the recorded sharing."""
         for number, entry in enumerate(self.entries()):
             shared = [(-1 - block, entry.block_tokens) for block in entry.blocks]
             prompt = prompts.prompt(number, entry.input_tokens, shared)
             yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Return one due offset per entry, rounded to the nanosecond. Raises WorkloadError as `entries` does, and for a
-        replay that takes longer than REPLAY_LIMIT_NS."""
-        top, bottom = self.speed.numerator, self.speed.denominator
+        """Yield one due time per entry, rounded to the nanosecond.
+
+        Raises WorkloadError as `entries` does, and for a replay that takes longer than REPLAY_LIMIT_NS."""
         for entry in self.entries():
-            due_ns = spec_syntax.round_ratio((entry.at_ns - self.start_ns) * bottom, top)
+            due_ns = spec_syntax.round_ratio(
+                (entry.at_ns - self.start_ns) * self.speed.denominator, self.speed.numerator
+            )
             if due_ns > REPLAY_LIMIT_NS:
                 raise WorkloadError(f"{self}: its replay takes more than ten years", "replay it faster, with speed=")
             yield due_ns
@@ -315,7 +326,7 @@ class Trace(Arrivals, frozen=True):
         return f"Trace {self.path.name}: {what}{speed}{rows}; {result.layout} layout, {result.text}"
 
     def _left_out(self, count: int, *, whole: bool) -> int:
-        """Return how many rows without tokens lie before the last of `count` requests, or in the `whole` file."""
+        """Return the number of rows without tokens before the last of `count` requests, or in the `whole` file."""
         left_out = seen = 0
         for row in self._rows():
             left_out += not row.has_tokens
@@ -341,7 +352,7 @@ class Trace(Arrivals, frozen=True):
 
 
 def _span_text(span_ns: int) -> str:
-    """Return the length of a trace in the unit that people would choose, such as `59 min`."""
+    """Return the length of a trace in a readable unit, such as `59 min`."""
     for unit_ns, name in ((86_400 * NS_PER_S, "days"), (3_600 * NS_PER_S, "h"), (60 * NS_PER_S, "min")):
         if span_ns >= 2 * unit_ns:
             return f"{span_ns / unit_ns:.3g} {name}"

@@ -1,9 +1,10 @@
-"""Arrivals: when requests are due. A seeded iterator of offsets in ns (open loop), or a Concurrency (closed loop).
+"""Parses arrivals, and yields the times at which requests are due.
 
-Due instants are absolute: a pure function of (seed, i), or a sum kept in exact integers. Nothing is clipped and
-nothing rescaled: the mean and the coefficient of variation are those of the name.
+An open loop has due times, a seeded iterator of offsets in ns. In a closed loop requests follow responses. Due times
+are absolute: a pure function of seed and index, or an exact integer sum. They are neither clipped nor rescaled, so that
+their mean and coefficient of variation are the requested ones.
 
-One class per process answers every question about it; a run's header keeps what it says of itself, as data.
+Each process is a class that implements `Arrivals`. Its facts are stored as data in a run's header.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from loadgen.workloads.spec_syntax import WorkloadError
 
 BURST_LIMIT = 1_000_000
 INTERACTIVE = "interactive"
-"""What stands for arrivals in the header of `loadgen ui`: no plan can name it."""
+"""Arrivals in the header of `loadgen ui`. A plan cannot use this name."""
 
 
 class Burst(Arrivals, frozen=True):
-    """All at once; or `size` requests at 0, at `every_ns`, at 2 `every_ns`, ..."""
+    """All requests at once; or `size` requests at 0, at `every_ns`, at 2 `every_ns` and so on."""
 
     size: int | None = None
     every_ns: int = 0
@@ -70,12 +71,13 @@ ARRIVAL_PROCESSES: dict[str, type[Arrivals]] = {
     "closed": ClosedLoopArrivals,
     "trace": Trace,
 }
-"""What parse reads, by first word."""
+"""Arrival processes that `parse` accepts, by first word."""
 
 
 def parse(text: str) -> Arrivals:
-    """Read arrivals as their SYNTAX says; `str()` of the result is their canonical text. Raises WorkloadError that
-    names the bad part; its hint is the right spec_syntax."""
+    """Parse arrivals. `str()` of the result is the canonical text.
+
+    Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in ARRIVAL_PROCESSES:
         raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(ARRIVAL_PROCESSES)}")
@@ -88,19 +90,20 @@ def parse(text: str) -> Arrivals:
 
 
 def facts_from_text(text: str) -> LoadFacts:
-    """The facts of canonical arrivals. A process that is not known here, as of a newer version, promises nothing."""
+    """Return the facts of canonical arrivals. An unknown process, as of a newer version, gets default facts."""
     try:
         result = parse(text).facts
     except WorkloadError:
         interactive = text == INTERACTIVE
-        words = "by users that came and went by hand" if interactive else f"arriving as {text}"
-        result = LoadFacts(text=words, open_loop=not interactive)
+        description = "by users that came and went by hand" if interactive else f"arriving as {text}"
+        result = LoadFacts(text=description, open_loop=not interactive)
     return msgspec.structs.replace(result, kind=text.partition(":")[0])
 
 
 def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
-    """The due offsets in ns that a run needs: at most `n`, and those before `until_ns`. Raises WorkloadError when
-    nothing would end them."""
+    """Yield the due times in ns of a run: at most `n`, and only those before `until_ns`.
+
+    Raises WorkloadError if the arrivals would never end."""
     if not arrivals.ends(n, until_ns):
         raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "say how many requests, or for how long")
     instants = arrivals.due_ns(seed)

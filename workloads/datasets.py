@@ -25,7 +25,7 @@ from loadgen.workloads.images import image_url
 from loadgen.workloads.json_values import check_file_text, check_text, check_value
 from loadgen.workloads.lengths import DEFAULT_OUTPUT_TOKENS
 from loadgen.workloads.request import Request
-from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, opened, parse_path_and_options
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, open_text, parse_path_and_options
 
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts
@@ -80,7 +80,7 @@ def alpaca(path: Path) -> Iterator[Sample]:
 
 def jsonl(path: Path) -> Iterator[Sample]:
     """Prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
-    with opened(path, "the dataset") as file:
+    with open_text(path, "the dataset") as file:
         for line, text in lines(file, ELEMENT_LIMIT):
             with placed(f"{path}, line {line}", FORMAT_HINT):
                 check_file_text(text)
@@ -110,7 +110,7 @@ def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
 def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
     """What `make` makes of the elements of a JSON array, decoded as the file is read; None is passed over."""
     decoder = json.JSONDecoder()
-    with opened(path, "the dataset") as file:
+    with open_text(path, "the dataset") as file:
         ahead = _not_blank(file, "")
         with placed(f"{path}", FORMAT_HINT):
             check_file_text(ahead[:1])
@@ -244,7 +244,7 @@ class Dataset(msgspec.Struct, frozen=True):
         tokens_of = answer_tokens(prompts)
         for number, sample in enumerate(self.samples()):
             more = sample.images or RESHAPING.intersection(sample.body)
-            tokens = 0 if more else prompts.known(sample.prompt)
+            tokens = 0 if more else prompts.count_if_known(sample.prompt)
             requested = number, sample.prompt, tokens, tokens_of(sample)
             yield Request(*requested, body=sample.body, images=sample.images)
 

@@ -1,7 +1,8 @@
-"""Pictures in requests, as URLs: synthetic ones of a given size, and files.
+"""Images in requests, as URLs: synthetic images of a given size, and files.
 
-A synthetic picture is of stripes in random colours. No two are alike, so no cache of a server helps, and yet each is a
-few kilobytes: of all its rows only the first has to be sent. What a server computes for it depends on its size alone.
+A synthetic image consists of stripes in random colours. All images differ, so that caches of the server do not help.
+Each has only a few kilobytes, because all rows repeat the first one. The server's work depends only on the size in
+pixels.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from loadgen.workloads.input_files import read_input
 
 SIDE_LIMIT = 16_384
 PICTURE_BYTES = 1 << 26
-"""Maximum size of a picture in a file."""
+"""Maximum size of an image file in bytes."""
 IMAGE_TYPES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 _URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
 
 
 class SyntheticImage(msgspec.Struct, frozen=True):
-    """A synthetic picture; as text its data URL, which is made anew each time."""
+    """A synthetic image. `str()` returns its data URL, which is encoded each time."""
 
     width: int
     height: int
@@ -35,11 +36,11 @@ class SyntheticImage(msgspec.Struct, frozen=True):
         return _data_url("png", self.png())
 
     def png(self) -> bytes:
-        """8 bits per channel, RGB (PNG specification, third edition, sections 5 and 11)."""
+        """Return a PNG with 8-bit RGB channels (PNG specification, third edition, sections 5 and 11)."""
         row = Random(self.seed).randbytes(3 * self.width)  # noqa: S311 - colours, not secrets
-        same = b"\2" + bytes(len(row))  # filter type Up: nothing differs from the row above
+        repeated_row = b"\2" + bytes(len(row))  # filter type Up: no difference from the row above
         header = struct.pack("!IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)
-        data = zlib.compress(b"\0" + row + same * (self.height - 1), 1)
+        data = zlib.compress(b"\0" + row + repeated_row * (self.height - 1), 1)
         chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
         return b"\x89PNG\r\n\x1a\n" + b"".join(
             struct.pack("!I", len(content)) + kind + content + struct.pack("!I", zlib.crc32(kind + content))
@@ -48,25 +49,27 @@ class SyntheticImage(msgspec.Struct, frozen=True):
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Width and height of `512x512`. Raises ValueError."""
+    """Return width and height of a size such as `512x512`. Raises ValueError."""
     result = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     width, height = map(int, result.groups()) if result else (0, 0)
     if not (0 < width <= SIDE_LIMIT and 0 < height <= SIDE_LIMIT):
-        raise ValueError(f"write the size of a picture as 512x512, each side up to {SIDE_LIMIT}")
+        raise ValueError(f"write the size of an image as 512x512, each side up to {SIDE_LIMIT}")
     return width, height
 
 
-def image_url(given: str, folder: Path) -> str:
-    """A URL as it is; of a file, by its path from `folder`, its content. Raises ValueError."""
-    if _URL.match(given):
-        return given
-    file = folder / given
+def image_url(source: str, folder: Path) -> str:
+    """Return a URL unchanged, or a data URL with the content of a file. Paths are relative to `folder`.
+
+    Raises ValueError."""
+    if _URL.match(source):
+        return source
+    file = folder / source
     if file.suffix.lower() not in IMAGE_TYPES:
-        raise ValueError(f"{given!r} has no ending of a picture: {', '.join(IMAGE_TYPES)}")
+        raise ValueError(f"{source!r} does not have the suffix of an image: {', '.join(IMAGE_TYPES)}")
     try:
         return _data_url(IMAGE_TYPES[file.suffix.lower()], read_input(file, PICTURE_BYTES))
     except OSError as error:
-        raise ValueError(f"cannot read the picture {given}: {error.strerror}") from None
+        raise ValueError(f"cannot read the image {source}: {error.strerror}") from None
 
 
 def _data_url(kind: str, content: bytes) -> str:

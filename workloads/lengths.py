@@ -1,8 +1,8 @@
-"""Lengths: how many tokens each request asks for, in or out. A seeded stream of whole numbers.
+"""Parses the lengths of prompts and responses, and draws them: a seeded stream of token counts.
 
-`max=K` (lognormal, exponential) draws again whatever exceeds K, as llm-infer-bench does, so there is
-no heap of requests at the cap and the mean falls below the one named. `min=K` raises what is below K to K. M and C
-are those of the distribution before the cap, the floor, and rounding to the nearest whole number, at least 1.
+`max=K` (lognormal, exponential) draws a value above K again, as llm-infer-bench does. Requests do not pile up at the
+maximum, and the mean falls below the requested one. `min=K` raises smaller values to K. Mean and coefficient of
+variation are those of the distribution before maximum, minimum and rounding to the nearest whole number of at least 1.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from loadgen.workloads import random_streams, spec_syntax
 from loadgen.workloads.input_files import LongLineError, limited_lines
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError
 
-VALUES_LIMIT = 20_000_000  # numbers in one file: 80 MB
+VALUES_LIMIT = 20_000_000  # Maximum number of lengths in one file; they take 80 MB
 WORD_LIMIT = 40
-"""Characters of one number; of a longer word an error shows the beginning."""
+"""Maximum number of characters of one number. Errors show only the beginning of longer text."""
 DEFAULT_OUTPUT_TOKENS = 128
-"""Tokens of an answer where neither its file nor anybody else says how many."""
+"""Length of a response in tokens if neither the file nor the user states one."""
 ANSWERS = "answers"
-"""Output lengths that are those of a file's own answers."""
+"""Keyword for output lengths that are those of the answers in a file."""
 _THOUSANDS = re.compile(r"(?<!\w)(\d+(?:\.\d+)?)([kK])(?!\w)")
 CAP_SHARE = 0.01
-"""A cap that keeps less than this share of the draws is refused: it is another distribution than the one named."""
+"""A maximum that accepts less than this share of the draws is an error, because it changes the distribution."""
 
 
 class Lengths(Protocol):
-    """What every kind can do; `str()` of it is its canonical text."""
+    """A distribution of lengths. `str()` returns its canonical text."""
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:
-        """Lengths in tokens, without end; `what` (`input`, `output`) names the stream they are drawn from.
-        Raises WorkloadError when a file is damaged, empty or cannot be read."""
+    def tokens(self, seed: int, purpose: str) -> Iterator[int]:
+        """Yield lengths in tokens without end. `purpose` (`input`, `output`) selects the random stream.
+
+        Raises WorkloadError for a file that is malformed, empty or unreadable."""
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """Always the same."""
+    """A fixed length."""
 
     length: int
 
-    def tokens(self, _seed: int, _what: str) -> Iterator[int]:
+    def tokens(self, _seed: int, _purpose: str) -> Iterator[int]:
         return repeat(self.length)
 
     def __str__(self) -> str:
@@ -59,13 +60,13 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Every whole number from `low` to `high`, both included, alike."""
+    """Whole numbers from `low` to `high`, both included, with equal probability."""
 
     low: int
     high: int
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw = random_streams.random_stream(seed, what)
+    def tokens(self, seed: int, purpose: str) -> Iterator[int]:
+        draw = random_streams.random_stream(seed, purpose)
         while True:
             yield self.low + int(draw() * (self.high - self.low + 1))
 
@@ -74,20 +75,22 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True):
-    """exp(N(mu, sigma)) with sigma**2 = ln(1 + cv**2) and mu = ln(mean) - sigma**2 / 2."""
+    """A lognormal distribution: exp(N(mu, sigma)), sigma**2 = ln(1 + cv**2), mu = ln(mean) - sigma**2 / 2."""
 
     mean: Fraction
     cv: Fraction
     low: int = 1
     high: int | None = None
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw, normal = random_streams.random_stream(seed, what), self._exponent()
-        mu, sigma = normal.mean, normal.stdev
+    def tokens(self, seed: int, purpose: str) -> Iterator[int]:
+        draw = random_streams.random_stream(seed, purpose)
+        exponent = self._exponent()
+        mu = exponent.mean
+        sigma = exponent.stdev
         return _bounded(lambda: math.exp(mu + sigma * random_streams.normal(draw)), self.low, self.high)
 
     def share_below(self, length: float) -> float:
-        """Probability that a draw is at most `length`, before cap and floor."""
+        """Return the probability of a draw of at most `length`, before maximum and minimum."""
         return self._exponent().cdf(math.log(length))
 
     def _exponent(self) -> NormalDist:
@@ -100,14 +103,14 @@ class Lognormal(msgspec.Struct, frozen=True):
 
 
 class Exponential(msgspec.Struct, frozen=True):
-    """Exponential with this mean."""
+    """An exponential distribution with this mean."""
 
     mean: Fraction
     low: int = 1
     high: int | None = None
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:
-        draw, mean = random_streams.random_stream(seed, what), float(self.mean)
+    def tokens(self, seed: int, purpose: str) -> Iterator[int]:
+        draw, mean = random_streams.random_stream(seed, purpose), float(self.mean)
         return _bounded(lambda: mean * random_streams.exponential(draw), self.low, self.high)
 
     def share_below(self, length: float) -> float:
@@ -118,14 +121,14 @@ class Exponential(msgspec.Struct, frozen=True):
 
 
 class Empirical(msgspec.Struct, frozen=True):
-    """Drawn with replacement from the numbers in a file."""
+    """Lengths drawn with replacement from the numbers in a file."""
 
     path: Path
     column: str | None = None
 
-    def tokens(self, seed: int, what: str) -> Iterator[int]:
+    def tokens(self, seed: int, purpose: str) -> Iterator[int]:
         values = _values(self.path, self.column)
-        draw = random_streams.random_stream(seed, what)
+        draw = random_streams.random_stream(seed, purpose)
         return (values[int(draw() * len(values))] for _ in repeat(None))
 
     def __str__(self) -> str:
@@ -133,26 +136,27 @@ class Empirical(msgspec.Struct, frozen=True):
 
 
 class OutputLengths(msgspec.Struct, frozen=True):
-    """How long answers shall be."""
+    """Requested lengths of responses."""
 
     lengths: Lengths | None
-    """None: as long as those on file."""
+    """None: the lengths of the answers in the file."""
     may_end: bool = False
-    """An answer may end by itself before: real chats do, and work is then not equal."""
+    """Whether responses may end before the requested length, as in real chats. Runs are then not strictly
+    comparable."""
 
     def __str__(self) -> str:
         return f"{'max:' if self.may_end else ''}{ANSWERS if self.lengths is None else self.lengths}"
 
 
 def parse_outputs(text: str) -> OutputLengths:
-    """Read output lengths: `answers` or as `parse` does, behind `max:` where answers may end early."""
-    named = text.strip()
-    maximum = named.removeprefix("max:")
-    return OutputLengths(None if maximum == ANSWERS else parse(maximum), maximum != named)
+    """Parse output lengths: `answers`, or lengths as in `parse`. The prefix `max:` allows responses to end early."""
+    stripped = text.strip()
+    lengths = stripped.removeprefix("max:")
+    return OutputLengths(None if lengths == ANSWERS else parse(lengths), lengths != stripped)
 
 
 def parse(text: str) -> Lengths:
-    """Read lengths as KINDS says. Raises WorkloadError that names the bad part; its hint is the right spec_syntax."""
+    """Parse lengths. Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
         kind, rest = "fixed", kind
@@ -160,15 +164,15 @@ def parse(text: str) -> Lengths:
         raise WorkloadError(
             f"lengths {text!r}: there is no {kind!r}", f"write a number, or {', '.join(list(LENGTH_DISTRIBUTIONS)[1:])}"
         )
-    read, syntax = LENGTH_DISTRIBUTIONS[kind]
+    parse_rest, syntax = LENGTH_DISTRIBUTIONS[kind]
     try:
-        return read(rest if kind == "empirical" else _THOUSANDS.sub(_spelled_out, rest))
+        return parse_rest(rest if kind == "empirical" else _THOUSANDS.sub(_spelled_out, rest))
     except WorkloadError as error:
         raise WorkloadError(f"lengths {text!r}: {error}", f"write {syntax}") from None
 
 
 def _spelled_out(number: re.Match[str]) -> str:
-    """`32k` is 32000 and `32K` 32768, as for vLLM's --max-model-len."""
+    """Return a number such as `32k` (32000) or `32K` (32768) in digits, as vLLM reads --max-model-len."""
     return spec_syntax.format_number(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 
@@ -196,10 +200,10 @@ def _values(path: Path, column: str | None) -> array[int]:
 @lru_cache(maxsize=2)  # Of inputs and outputs
 def _read_values(path: Path, column: str | None, _version: tuple[int, int, int]) -> array[int]:
     values = array("I")
-    with spec_syntax.opened(path, "the lengths in") as file:
+    with spec_syntax.open_text(path, "the lengths in") as file:
         for line, text in _numbers(limited_lines(file), path, column):
             if len(values) == VALUES_LIMIT:
-                raise WorkloadError(f"{path}: has more than {VALUES_LIMIT:,} lengths", "give a sample of them")
+                raise WorkloadError(f"{path}: has more than {VALUES_LIMIT:,} lengths", "use a sample of them")
             try:
                 values.append(spec_syntax.parse_integer(text[:WORD_LIMIT], "length", 1, TOKENS_LIMIT))
             except WorkloadError as error:
@@ -230,15 +234,16 @@ def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tu
 def _uniform(rest: str) -> Uniform:
     low, dots, high = rest.partition("..")
     if not dots:
-        raise WorkloadError("two lengths with .. between them are needed")
+        raise WorkloadError("write two lengths with .. between them")
     lowest = spec_syntax.parse_integer(low, "shortest length", 1, TOKENS_LIMIT)
     return Uniform(lowest, spec_syntax.parse_integer(high, "longest length", lowest, TOKENS_LIMIT))
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
-    """Of a distribution with these parameters, between `min` and `max`."""
+    """Parse a distribution with these parameters and optional `min` and `max`."""
     result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
-    if missing := [f"{key}=" for key in parameters if key not in result]:
+    missing = [f"{key}=" for key in parameters if key not in result]
+    if missing:
         raise WorkloadError(f"{' and '.join(missing)} missing")
     values = [spec_syntax.parse_number(result[key], key, *PARAMETERS[key]) for key in parameters]
     low = spec_syntax.parse_integer(result.get("min", "1"), "min", 1, TOKENS_LIMIT)
@@ -255,7 +260,7 @@ def _empirical(rest: str) -> Empirical:
 
 
 PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (spec_syntax.CV_LOW, spec_syntax.CV_HIGH)}
-"""The least and the largest that each may be."""
+"""Minimum and maximum of each parameter."""
 LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], Lengths], str]] = {
     "fixed": (
         lambda rest: Fixed(spec_syntax.parse_integer(rest, "length", 1, TOKENS_LIMIT)),
@@ -272,4 +277,4 @@ LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], Lengths], str]] = {
     ),
     "empirical": (_empirical, "empirical:FILE or empirical:FILE,column=NAME"),
 }
-"""What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""
+"""Distributions that `parse` accepts, by first word: the parser of the text after the colon, and the syntax."""

@@ -1,14 +1,16 @@
-"""Prompts of exactly N tokens by the server's own count, all different from their first tokens on.
+"""Builds prompts of exactly N tokens by the server's count, which all differ from their first tokens on.
 
-    token ids   where the API takes them: N ids are N tokens, and nothing can go wrong
-    text        words that cost N tokens together. The first words number the text, as digits, random words fill it up;
-                it is counted as a whole, and where that is not the sum of its words its end is drawn anew
+    token ids   If the API accepts ids, N ids are N tokens.
+    text        Words that cost N tokens together. The first words number the text, and random words fill it. The whole
+                text is counted, and if the count is not the sum of its words, its end is drawn again.
 
-    number  random words                      a text of its own
-    stretch  stretch  number  random words    one that begins as others do
+A prompt may begin with spans that it shares with other prompts:
 
-The same seed gives the same prompts, byte for byte, on any machine: prompt i is drawn from a generator of its own
-seeded with the text "seed:i", and only through `Random.random`, the one method whose sequence Python promises to keep.
+    number  random words                a separate text
+    span  span  number  random words    a text that shares its beginning
+
+A seed gives the same prompts, byte for byte, on any machine. Prompt i has its own generator, seeded with the text
+"seed:i". Only `Random.random` is used, the one method whose sequence Python guarantees.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from loadgen.workloads.spec_syntax import WorkloadError
 if TYPE_CHECKING:
     import tokenizers
 
-BLOCK_TOKENS = 16  # the granularity of vLLM's prefix cache; prompts must differ within their first block
-SPANS_LIMIT = 4096  # shared stretches kept for the next prompt: 16 MiB at 512 tokens each
+BLOCK_TOKENS = 16  # Block size of vLLM's prefix cache. Prompts must differ within their first block.
+SPANS_LIMIT = 4096  # Number of cached spans; they take 16 MiB at 512 tokens each
 
 Item = TypeVar("Item", int, str)
 SharedSpan = tuple[int, int]
-"""(number below zero, tokens): a stretch of tokens that prompts may share. The same pair is the same tokens."""
-CountTokens = Callable[[Sequence[str]], list[int]]  # as Tokenizer.count
+"""A negative number and a length: a span of tokens that prompts may share. Equal pairs are equal tokens."""
+CountTokens = Callable[[Sequence[str]], list[int]]  # The signature of Tokenizer.count
 
 _COMMON = (
     "the of and to in is that it was for on are as with they be at one have this from by but some what there we can "
@@ -47,55 +49,55 @@ _COMMON = (
     "part take get a b c d e f g h j k l m n o p q r s t u v w x y z"
 )
 COMMON_WORDS = tuple(_COMMON.split())
-"""Short English words, one token each in most vocabularies, and letters for the vocabularies where they are not."""
+"""Short English words, which are one token each in most vocabularies, and letters for other vocabularies."""
 
-COST_LIMIT = 8  # words of more tokens are left out: they make poor change for the last few tokens
-WORDS_LIMIT = 512  # enough for 512 x 512 different prompts from the second word on
+COST_LIMIT = 8  # Words of more tokens are not used, because they rarely fit into the last few tokens
+WORDS_LIMIT = 512  # Enough for 512 x 512 different prompts from the second word on
 MIX_TOKENS = COST_LIMIT * COST_LIMIT
-"""From here on any word may come next. Coins of at most c without a common divisor can pay every amount from
-(c - 1)^2 on (Frobenius and Schur), which leaves room for one more word."""
-TOKENIZER_BYTES = 1 << 28  # ten times the largest known
-BATCH = 256  # texts counted together: a tokenizer's encodings are far larger than the texts
-ROUNDS_LIMIT = 64  # attempts to mend a text whose count is off
-MEND_TOKENS = 8  # how much of the end of a text one attempt replaces
-LEAD_LIMIT = 4  # words at the start of a text that number it
+"""If at least this many tokens remain, any word may come next. Coins of at most c without a common divisor can pay
+every amount from (c - 1)^2 on (Frobenius and Schur), which leaves room for one more word."""
+TOKENIZER_BYTES = 1 << 28  # Maximum size of a tokenizer file, ten times the largest known one
+BATCH = 256  # Texts that are counted together; a tokenizer's encodings are much larger than the texts
+ROUNDS_LIMIT = 64  # Maximum number of attempts to fix a text with a wrong count
+REPLACED_TOKENS = 8  # Tokens at the end of a text that one attempt replaces
+LEAD_LIMIT = 4  # Maximum number of words at the start of a text that number it
 CANDIDATES_LIMIT = 1024
 MARKED_WORD = re.compile("[\u0120\u2581]([A-Za-z]{2,12})")
-"""A vocabulary's word after a blank, which byte-level BPE and SentencePiece write as these marks."""
+"""Matches a word after a blank in a vocabulary. Byte-level BPE and SentencePiece write these characters for a blank."""
 
 
 class PromptError(WorkloadError):
-    """Prompts of the length asked for cannot be made; the message says why, `hint` what to do."""
+    """Prompts of the requested length cannot be built. The message says why, and `hint` what to do."""
 
 
 class Tokenizer(Protocol):
-    """Who can say how long a text is: a tokenizer file, or the server itself."""
+    """Counts tokens: with a tokenizer file, or by asking the server."""
 
     @property
     def words(self) -> Sequence[str]:
-        """Different plain words, most of them one token each; empty when it knows none."""
+        """Different plain words, most of them one token each. Empty: none are known."""
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text when it is sent as a prompt, special tokens and chat template included."""
+        """Return the tokens of each text as a prompt, including special tokens and the chat template."""
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text without special tokens; empty when they cannot be known."""
+        """Return the ids of a text without special tokens; an empty list if they are unknown."""
 
 
 class ServerTokenCounter(Tokenizer, Protocol):
-    """The server: what it counts is what the length is."""
+    """Counts tokens by asking the server, whose count defines the length of a prompt."""
 
     @property
     def generates(self) -> bool:
-        """Whether counting makes the server run the text, and so leaves it in the server's prefix cache."""
+        """Whether counting makes the server run the text, which then stays in its prefix cache."""
 
     @property
     def plain(self) -> Tokenizer | None:
-        """Where counting a prompt generates: the server's count of text alone, without running it."""
+        """If counting a prompt generates: counts text alone, without running it."""
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):
-    """Counts tokens as the model does. `count` includes the special tokens that the file's post-processor adds."""
+    """Counts tokens with a tokenizer file. `count` includes the special tokens that the file's post-processor adds."""
 
     tokenizer: tokenizers.Tokenizer
     words: tuple[str, ...]
@@ -108,8 +110,10 @@ class LocalTokenizer(msgspec.Struct, frozen=True):
 
 
 def tokenizer_file(named: Path) -> Path:
-    """The tokenizer.json that is meant: a file, one in a folder, or that of a model by its name, such as
-    Qwen/Qwen3-0.6B, in the local Hugging Face cache. Nothing is downloaded. Raises PromptError when there is none."""
+    """Return the path of the tokenizer.json that `named` stands for.
+
+    `named` is a file, a folder with a tokenizer.json, or the name of a model in the local Hugging Face cache, such as
+    Qwen/Qwen3-0.6B. Nothing is downloaded. Raises PromptError if there is no such file."""
     if named.exists() and not named.is_dir():
         try:
             check_input(named)
@@ -118,7 +122,8 @@ def tokenizer_file(named: Path) -> Path:
                 f"cannot read {named}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json"
             ) from None
         return named
-    folders, of = [named], f"the folder {named}"
+    folders = [named]
+    source = f"the folder {named}"
     if not named.is_dir():
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
         hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home, "hub")).expanduser()
@@ -126,19 +131,20 @@ def tokenizer_file(named: Path) -> Path:
         newest = model / "refs" / "main"
         revision = newest.read_text(encoding="ascii").strip() if newest.is_file() else ""
         folders = sorted(model.glob("snapshots/*"), key=lambda folder: folder.name != revision)
-        of = f"the cached model {named}"
+        source = f"the cached model {named}"
         if not folders:
             problem = f"there is no file {named}, no folder, and no model of that name in {hub}"
             raise PromptError(problem, "pass --tokenizer PATH/tokenizer.json")
-    result = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
+    files = (folder / "tokenizer.json" for folder in folders)
+    result = next((file for file in files if file.is_file()), None)
     if result is None:
-        problem = f"{of} holds no tokenizer.json: transformers' AutoTokenizer writes one, by save_pretrained"
+        problem = f"{source} has no tokenizer.json: save_pretrained of transformers' AutoTokenizer writes one"
         raise PromptError(problem, "pass another --tokenizer")
     return result
 
 
 def load_tokenizer(named: Path) -> LocalTokenizer:
-    """Read what `tokenizer_file` finds. Raises PromptError when it cannot be read or is no tokenizer."""
+    """Read the file that `tokenizer_file` returns. Raises PromptError if it is unreadable or not a tokenizer."""
     import tokenizers
 
     path = tokenizer_file(named)
@@ -148,112 +154,121 @@ def load_tokenizer(named: Path) -> LocalTokenizer:
         tokenizer = tokenizers.Tokenizer.from_str(read_input(path, TOKENIZER_BYTES).decode())
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}", "pass --tokenizer PATH/tokenizer.json") from error
-    except Exception as error:  # the library raises plain Exception for everything that is wrong with a file
+    except Exception as error:  # the library raises plain Exception for every invalid file
         problem = f"{path} is not a tokenizer.json: {str(error)[:200]}"
         raise PromptError(problem, "pass a Hugging Face tokenizer.json") from error
-    # A file may ask for texts to be cut or padded to a length; the servers ignore that, and so do we.
+    # A file may request truncation or padding to a length. Servers ignore that, and so must the count.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return LocalTokenizer(tokenizer, tuple(_plain_words(tokenizer)))
 
 
 def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
-    """Words that are one token each after a blank, most frequent first, then common words for other vocabularies."""
+    """Yield words that are one token each after a blank, most frequent first, then common words for other
+    vocabularies."""
     tokens = (tokenizer.id_to_token(token_id) or "" for token_id in range(tokenizer.get_vocab_size()))
     marked = (match[1] for match in map(MARKED_WORD.fullmatch, tokens) if match)
     candidates = list(dict.fromkeys([*islice(marked, CANDIDATES_LIMIT), *COMMON_WORDS]))
     encodings = tokenizer.encode_batch_fast(candidates, add_special_tokens=False)
     added = tokenizer.get_added_tokens_decoder().keys()
-    # A word with letters unknown to the model would become its special token for that.
+    # A word with unknown letters would become the model's special token for unknown text.
     return (word for word, encoding in zip(candidates, encodings, strict=True) if added.isdisjoint(encoding.ids))
 
 
 class Prompt(Protocol):
-    """Makes prompt number `number`. Different numbers differ from their first tokens on, or from the first behind
-    what they share. Calling it again, in any order and any process, gives the same prompt."""
+    """Builds prompt number `number`.
+
+    Prompts with different numbers differ from their first tokens on, or from the first tokens after their shared spans.
+    A number gives the same prompt in every call, in any order and any process."""
 
     def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-        """Text or token ids of exactly `input_tokens`, beginning with the stretches, cut where they are longer."""
+        """Return text or token ids of exactly `input_tokens`, beginning with the shared spans, which may be cut."""
 
 
 def id_prompts(
     alphabet: Sequence[int], seed: int, *, numbers: int, shared: int = 0, shortest: int = BLOCK_TOKENS
 ) -> Prompt:
-    """Prompts of ids from the alphabet: numbers 0 to `numbers` - 1, and stretches -1 to -`shared`. They differ from
-    their first id or two on. One that is shorter than that is its number cut short, and may have an equal; where all
-    are at least `shortest` tokens long, none has. Raises PromptError when the ids cannot number them."""
-    size, total, room = len(alphabet), numbers + shared, min(shortest, BLOCK_TOKENS)
-    depth = next((d for d in range(1, room + 1) if size**d >= total), 0)
+    """Return a Prompt of ids from the alphabet, for numbers 0 to `numbers` - 1 and spans -1 to -`shared`.
+
+    Prompts differ from their first or second id on. A shorter prompt may equal another one. That does not happen if
+    every prompt has at least `shortest` tokens. Raises PromptError if the alphabet is too small to number them."""
+    size = len(alphabet)
+    total = numbers + shared
+    max_depth = min(shortest, BLOCK_TOKENS)
+    depth = next((depth for depth in range(1, max_depth + 1) if size**depth >= total), 0)
     if not depth:
         raise PromptError(
-            f"{size} token ids make only {size**room} different prompts of {room} tokens, not {total}",
-            "ask for longer prompts or fewer of them",
+            f"{size} token ids make only {size**max_depth} different prompts of {max_depth} tokens, not {total}",
+            "request longer prompts or fewer of them",
         )
     order = shuffled(alphabet, seed)
     pick = item_picker(order)
 
-    def own(number: int, tokens: int) -> list[int]:
+    def numbered_ids(number: int, tokens: int) -> list[int]:
         lead = counter_digits(number + shared if number >= 0 else -1 - number, [order] * depth)
         return [*lead[:tokens], *pick(prompt_random(seed, number), max(0, tokens - depth))]
 
-    stretch = lru_cache(SPANS_LIMIT)(own)
+    span_ids = lru_cache(SPANS_LIMIT)(numbered_ids)
 
     def prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> tuple[int, ...]:
         ids: list[int] = []
-        for name, tokens in shared:
+        for span_number, span_tokens in shared:
             if len(ids) >= input_tokens:
                 break
-            ids += stretch(name, tokens)
-        return (*ids[:input_tokens], *own(number, max(0, input_tokens - len(ids))))
+            ids += span_ids(span_number, span_tokens)
+        return (*ids[:input_tokens], *numbered_ids(number, max(0, input_tokens - len(ids))))
 
     return prompt
 
 
 def prompt_random(seed: int, number: int) -> Random:
-    """Of one prompt or stretch. A text is hashed with SHA-512: neighbouring numbers have nothing in common."""
+    """Return the generator of one prompt or span. A seed of text is hashed (SHA-512), so neighbours are independent."""
     return Random(f"{seed}:{number}")  # noqa: S311
 
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
-    """The items in an order that the seed fixes."""
+    """Return the items in an order that depends on the seed."""
     random = Random(f"{seed}")  # noqa: S311
     return sorted(items, key=lambda _: random.random())
 
 
 def counter_digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
-    """A number as a counter with these wheels shows it, the fastest first."""
-    shown = []
+    """Return a number as a counter with these wheels shows it. A wheel lists the symbols of a digit, lowest digit
+    first."""
+    symbols = []
     for wheel in wheels:
         number, position = divmod(number, len(wheel))
-        shown.append(wheel[position])
-    return shown
+        symbols.append(wheel[position])
+    return symbols
 
 
 class Words(msgspec.Struct, frozen=True):
-    """Words with their costs by one tokenizer."""
+    """Words with their cost in tokens by one tokenizer."""
 
     opening: dict[int, list[str]]
-    """Prompt length in tokens to the words that make a prompt of that length when sent alone."""
+    """Prompt length in tokens to the words that form a prompt of that length alone."""
     costs: dict[str, int]
-    """Tokens that a word adds when it follows another word and a blank."""
+    """Tokens that a word adds after another word and a blank."""
     fits: list[list[str]]
-    """Entry t holds the words that may come next when t tokens are left, so that the rest can still be filled."""
+    """Entry t lists the words that may come next if t tokens remain, so that the rest can still be filled."""
 
     def can_fill(self, tokens: int) -> bool:
-        """Whether some words together cost exactly `tokens`."""
+        """Return whether some words together cost exactly `tokens`."""
         if tokens < MIX_TOKENS:
             return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
         return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0
 
     def fill(self, tokens: int, random: Random) -> list[str]:
-        """Random words that together cost exactly `tokens`, which `can_fill` has found possible."""
-        everything, maximum = list(self.costs), max(self.costs.values(), default=1)
-        draw, size = random.random, len(everything)
+        """Return random words that together cost exactly `tokens`. `can_fill` must be True for this number."""
+        all_words = list(self.costs)
+        max_cost = max(self.costs.values(), default=1)
+        draw = random.random
+        size = len(all_words)
         picked: list[str] = []
         while tokens >= MIX_TOKENS:
-            some = [everything[int(draw() * size)] for _ in range((tokens - MIX_TOKENS) // maximum + 1)]
-            tokens -= sum([self.costs[word] for word in some])
-            picked += some
+            batch = [all_words[int(draw() * size)] for _ in range((tokens - MIX_TOKENS) // max_cost + 1)]
+            tokens -= sum([self.costs[word] for word in batch])
+            picked += batch
         while tokens:
             choices = self.fits[tokens]
             picked.append(choices[int(draw() * len(choices))])
@@ -261,31 +276,31 @@ class Words(msgspec.Struct, frozen=True):
         return picked
 
     def cost(self, words: Iterable[str]) -> int:
-        """Tokens of these words where others precede them."""
+        """Return the tokens of these words after other words."""
         return sum(self.costs[word] for word in words)
 
     def cheapest(self) -> tuple[int, list[str]]:
-        """The least cost of a word, and the words that have it."""
+        """Return the minimum cost of a word, and the words with that cost."""
         minimum = min(self.costs.values(), default=1)
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
-    def too_short(self, tokens: int, n: int = 1, most: int = 0) -> PromptError:
-        """Why there are no `n` texts of so many tokens, but `most`."""
+    def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
+        """Return the error for `n` texts of this many tokens, of which only `possible` exist."""
         shortest = min(self.opening, default=0)
         if shortest > tokens:
             return PromptError(
-                f"the shortest prompt of text counts {shortest} tokens with the special tokens that the server adds, "
-                f"so none can count {tokens}",
-                f"ask for at least {shortest} input tokens; min={shortest} where they are drawn",
+                f"the shortest text prompt has {shortest} tokens with the special tokens that the server adds, "
+                f"so a prompt cannot have {tokens}",
+                f"request at least {shortest} input tokens; use min={shortest} for a distribution",
             )
         return PromptError(
-            f"{len(self.costs)} known words make only {most} different prompts of {tokens} tokens, not {n}",
-            "ask for longer prompts or fewer of them",
+            f"{len(self.costs)} known words make only {possible} different prompts of {tokens} tokens, not {n}",
+            "request longer prompts or fewer of them",
         )
 
 
 def measure_words(count: CountTokens, candidates: Sequence[str]) -> Words:
-    """Ask `count` what each of the candidates costs, at the start of a prompt and after another word."""
+    """Return the costs of the candidates, counted at the start of a prompt and after another word."""
     alone = count(candidates)
     after = count([f"{candidates[0]} {word}" for word in candidates])
     added = sorted(
@@ -303,7 +318,7 @@ def measure_words(count: CountTokens, candidates: Sequence[str]) -> Words:
 
 
 class TextSpec(msgspec.Struct, frozen=True):
-    """One text to build: its number, its tokens in all, and the stretches that it begins with."""
+    """A text to build: its number, its length in tokens, and the shared spans at its beginning."""
 
     number: int
     tokens: int
@@ -311,144 +326,152 @@ class TextSpec(msgspec.Struct, frozen=True):
 
 
 class PromptDraft(msgspec.Struct):
-    """A text in the making."""
+    """A text under construction."""
 
     words: list[str]
-    keep: int  # words at its start that mending leaves alone
+    keep: int  # Number of words at the start that later changes keep
     tokens: int
     random: Random
 
 
-def text_prompts(count: CountTokens, candidates: Sequence[str], wanted: Sequence[TextSpec], seed: int) -> list[str]:
-    """Build the texts, each of exactly the tokens wanted by `count`, different from their first word or two on. The
-    cost of words is learnt once. Raises PromptError when a length cannot be reached, or when there are not enough
-    different texts of it."""
+def text_prompts(count: CountTokens, candidates: Sequence[str], specs: Sequence[TextSpec], seed: int) -> list[str]:
+    """Build the texts, each with exactly the requested tokens, different from their first or second word on.
+
+    The costs of words are measured once. Raises PromptError if a length cannot be reached, or if there are not enough
+    different texts of a length."""
     words = measure_words(count, candidates)
     _, wheel = words.cheapest()
-    depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(wanted)), LEAD_LIMIT)
-    writer = Writer(words, seed, openings(words, wanted, seed), [shuffled(wheel, seed)] * depth)
-    heads = list(dict.fromkeys(want.shared[0] for want in wanted if want.shared))
-    drafts = (writer.draft(TextSpec(*head)) for head in heads)
-    for head, text in zip(heads, _exact(count, words, drafts), strict=True):
-        writer.stretches[head, True] = text.split()
-    return _exact(count, words, map(writer.draft, wanted))
+    depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(specs)), LEAD_LIMIT)
+    writer = Writer(words, seed, openings(words, specs, seed), [shuffled(wheel, seed)] * depth)
+    first_spans = list(dict.fromkeys(spec.shared[0] for spec in specs if spec.shared))
+    drafts = (writer.draft(TextSpec(*span)) for span in first_spans)
+    for span, text in zip(first_spans, _build_exact(count, words, drafts), strict=True):
+        writer.spans[span, True] = text.split()
+    return _build_exact(count, words, map(writer.draft, specs))
 
 
-def openings(words: Words, wanted: Sequence[TextSpec], seed: int) -> dict[SharedSpan, tuple[list[str], int]]:
-    """The first words of every text that begins anew, and how many tokens are then left to fill. Texts are numbered
-    through, whatever their length. Those too short to hold such a number are numbered among themselves; their length
-    sets them apart from the others."""
-    starts = dict.fromkeys(want.shared[0] if want.shared else (want.number, want.tokens) for want in wanted)
-    alike: dict[int, list[tuple[int, int]]] = {}
-    for number, (name, tokens) in enumerate(starts):
-        alike.setdefault(tokens, []).append((number, name))
-    made = {}
-    for tokens, those in alike.items():
-        wheels, left, is_short = _wheels(words, len(starts), len(those), tokens, seed)
-        for rank, (number, name) in enumerate(those):
-            made[name, tokens] = counter_digits(rank if is_short else number, wheels), left
-    return made
+def openings(words: Words, specs: Sequence[TextSpec], seed: int) -> dict[SharedSpan, tuple[list[str], int]]:
+    """Return the first words of every text and span that starts a prompt, and the tokens that remain to be filled.
+
+    Texts are numbered in sequence, whatever their length. Texts too short for such a number are numbered separately
+    among those of their length, which distinguishes them from the others."""
+    starts = dict.fromkeys(spec.shared[0] if spec.shared else (spec.number, spec.tokens) for spec in specs)
+    by_length: dict[int, list[tuple[int, int]]] = {}
+    for position, (number, tokens) in enumerate(starts):
+        by_length.setdefault(tokens, []).append((position, number))
+    result = {}
+    for tokens, group in by_length.items():
+        wheels, remaining, is_short = _wheels(words, len(starts), len(group), tokens, seed)
+        for rank, (position, number) in enumerate(group):
+            lead = counter_digits(rank if is_short else position, wheels)
+            result[number, tokens] = lead, remaining
+    return result
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """Writes drafts whose words cost what is wanted, one by one."""
+    """Writes drafts whose words together cost the requested tokens."""
 
     words: Words
     seed: int
     openings: dict[SharedSpan, tuple[list[str], int]]
     counter: list[list[str]]
-    """The wheels that number what follows shared words."""
-    stretches: dict[tuple[SharedSpan, bool], list[str]] = {}
-    """Those written so far; true where one begins a text: it then was counted as one, special tokens included."""
+    """Wheels of the counter that numbers the words after shared spans."""
+    spans: dict[tuple[SharedSpan, bool], list[str]] = {}
+    """Words of the spans written so far. True: the span starts a text, and was counted with special tokens."""
 
-    def draft(self, want: TextSpec) -> PromptDraft:
-        """Stretches first, then the text's own words, numbered as far as there is room for that."""
-        random = prompt_random(self.seed, want.number)
-        begun: list[str] = []
-        if want.shared:
-            begun, left = self._begun(want)
-            lead = counter_digits(want.number, self.counter)
-            while not self.words.can_fill(left - self.words.cost(lead)):
+    def draft(self, spec: TextSpec) -> PromptDraft:
+        """Return a draft: shared spans, then words that number the text if there is room, then random words."""
+        random = prompt_random(self.seed, spec.number)
+        shared: list[str] = []
+        if spec.shared:
+            shared, remaining = self._shared_words(spec)
+            lead = counter_digits(spec.number, self.counter)
+            while not self.words.can_fill(remaining - self.words.cost(lead)):
                 lead.pop()
-            left -= self.words.cost(lead)
-            # What is shared to its end has no words of its own, and only its end can be mended.
-            keep = len(begun) + len(lead) if left else 1
+            remaining -= self.words.cost(lead)
+            # A text of nothing but spans has no words of its own, so only the end of the spans can be replaced.
+            keep = len(shared) + len(lead) if remaining else 1
         else:
-            lead, left = self.openings[want.number, want.tokens]
+            lead, remaining = self.openings[spec.number, spec.tokens]
             keep = len(lead)
-        return PromptDraft([*begun, *lead, *self.words.fill(left, random)], keep, want.tokens, random)
+        words = [*shared, *lead, *self.words.fill(remaining, random)]
+        return PromptDraft(words, keep, spec.tokens, random)
 
-    def _begun(self, want: TextSpec) -> tuple[list[str], int]:
-        """The stretches, cut where they are longer than the text, and the tokens left to fill."""
-        begun: list[str] = []
-        left = want.tokens
-        for stretch in want.shared:
-            if left <= 0:
+    def _shared_words(self, spec: TextSpec) -> tuple[list[str], int]:
+        """Return the words of the shared spans, cut if they are longer than the text, and the remaining tokens."""
+        shared: list[str] = []
+        remaining = spec.tokens
+        for span in spec.shared:
+            if remaining <= 0:
                 break
-            key = stretch, not begun
-            if key not in self.stretches:
-                name, tokens = stretch
+            number, tokens = span
+            key = span, not shared
+            if key not in self.spans:
                 if not self.words.can_fill(tokens):
                     raise self.words.too_short(tokens)
-                self.stretches[key] = self.words.fill(tokens, prompt_random(self.seed, name))
-            begun += self.stretches[key]
-            left -= stretch[1]
-        while not self.words.can_fill(left):
-            if len(begun) == 1:
-                raise self.words.too_short(want.tokens)
-            left += self.words.costs[begun.pop()]
-        return begun, left
+                self.spans[key] = self.words.fill(tokens, prompt_random(self.seed, number))
+            shared += self.spans[key]
+            remaining -= tokens
+        while not self.words.can_fill(remaining):
+            if len(shared) == 1:
+                raise self.words.too_short(spec.tokens)
+            remaining += self.words.costs[shared.pop()]
+        return shared, remaining
 
 
-def _exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]) -> list[str]:
-    """Count the drafts, and mend those that are off until none is."""
+def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]) -> list[str]:
+    """Count the drafts, and change their ends until every count is exact. Raises PromptError."""
     texts: list[str] = []
     waiting = iter(drafts)
     while batch := list(islice(waiting, BATCH)):
         pending = batch
         for _ in range(ROUNDS_LIMIT):
             counts = count([" ".join(draft.words) for draft in pending])
-            off = [(draft, missing) for draft, n in zip(pending, counts, strict=True) if (missing := draft.tokens - n)]
-            for draft, missing in off:
-                _mend(draft, missing, words)
-            pending = [draft for draft, _ in off]
+            missing = [(draft, draft.tokens - n) for draft, n in zip(pending, counts, strict=True)]
+            pending = [draft for draft, tokens in missing if tokens]
+            for draft, tokens in missing:
+                if tokens:
+                    _replace_end(draft, tokens, words)
             if not pending:
                 break
         else:
             raise PromptError(
-                f"{len(pending)} texts could not be brought to their length, the first to {pending[0].tokens} tokens, "
-                f"in {ROUNDS_LIMIT} attempts: this tokenizer's count of a text is not the sum of its words",
-                "use an endpoint that takes token ids, or pass the model's own --tokenizer",
+                f"{len(pending)} texts could not be built with their exact length in {ROUNDS_LIMIT} attempts, the "
+                f"first with {pending[0].tokens} tokens: this tokenizer's count of a text is not the sum of its words",
+                "use an endpoint that accepts token ids, or pass the model's own --tokenizer",
             )
         texts += [" ".join(draft.words) for draft in batch]
     return texts
 
 
-def _mend(draft: PromptDraft, missing: int, words: Words) -> None:
+def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
     """Replace the end of a draft by words that cost `missing` tokens more."""
     freed = 0
     while len(draft.words) > draft.keep:
         freed += words.costs[draft.words.pop()]
-        if freed >= MEND_TOKENS and words.can_fill(freed + missing):
+        if freed >= REPLACED_TOKENS and words.can_fill(freed + missing):
             break
     if words.can_fill(freed + missing):
         draft.words += words.fill(freed + missing, draft.random)
 
 
-def _wheels(words: Words, n: int, alike: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """The wheels of the counter that opens texts of so many tokens: an opening word, then words of the least cost. They
-    number all `n` texts, or where there is no room for that the `alike` ones of this length. All words of a wheel cost
-    the same, so each such text has the same number of tokens left to fill: the second value. The third says whether
-    there was no room."""
+def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
+    """Return the wheels of the counter whose words open texts of this length.
+
+    The first wheel has opening words, the others words of minimum cost. The words of a wheel cost the same, so all
+    these texts have the same number of tokens left to fill, which is the second value. The wheels number all `n` texts,
+    or, if there is no room for that, the `group_size` texts of this length. The third value is True in the second
+    case."""
     cost, wheel = words.cheapest()
-    maximum = 0
-    for needed in (n, alike):
+    possible = 0
+    for needed in (n, group_size):
         for depth in range(LEAD_LIMIT):
             for opening, first in sorted(words.opening.items(), key=lambda item: (-len(item[1]), item[0])):
-                left = tokens - opening - depth * cost
-                if not words.can_fill(left):
+                remaining = tokens - opening - depth * cost
+                if not words.can_fill(remaining):
                     continue
-                maximum = max(maximum, len(first) * len(wheel) ** depth)
-                if len(first) * len(wheel) ** depth >= needed:
-                    return [shuffled(column, seed) for column in (first, *[wheel] * depth)], left, needed < n
-    raise words.too_short(tokens, alike, maximum)
+                texts = len(first) * len(wheel) ** depth
+                possible = max(possible, texts)
+                if texts >= needed:
+                    return [shuffled(column, seed) for column in (first, *[wheel] * depth)], remaining, needed < n
+    raise words.too_short(tokens, group_size, possible)

@@ -1,4 +1,4 @@
-"""The Request: what is asked, without a URL and without a time."""
+"""Defines the Request: the content of one request, without a URL and without a time."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from loadgen.workloads.images import SyntheticImage
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One question for a server. `prompt` is text, or token ids where the server's API takes them. `input_tokens` is
-    its exact length as the server counts it, special tokens included; 0 where an answer or a picture is part of it,
-    which nobody can count beforehand. `output_tokens` is the length asked for."""
+    """The content of one request."""
 
     id: int
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...]  # Text, or token ids if the server's API accepts them
     input_tokens: int
-    output_tokens: int
+    """Length of the prompt in tokens as the server counts it, including special tokens. 0: unknown before the run,
+    because the prompt contains a response or an image."""
+    output_tokens: int  # Requested length of the response
     messages: tuple[tuple[str, str], ...] = ()
-    """(role, content) of a chat so far, the last one `prompt`. Empty: a chat of `prompt` alone."""
+    """Role and content of each message of the chat. The last one is `prompt`. Empty: a chat of `prompt` alone."""
     session: int | None = None
-    """Where this is a turn of a session: the id of its first turn."""
+    """For a turn of a session: the request id of its first turn."""
     turn: int = 0
     body: Mapping[str, Any] = {}
-    """Fields of the user's, merged into what the Dialect sends."""
+    """Fields of the user, merged into the body that the Dialect sends."""
     images: tuple[str | SyntheticImage, ...] = ()
-    """URLs of pictures that go with a chat's last message."""
+    """URLs of images in the last message of a chat."""
     ignore_eos: bool = True
-    """Whether the answer shall have its whole length even where the model would end it, if the server can do that."""
+    """Whether the server should continue after the end-of-text token up to the requested length, if it can."""
 
 
 def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with those of the patch in their place: objects field by field, and null takes one out (JSON Merge
-    Patch, RFC 7396)."""
+    """Return the fields with the patch applied: objects are merged, and null removes a field (JSON Merge Patch, RFC
+    7396)."""
     result = dict(fields)
     for name, value in patch.items():
         if isinstance(value, Mapping):

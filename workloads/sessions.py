@@ -1,7 +1,7 @@
-"""Multi-turn sessions: each turn asks on top of all that was said, so it can only be sent when the last one ended.
+"""Multi-turn sessions: each turn continues the conversation so far, so it is sent after the previous response ended.
 
-A Conversation is a value. `request` says what to send, `after(answer)` gives the Conversation with the next turn, or
-None when it is over. The driver calls them; nothing here waits or reads a clock.
+A Conversation is a value. `request` returns the Request to send, and `after(answer)` returns the Conversation at its
+next turn, or None at the end. The driver calls both. Nothing in this module waits or reads a clock.
 
     turn 0: question            --> answer
     turn 1: question answer question           (think_ns later)
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 TURNS_LIMIT = 1_000
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024
-"""Characters; a conversation that has grown past it ends instead of asking on."""
+"""Maximum number of characters of a conversation. A longer one ends."""
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What the human says, and how long the answer shall be."""
+    """A question of the user, and the requested length of the response."""
 
     question: str
     input_tokens: int
-    """Tokens of the question when it is sent alone, as the server counts them; 0 where that is never needed."""
+    """Tokens of the question alone, as the server counts them; 0 if the number is not needed."""
     output_tokens: int
 
 
@@ -48,74 +48,88 @@ class Conversation(msgspec.Struct, frozen=True):
     """A session at one of its turns."""
 
     first_id: int
-    """Request id of turn 0; the others follow it."""
+    """Request id of turn 0. Later turns have the following ids."""
     turns: tuple[Turn, ...]
     think_ns: int
-    """From the end of an answer to the sending of the next turn."""
-    chat: bool = False  # what was said goes along as messages, not as one text
+    """Time from the end of a response to the next turn."""
+    chat: bool = False  # The conversation is sent as messages instead of one text
     answers: tuple[str, ...] = ()
-    """As they came; the next turn is the first one without."""
+    """Responses so far. The next turn is the first one without a response."""
     request_fields: Mapping[str, Any] = {}
-    """What each of its Requests has besides."""
+    """Additional fields of each Request."""
 
     def request(self) -> Request:
-        """What to send in this turn. The length of a later turn is 0, not known: it holds answers that nobody has
-        counted, and counting them now would disturb the run. The server reports it."""
+        """Return the Request of this turn.
+
+        The length of a later turn is 0, which means unknown. Its prompt contains responses, and counting them now would
+        disturb the run. The server reports it."""
         number = len(self.answers)
-        prompt, past = self.turns[number].question, list(zip(self.turns, self.answers, strict=False))
-        messages: tuple[tuple[str, str], ...] = ()
+        turn = self.turns[number]
+        past = list(zip(self.turns, self.answers, strict=False))
         if self.chat:
-            said = [each for turn, answer in past for each in (("user", turn.question), ("assistant", answer))]
-            messages = (*said, ("user", prompt))
-        else:
-            prompt = "".join([*(f"{turn.question}{answer}\n" for turn, answer in past), prompt])
-        input_tokens = 0 if number else self.turns[0].input_tokens
-        return replace(self._bare(number), prompt=prompt, input_tokens=input_tokens, messages=messages)
+            messages: list[tuple[str, str]] = []
+            for earlier, answer in past:
+                messages += [("user", earlier.question), ("assistant", answer)]
+            messages.append(("user", turn.question))
+            return self._request(number, turn.question, tuple(messages))
+        transcript = "".join(f"{earlier.question}{answer}\n" for earlier, answer in past)
+        return self._request(number, transcript + turn.question)
 
     def remaining_requests(self) -> Iterator[Request]:
-        """The turns after this one, by id and length asked for; their prompts are not known and empty."""
-        return map(self._bare, range(len(self.answers) + 1, len(self.turns)))
+        """Yield the Requests of the turns after this one, with ids and lengths. Their prompts are unknown and empty."""
+        return (self._request(number, "") for number in range(len(self.answers) + 1, len(self.turns)))
 
     def after(self, answer: str) -> Conversation | None:
-        """The conversation after the server's answer to this turn; None when there is no further turn. What was sent
-        and the answer stand unchanged at the start of the next prompt, so a prefix cache can help."""
+        """Return the conversation after the response to this turn; None after the last turn.
+
+        The request and the response stand unchanged at the start of the next prompt, so a prefix cache can help."""
         answers = (*self.answers, answer)
-        said = sum(map(len, answers)) + sum(len(turn.question) for turn in self.turns[: len(answers)])
-        if len(answers) == len(self.turns) or said > TRANSCRIPT_LIMIT:
+        questions = self.turns[: len(answers)]
+        characters = sum(map(len, answers)) + sum(len(turn.question) for turn in questions)
+        if len(answers) == len(self.turns) or characters > TRANSCRIPT_LIMIT:
             return None
         return replace(self, answers=answers)
 
-    def _bare(self, number: int) -> Request:
+    def _request(self, number: int, prompt: str, messages: tuple[tuple[str, str], ...] = ()) -> Request:
+        """Return the Request of turn `number`. Its input length is known only for the first turn."""
         turn = self.turns[number]
         return Request(
-            self.first_id + number, "", 0, turn.output_tokens, session=self.first_id, turn=number, **self.request_fields
+            self.first_id + number,
+            prompt,
+            0 if number else turn.input_tokens,
+            turn.output_tokens,
+            messages,
+            session=self.first_id,
+            turn=number,
+            **self.request_fields,
         )
 
 
 class MultiTurn(msgspec.Struct, frozen=True):
-    """Sessions of several turns: `turns` synthetic ones, without end, or those of the file at `path`, once."""
+    """Sessions of several turns: synthetic ones of `turns` turns without end, or each dialogue of a file once."""
 
     turns: int | None
     path: Path | None
     think_ns: int = 0
 
     def samples(self) -> Iterator[tuple[datasets.Sample, ...]] | None:
-        """Return the dialogues of the file, in their order; None for synthetic sessions."""
+        """Return the dialogues of the file in order; None for synthetic sessions."""
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """The sessions, each at its first turn; request ids run on from one to the next. Raises as Dataset does."""
+        """Yield the sessions at their first turn, with consecutive request ids. Raises the errors of Dataset."""
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
             yield Conversation(first_id, turns, self.think_ns, prompts.chat, request_fields=prompts.spec.request_fields)
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        """Questions of the lengths asked for; a turn's whole prompt is longer by all that was said before."""
+        """Yield turns whose questions have the requested lengths. The prompt of a later turn is longer than its
+        question, because it also contains the conversation so far."""
 
         def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
             question = prompts.prompt(number, input_tokens)
-            assert isinstance(question, str)  # an answer comes as text, so that ids would not do
+            assert isinstance(question, str)  # responses are text, so questions cannot be ids
             return Turn(question, input_tokens, output_tokens)
 
         return zip(*[starmap(turn, prompts.lengths())] * (self.turns or 1), strict=False)
@@ -124,19 +138,20 @@ class MultiTurn(msgspec.Struct, frozen=True):
         answer_tokens = datasets.answer_tokens(prompts)
         for dialogue in datasets.sharegpt(path):
             yield tuple(
-                Turn(sample.prompt, 0 if index else prompts.known(sample.prompt), answer_tokens(sample))
+                Turn(sample.prompt, 0 if index else prompts.count_if_known(sample.prompt), answer_tokens(sample))
                 for index, sample in enumerate(dialogue)
             )
 
     def __str__(self) -> str:
-        which = f"turns={self.turns}" if self.path is None else str(self.path)
-        return f"multi-turn:{which}" + (f",think={format_duration(self.think_ns)}" if self.think_ns else "")
+        source = f"turns={self.turns}" if self.path is None else str(self.path)
+        return f"multi-turn:{source}" + (f",think={format_duration(self.think_ns)}" if self.think_ns else "")
 
 
 def multi_turn(rest: str) -> MultiTurn:
-    """What follows `multi-turn:` in a workload. Raises WorkloadError."""
+    """Parse the text after `multi-turn:` in a workload. Raises WorkloadError."""
     if rest.startswith("turns="):
-        result, path = parse_options(rest.split(","), ("turns", "think")), None
+        result = parse_options(rest.split(","), ("turns", "think"))
+        path = None
     else:
         name, result = parse_path_and_options(rest, ("think",))
         path = Path(name)

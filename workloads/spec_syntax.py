@@ -1,7 +1,7 @@
-"""The small language in which arrivals, lengths and workloads are named: numbers, rates, durations and options.
+"""Parses the small language of arrivals, lengths and workloads: numbers, rates, durations and options.
 
-Numbers are decimal and kept as exact fractions, durations as whole nanoseconds, so that printing a value and reading
-it back changes nothing.
+Numbers are exact fractions and durations are whole nanoseconds, so that formatting a value and parsing it again changes
+nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TextIO
 from loadgen.workloads.input_files import open_input
 
 NS_PER_S = 1_000_000_000
-DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month: the longest public trace is a week per file
+DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month; the longest public traces have a week per file
 RATE_LIMIT = 1_000_000
-TOKENS_LIMIT = 10_000_000  # of one prompt or answer
+TOKENS_LIMIT = 10_000_000  # maximum length of a prompt or response
 CV_LOW, CV_HIGH = Fraction(1, 100), 100
-"""Below 0.01 gamma gaps are constant for every purpose; above 100 no run is long enough to show its mean."""
+"""Limits of a coefficient of variation. Below 0.01 gaps are practically constant. Above 100 no run is long enough to
+show the mean."""
 
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
@@ -38,59 +39,59 @@ NOT_TEXT = (
     (b"\xff\xfe", "in UTF-16", "convert it first: iconv -f UTF-16 -t UTF-8 FILE"),
     (b"\xfe\xff", "in UTF-16", "convert it first: iconv -f UTF-16 -t UTF-8 FILE"),
 )
-"""First bytes of files that are no text in UTF-8, what such a file is, and what to do."""
+"""First bytes of files that are not UTF-8 text, with the type of the file and a hint."""
 
 
 class WorkloadError(ValueError):
-    """Arrivals, lengths or a workload that cannot be used. The message names the bad part, `hint` what is right."""
+    """Invalid arrivals, lengths or workload. The message names the invalid part, and `hint` says what to write."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
 
 
-def parse_number(text: str, what: str, low: Fraction | int, high: Fraction | int) -> Fraction:
-    """Read a decimal number within [low, high]. Raises WorkloadError that calls it `what`."""
+def parse_number(text: str, name: str, low: Fraction | int, high: Fraction | int) -> Fraction:
+    """Parse a decimal number within [low, high]. Raises WorkloadError, whose message calls the number `name`."""
     if not _NUMBER.fullmatch(text):
-        raise WorkloadError(f"{what} {text!r} is not a plain decimal number (at most 9 decimals)")
+        raise WorkloadError(f"{name} {text!r} is not a plain decimal number (at most 9 decimals)")
     value = Fraction(text)
     if not low <= value <= high:
         raise WorkloadError(
-            f"{what} {text} is outside {format_number(Fraction(low))} to {format_number(Fraction(high))}"
+            f"{name} {text} is outside {format_number(Fraction(low))} to {format_number(Fraction(high))}"
         )
     return value
 
 
-def parse_integer(text: str, what: str, low: int, high: int) -> int:
-    """Read a whole number within [low, high]. Raises WorkloadError that calls it `what`."""
+def parse_integer(text: str, name: str, low: int, high: int) -> int:
+    """Parse a whole number within [low, high]. Raises WorkloadError, whose message calls the number `name`."""
     if not re.fullmatch(r"\d{1,12}", text):
-        raise WorkloadError(f"{what} {text!r} is not a whole number")
-    return int(parse_number(text, what, low, high))
+        raise WorkloadError(f"{name} {text!r} is not a whole number")
+    return int(parse_number(text, name, low, high))
 
 
 def parse_rate(text: str, *, zero: bool = False) -> Fraction:
-    """Read requests per second, with or without `/s`. Raises WorkloadError."""
+    """Parse a rate in requests per second, with or without `/s`. Raises WorkloadError."""
     value = parse_number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
     if not (value or zero):
         raise WorkloadError("rate 0 sends nothing")
     return value
 
 
-def parse_duration_ns(text: str, what: str, *, zero: bool = False) -> int:
-    """Read a duration such as `10s`, `500ms` or `2` (seconds). Raises WorkloadError that calls it `what`."""
+def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
+    """Parse a duration such as `10s`, `500ms` or `2` (seconds). Raises WorkloadError, whose message calls it `name`."""
     match = _DURATION.fullmatch(text)
     if not match:
-        raise WorkloadError(f"{what} {text!r} is not a duration such as 10s, 500ms or 2m")
+        raise WorkloadError(f"{name} {text!r} is not a duration such as 10s, 500ms or 2m")
     value = Fraction(match[1]) * _UNIT_NS[match[2] or "s"]
     if value.denominator != 1:
-        raise WorkloadError(f"{what} {text} is finer than a nanosecond")
+        raise WorkloadError(f"{name} {text} is finer than a nanosecond")
     if not (zero or value) or value > DURATION_LIMIT_NS:
-        raise WorkloadError(f"{what} {text} is outside {'0s' if zero else '1ns'} to 720h")
+        raise WorkloadError(f"{name} {text} is outside {'0s' if zero else '1ns'} to 720h")
     return int(value)
 
 
 def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
-    """Read `key=value` parts. Raises WorkloadError for unknown, repeated or malformed ones."""
+    """Parse `key=value` parts. Raises WorkloadError for unknown, repeated and malformed ones."""
     result: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
@@ -103,7 +104,7 @@ def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
 
 
 def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Split `FILE,key=value,...`. Only known keys at the end are options, so a file's name may contain commas."""
+    """Split `FILE,key=value,...`. Only known keys at the end are options, so the name of a file may contain commas."""
     parts = text.split(",")
     first = len(parts)
     while first > 1 and parts[first - 1].partition("=")[0] in known:
@@ -115,33 +116,33 @@ def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict
 
 
 @contextmanager
-def opened(path: Path, what: str) -> Iterator[TextIO]:
-    """Open a user's file as text, with its line ends as they are. Raises WorkloadError, which calls the file `what`."""
+def open_text(path: Path, name: str) -> Iterator[TextIO]:
+    """Open a user's file as text with unchanged line ends. Raises WorkloadError, whose message calls it `name`."""
     try:
         content = open_input(path)
         begin = content.read(8)
         content.seek(0)
     except OSError as error:
-        raise WorkloadError(f"cannot read {what} {path}: {error.strerror}") from error
+        raise WorkloadError(f"cannot read {name} {path}: {error.strerror}") from error
     # A byte that is not UTF-8 becomes half of a surrogate pair, which every reader refuses with its line.
     with TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for magic, form, hint in NOT_TEXT:
             if begin.startswith(magic):
-                raise WorkloadError(f"{what} {path} is {form}, not text in UTF-8", hint)
+                raise WorkloadError(f"{name} {path} is {form}, not text in UTF-8", hint)
         yield file
 
 
 def format_number(value: Fraction) -> str:
-    """A number as `parse_number` reads it: decimal, exact to 9 places."""
+    """Return a number in the form that `parse_number` accepts: decimal, with at most 9 places."""
     whole_part, rest = divmod(round_ratio(value.numerator * NS_PER_S, value.denominator), NS_PER_S)
     return f"{whole_part}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def format_duration(value_ns: int) -> str:
-    """A duration as `parse_duration_ns` reads it, in seconds."""
+    """Return a duration in seconds, in the form that `parse_duration_ns` accepts."""
     return format_number(Fraction(value_ns, NS_PER_S)) + "s"
 
 
 def round_ratio(numerator: int, denominator: int) -> int:
-    """The whole number nearest to a ratio of positive numbers, halves up, in exact integers."""
+    """Return the integer nearest to a ratio of positive integers. Halves are rounded up."""
     return (2 * numerator + denominator) // (2 * denominator)

@@ -1,15 +1,16 @@
-"""Who counts the tokens of a text before it is sent, and whether a prompt built by that count is exact.
+"""Chooses how the tokens of a text are counted before it is sent, and whether prompts built by that count are exact.
 
-    tokenizer              one is given; held against the server's count, and corrected by what the server adds
-    server                 it counts without running the text
-    server, plus endpoint  it can count text alone without running it, and what the endpoint adds is measured (a chat
-                           template)
+    tokenizer              A tokenizer file was given. It is compared with the server's count, and corrected by the
+                           tokens that the server adds.
+    server                 The server counts a text without running it.
+    server, plus endpoint  The server counts text alone without running it. The tokens that the endpoint adds, such as
+                           those of a chat template, are measured.
 
-Where none of these can be had, an assumption has to be chosen (`CountingMethod`), and is stated with every figure:
+If none of these is available, the user has to choose an assumption (`CountingMethod`). It is stated with every figure:
 
-    server       samples are run; a prompt of words that each cost one token in them is taken to cost their sum
-    tokenizer    the tokenizer alone, without what the server adds
-    approximate  nobody counts: six letters, three digits or one other character are taken for a token
+    server       Samples are run. A prompt of words that each cost one token there is assumed to cost their sum.
+    tokenizer    The tokenizer counts alone, without the tokens that the server adds.
+    approximate  Six letters, three digits or one other character are assumed to be one token.
 """
 
 from __future__ import annotations
@@ -23,62 +24,65 @@ import msgspec
 from loadgen.workloads.prompts import COMMON_WORDS, CountTokens, PromptError, ServerTokenCounter, Tokenizer
 
 CountingMethod = Literal["server", "tokenizer", "approximate"]
-APPROXIMATE = "six letters, three digits or one other character are taken for a token"
+APPROXIMATE = "six letters, three digits or one other character are counted as one token"
 SAMPLE_WORDS = 200
 MIN_PLAIN_WORDS = 16
 ANOTHER_MODEL = "pass the tokenizer of the model that is being served"
 COUNTING_HINT = (
-    "pass the model's tokenizer: --tokenizer with a file, a folder or the name of a model in the local cache; or go on "
-    "without exact lengths: --lengths server, which runs samples for one token each, or --lengths approximate"
+    "pass the model's tokenizer: --tokenizer with a file, a folder or the name of a model in the local cache; or "
+    "continue without exact lengths: --lengths server, which runs samples for one token each, or --lengths approximate"
 )
 _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """A count of texts, and what is known of it."""
+    """A function that counts the tokens of texts, and the properties of its counts."""
 
     count: CountTokens
     counting_method: str
     words: Sequence[str] = COMMON_WORDS
     frame: str = ""
-    """The word that texts must begin and end with: a template touches the first and the last word, and may change what
-    they cost (`[user]` and a blank before a word make another token than the word alone)."""
+    """Word with which texts must begin and end. A template touches the first and last word and may change their cost:
+    `[user]` and a blank before a word give another token than the word alone."""
     exact: bool = True
-    """Else prompts have about the requested length, by the assumption in `how`."""
+    """False: prompts have about the requested length, by the assumption in `counting_method`."""
     any_text: bool = True
-    """Whether it counts texts that we did not write; else their length is not known beforehand."""
+    """Whether the counter can count any text, also text from files. False: their length is unknown before the run."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
-        """As prompts are sent."""
+        """Return the texts with the frame around them, as they are sent."""
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 
 
 def choose_counter(
-    local: Tokenizer | None, server: ServerTokenCounter | None, by: CountingMethod | None, *, drawn: bool
+    local: Tokenizer | None, server: ServerTokenCounter | None, method: CountingMethod | None, *, drawn: bool
 ) -> TokenCounter:
-    """The best there is, or what was chosen. `drawn`: prompts are made, not those of a file, which go as they are.
-    Raises PromptError when prompts cannot be made exact and no assumption was chosen, or when tokenizer and server
-    disagree."""
-    if by == "approximate":
+    """Return the best available counter, or the one that `method` selects.
+
+    `drawn` tells whether prompts are built. Prompts from a file are sent unchanged. Raises PromptError if prompts
+    cannot be exact and no method was selected, or if tokenizer and server disagree."""
+    if method == "approximate":
         return TokenCounter(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
-    if by == "tokenizer" and local:
-        how = "text, counted with the tokenizer file, not held against the server's count"
-        return TokenCounter(local.count, how, local.words or COMMON_WORDS, exact=False)
-    if exact := _exact(None if by else local, server):
+    if method == "tokenizer" and local:
+        description = "text, counted with the tokenizer file, not compared with the server's count"
+        return TokenCounter(local.count, description, local.words or COMMON_WORDS, exact=False)
+    exact = _exact_counter(None if method else local, server)
+    if exact:
         return exact
     if not drawn:
         return TokenCounter(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
-    if by == "server" and server:
-        return _of_samples(server)
-    raise PromptError("the server does not tell how many tokens a text has without running it", COUNTING_HINT)
+    if method == "server" and server:
+        return _sampling_counter(server)
+    raise PromptError("the server does not report the tokens of a text without running it", COUNTING_HINT)
 
 
 def approximate(texts: Sequence[str]) -> list[int]:
-    """About how many tokens these have, by nobody's tokenizer."""
+    """Return the approximate number of tokens of each text, without a tokenizer."""
     return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
 
 
-def _exact(local: Tokenizer | None, server: ServerTokenCounter | None) -> TokenCounter | None:
+def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None) -> TokenCounter | None:
+    """Return a counter whose counts are exact; None if there is none."""
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     if local:
@@ -90,39 +94,58 @@ def _exact(local: Tokenizer | None, server: ServerTokenCounter | None) -> TokenC
     return None
 
 
-def _corrected(ruler: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], how: str) -> TokenCounter:
-    """With what the server counts on top: the chat template, a BOS the tokenizer does not know. A text of many words
-    and a short one must show the same difference; otherwise the tokenizer is another model's."""
+def _corrected(
+    tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
+) -> TokenCounter:
+    """Return a counter that adds the tokens of the server: a chat template, or a BOS that the tokenizer does not add.
+
+    A long text and a short one must show the same difference. Otherwise the tokenizer belongs to another model, and
+    PromptError is raised."""
     if server is None:
-        return TokenCounter(ruler.count, how, words)
+        return TokenCounter(tokenizer.count, description, words)
     texts = [f"{words[0]} {text} {words[0]}" for text in (words[-1], " ".join(words[:SAMPLE_WORDS]))]
-    ours, theirs = ruler.count(texts), server.count(texts)
-    shift = theirs[0] - ours[0]
-    if theirs[1] - ours[1] != shift:
+    ours = tokenizer.count(texts)
+    theirs = server.count(texts)
+    difference = theirs[0] - ours[0]
+    if theirs[1] - ours[1] != difference:
         raise PromptError(
-            f"two texts count {ours[0]} and {ours[1]} tokens by the tokenizer file and {theirs[0]} and {theirs[1]} by "
-            "the server: it is not the tokenizer that the server uses",
+            f"two texts have {ours[0]} and {ours[1]} tokens by the tokenizer file, but {theirs[0]} and {theirs[1]} by "
+            "the server: the server uses another tokenizer",
             ANOTHER_MODEL,
         )
-    frame = words[0] if shift else ""
-    return TokenCounter(lambda texts: [tokens + shift for tokens in ruler.count(texts)], how, words, frame)
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return [tokens + difference for tokens in tokenizer.count(texts)]
+
+    return TokenCounter(count, description, words, frame=words[0] if difference else "")
 
 
-def _of_samples(server: ServerTokenCounter) -> TokenCounter:
-    """Of the words that cost the server a token each, found by halves: most often one sample holds them all."""
+def _sampling_counter(server: ServerTokenCounter) -> TokenCounter:
+    """Return a counter for texts of words that cost the server one token each.
+
+    These words are found by bisection, usually with one sample. Raises PromptError if there are too few."""
     words = server.words or COMMON_WORDS
-    (bare,) = server.count([f"{words[0]} {words[0]}"])
+    frame = words[0]
+    (frame_tokens,) = server.count([f"{frame} {frame}"])
 
-    def plain(some: Sequence[str]) -> list[str]:
-        (tokens,) = server.count([" ".join((words[0], *some, words[0]))])
-        if tokens - bare == len(some) or len(some) == 1:
-            return list(some) if tokens - bare == len(some) else []
-        return plain(some[: len(some) // 2]) + plain(some[len(some) // 2 :])
+    def one_token_words(candidates: Sequence[str]) -> list[str]:
+        (tokens,) = server.count([" ".join((frame, *candidates, frame))])
+        if tokens - frame_tokens == len(candidates):
+            return list(candidates)
+        if len(candidates) == 1:
+            return []
+        middle = len(candidates) // 2
+        return one_token_words(candidates[:middle]) + one_token_words(candidates[middle:])
 
-    if len(result := plain(words)) < MIN_PLAIN_WORDS:
-        why = f"only {len(result)} of {len(words)} plain words cost the server one token each"
-        raise PromptError(why, "pass the model's --tokenizer, or go on with --lengths approximate")
-    how = "text of words that cost the server one token each; that a prompt counts their sum is assumed"
-    return TokenCounter(
-        lambda texts: [len(text.split()) - 2 + bare for text in texts], how, result, words[0], exact=False
-    )
+    usable = one_token_words(words)
+    if len(usable) < MIN_PLAIN_WORDS:
+        raise PromptError(
+            f"only {len(usable)} of {len(words)} plain words cost the server one token each",
+            "pass the model's --tokenizer, or continue with --lengths approximate",
+        )
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) - 2 + frame_tokens for text in texts]
+
+    description = "text of words that cost the server one token each; that a prompt has their sum is assumed"
+    return TokenCounter(count, description, usable, frame, exact=False)

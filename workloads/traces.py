@@ -34,7 +34,7 @@ import msgspec
 
 from loadgen.workloads.datasets import LINE_HINT, lines, placed
 from loadgen.workloads.json_values import check_file_text
-from loadgen.workloads.spec_syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, opened
+from loadgen.workloads.spec_syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, open_text
 
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
@@ -97,7 +97,7 @@ class TimestampRow(msgspec.Struct):
 def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) -> Iterator[Entry]:
     """Return every row, in order of time. `unit` and `block_tokens` are what the user states.
     Raises WorkloadError for a file that is no trace, for a damaged line, and for a unit that is not plausible."""
-    with opened(path, "the trace") as file:
+    with open_text(path, "the trace") as file:
         trace_format = _format_of(file, path, unit, block_tokens)
         rows = _table if trace_format.columns else _json_rows
         first_ns = last_ns = None
@@ -117,7 +117,7 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:
     """Return how `trace` reads a file. Raises as `trace` does."""
-    with opened(path, "the trace") as file:
+    with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)
 
 

@@ -1,7 +1,8 @@
-"""The Workload: arrivals' counterpart, what is asked. A seeded iterable of Requests, made one at a time.
+"""Parses workloads, and prepares their Requests: a seeded iterable that yields one Request at a time.
 
-A trace brings its own lengths: see `Trace.requests`. Lengths are made exact by whoever counts for the server
-(`loadgen.workloads.token_counter`)."""
+A trace defines the lengths of its requests, see `Trace.requests`. Lengths are made exact by the counter that
+`loadgen.workloads.token_counter` chooses.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +39,19 @@ from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, Counting
 
 GROUPS_LIMIT = 1_000_000
 NUMBERS_LIMIT = 1_000_000
-"""Where nobody says how many requests there will be, ids number so many; later ones may begin as earlier ones did."""
-BLOCKS_LIMIT = 1 << 63  # a trace may name its blocks by any number of 63 bits
+"""Number of different prompts of token ids if the number of requests is unknown. Later prompts may begin like earlier
+ones."""
+BLOCKS_LIMIT = 1 << 63  # Hash ids of blocks in a trace may be any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
-"""Where output lengths are those of a dataset's answers. Enough decode steps to warm up the server's kernels."""
+"""Output length of warm-up requests if the run uses the answer lengths of a dataset. It has enough decode steps to warm
+up the server's kernels."""
 
 
 class Synthetic(msgspec.Struct, frozen=True):
     """Prompts of the lengths asked for, all different. Without end."""
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """The Requests, in order of id."""
+        """Yield the Requests in order of id."""
         for number, input_tokens, output_tokens in prompts.lengths():
             yield Request(number, prompts.prompt(number, input_tokens), input_tokens, output_tokens)
 
@@ -57,19 +60,20 @@ class Synthetic(msgspec.Struct, frozen=True):
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):
-    """Request i begins with the `tokens` tokens of group i mod `groups` and goes on with its own. Without end. The
-    lengths asked for are those of whole prompts."""
+    """Requests without end that share prefixes. Request i begins with the `tokens` tokens of group i mod `groups`.
+
+    Requested lengths are those of whole prompts."""
 
     groups: int
     tokens: int
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """The Requests, in order of id. Raises WorkloadError for prompts that are not longer than `tokens`."""
+        """Yield the Requests in order of id. Raises WorkloadError for prompts that are not longer than `tokens`."""
         for number, input_tokens, output_tokens in prompts.lengths():
             if input_tokens <= self.tokens:
                 raise WorkloadError(
                     f"request {number} has {input_tokens} tokens, no more than the shared prefix's {self.tokens}",
-                    "ask for longer prompts, or share fewer tokens",
+                    "request longer prompts, or share fewer tokens",
                 )
             shared = ((-1 - number % self.groups, self.tokens),)
             yield Request(number, prompts.prompt(number, input_tokens, shared), input_tokens, output_tokens)
@@ -82,113 +86,119 @@ Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
 def parse(text: str) -> Workload:
-    """Read a workload as KINDS says. Raises WorkloadError that names the bad part; its hint is the right syntax."""
+    """Parse a workload. Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in WORKLOADS:
         raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(WORKLOADS)}")
-    read, syntax = WORKLOADS[kind]
+    parse_rest, syntax = WORKLOADS[kind]
     try:
         if bool(colon) != (kind != "synthetic"):
             raise WorkloadError(f"something follows {kind!r}" if colon else f"nothing follows {kind!r}")
-        return read(rest)
+        return parse_rest(rest)
     except WorkloadError as error:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
-    """What a run asks for, in numbers and names."""
+    """The requested workload of a run."""
 
     workload: Workload
-    input: Lengths  # not looked at where a dataset or trace brings its own
-    output: Lengths | None  # None: as long as a dataset's own answers, or UNNAMED where it names none
+    input: Lengths  # Ignored if a dataset or trace defines the lengths
+    output: Lengths | None  # None: the answer lengths of a dataset, or DEFAULT_OUTPUT_TOKENS if it has none
     seed: int
     n: int | None
-    """At most so many requests; of sessions, where the workload is of sessions. None: until the trace or file ends, or
-    somebody stops drawing."""
+    """Maximum number of requests, or of sessions. None: until the trace or file ends, or the consumer stops."""
     warmup: int = 0
     trace: Trace | None = None
     request_fields: Mapping[str, Any] = {}
-    """What each Request has besides: fields of its `body`, ..."""
+    """Additional fields of each Request, such as fields of its `body`."""
     image_sizes: tuple[tuple[int, int], ...] = ()
-    """Sizes of the synthetic pictures in each Request."""
+    """Sizes of the synthetic images in each Request, in pixels."""
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """The Requests of a run, made exact. Each method draws anew, the same ones each time, so that every worker can. It
-    holds no connection that is still used: workers may be forks, and the server's tokenizer closed."""
+    """The prepared Requests of a run, with exact lengths.
+
+    Each call of a method draws the same Requests again, so that every worker can draw them. The value needs no
+    connection, because workers may be forks and the server's tokenizer may be closed."""
 
     spec: WorkloadSpec
     prompt: Prompt
-    count: Callable[[str], int]  # tokens of a text as the server counts them
-    counting_method: str = ""  # how the lengths of prompts were made exact, or what is assumed of them
-    chat: bool = False  # the Requests of sessions hold messages
-    exact: bool = True  # as in loadgen.workloads.token_counter.TokenCounter, and so is the next
+    count: Callable[[str], int]  # Tokens of a text as the server counts them
+    counting_method: str = ""  # How the lengths of prompts were made exact, or the assumption about them
+    chat: bool = False  # Requests of sessions contain messages
+    exact: bool = True  # As in loadgen.workloads.token_counter.TokenCounter, and so is any_text
     any_text: bool = True
 
     @property
     def has_sessions(self) -> bool:
-        """Whether these are sessions."""
+        """Whether the workload consists of sessions."""
         return isinstance(self.spec.workload, MultiTurn)
 
     def requests(self) -> Iterator[Request]:
-        """In order of id. Raises WorkloadError for a workload of sessions, whose turns follow answers."""
+        """Yield the Requests in order of id. Raises WorkloadError for sessions, whose turns follow responses."""
         spec = self.spec
         if isinstance(spec.workload, MultiTurn):
-            raise WorkloadError("the turns of a session follow its answers", "use closed:N arrivals")
+            raise WorkloadError("the turns of a session follow its responses", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
             result = spec.trace.requests(self)
         else:
             result = spec.workload.requests(self)
-        return map(self._whole, islice(result, spec.n))
+        return map(self._complete, islice(result, spec.n))
 
     def conversations(self) -> Iterator[Conversation]:
-        """The sessions. Raises WorkloadError where there are none."""
+        """Yield the sessions. Raises WorkloadError for a workload without sessions."""
         if not isinstance(self.spec.workload, MultiTurn):
-            raise WorkloadError(f"{self.spec.workload} has no sessions", "name multi-turn:...")
+            raise WorkloadError(f"{self.spec.workload} has no sessions", "use multi-turn:...")
         return islice(self.spec.workload.conversations(self), self.spec.n)
 
     def warmup(self) -> list[Request]:
-        """Synthetic Requests with ids -1, -2, ..., of the lengths named, whatever the workload. They share nothing with
-        the run's own, so they leave nothing of use in the server's prefix cache."""
+        """Return synthetic Requests of the requested lengths with ids -1, -2, and so on, for any workload.
+
+        They share no prefix with the requests of the run, so the server's prefix cache has no advantage from them."""
         spec = self.spec
         first = NUMBERS_LIMIT if spec.n is None else spec.n
         if isinstance(spec.workload, MultiTurn):
             first *= spec.workload.turns or 1
         lengths = spec.input.tokens(spec.seed, "warm-up input")
-        answers = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
+        outputs = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
         return [
-            self._whole(Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens))
-            for index, input_tokens, output_tokens in zip(range(spec.warmup), lengths, answers, strict=False)
+            self._complete(Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens))
+            for index, input_tokens, output_tokens in zip(range(spec.warmup), lengths, outputs, strict=False)
         ]
 
-    def _whole(self, request: Request) -> Request:
-        """The Request with what each one has besides; fields of its own body win. Raises WorkloadError for pictures
-        where there is no place for them."""
-        spec, images = self.spec, request.images
+    def _complete(self, request: Request) -> Request:
+        """Return the Request with the additional fields and images of the workload. Fields of its own body win.
+
+        Raises WorkloadError for images on an endpoint other than chat."""
+        spec = self.spec
+        images = request.images
         if not (spec.request_fields or spec.image_sizes or images):
             return request
         images += tuple(
-            SyntheticImage(*size, f"{spec.seed}/{request.id}/{at}") for at, size in enumerate(spec.image_sizes)
+            SyntheticImage(width, height, f"{spec.seed}/{request.id}/{index}")
+            for index, (width, height) in enumerate(spec.image_sizes)
         )
         if images and not self.chat:
-            raise WorkloadError("only messages of a chat hold pictures", "use --endpoint chat")
-        changes = {
-            **spec.request_fields,
-            "body": merged(spec.request_fields.get("body", {}), request.body),
-            "images": images,
-        }
-        return replace(request, **changes | ({"input_tokens": 0} if images else {}))
+            raise WorkloadError("only messages of a chat can contain images", "use --endpoint chat")
+        changes = dict(spec.request_fields)
+        changes["body"] = merged(spec.request_fields.get("body", {}), request.body)
+        changes["images"] = images
+        if images:
+            changes["input_tokens"] = 0
+        return replace(request, **changes)
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
-        """(number, tokens in, tokens out) of prompt after prompt. Raises WorkloadError when no output was named."""
+        """Yield number, input tokens and output tokens of each prompt. Raises WorkloadError without output lengths."""
         spec = self.spec
         if spec.output is None:
-            raise WorkloadError("this workload has no answers of its own to take output lengths from", "name them")
-        inputs, outputs = spec.input.tokens(spec.seed, "input"), spec.output.tokens(spec.seed, "output")
+            raise WorkloadError("this workload has no answers whose lengths could be used", "state output lengths")
+        inputs = spec.input.tokens(spec.seed, "input")
+        outputs = spec.output.tokens(spec.seed, "output")
         return zip(count(), inputs, outputs, strict=False)
 
-    def known(self, text: str) -> int:
-        """Tokens of a text of others; 0 where nobody can say."""
+    def count_if_known(self, text: str) -> int:
+        """Return the tokens of a text from a file; 0 if they cannot be counted."""
         return self.count(text) if self.any_text else 0
 
 
@@ -201,60 +211,69 @@ def prepare_prompts(
     chat: bool = False,
     by: CountingMethod | None = None,
 ) -> Prompts:
-    """Prepare prompts and counts; everything that asks the server happens here. `token_ids`: the endpoint takes them.
-    `by`: who counts where lengths need not be exact. Texts are built and counted all at once, ids are drawn as they are
-    needed. Raises PromptError when a length cannot be made exact, or when tokenizer and server disagree; WorkloadError
-    when a file is damaged, or when texts are asked for without end."""
-    own = getattr(spec.workload, "path", None) is not None
-    ruler = choose_counter(local, server, by, drawn=not own)
-    built: dict[int, str] = {}
-    wanted: list[TextSpec] = []
+    """Prepare the prompts of a run. Every query to the server happens here.
 
-    def lookup(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - as a Prompt
-        if number not in built:
-            raise WorkloadError(f"no text was prepared for prompt {number}", "prepare as many as are asked for")
-        return built[number]
+    `token_ids` tells whether the endpoint accepts token ids. `by` selects how lengths are counted if they need not be
+    exact. Texts are built and counted before the run; ids are drawn when they are needed. Raises PromptError if a
+    length cannot be exact, or if tokenizer and server disagree, and WorkloadError for a malformed file, or for texts of
+    a workload without end."""
+    from_file = getattr(spec.workload, "path", None) is not None
+    counter = choose_counter(local, server, by, drawn=not from_file)
+    texts_by_number: dict[int, str] = {}
+    text_specs: list[TextSpec] = []
+
+    def lookup(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
+        if number not in texts_by_number:
+            raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
+        return texts_by_number[number]
 
     def note(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        wanted.append(TextSpec(number, input_tokens, tuple(shared)))
+        text_specs.append(TextSpec(number, input_tokens, tuple(shared)))
         return ""
 
-    count = cache(lambda text: ruler.count([text])[0])
-    prompts = Prompts(spec, lookup, count, ruler.counting_method, chat, ruler.exact, ruler.any_text)
+    def count_framed(texts: Sequence[str]) -> list[int]:
+        return counter.count(counter.framed(texts))
+
+    count = cache(lambda text: counter.count([text])[0])
+    prompts = Prompts(spec, lookup, count, counter.counting_method, chat, counter.exact, counter.any_text)
     source = {None: local or server, "server": server, "tokenizer": local, "approximate": None}[by]
-    if token_ids and (ids := _ids(spec, source)):
+    ids = _ids(spec, source) if token_ids else None
+    if ids:
         return replace(prompts, prompt=ids, counting_method="token ids", exact=True)
-    if spec.n is None and spec.trace is None and not own:
-        raise WorkloadError("texts are built before the run, and this load has no end", "say how many with --n")
-    # The whole workload once, to learn which texts are wanted; what is counted on the way is remembered.
+    if spec.n is None and spec.trace is None and not from_file:
+        raise WorkloadError("texts are built before the run, and this load has no end", "set a number with --n")
+    # One pass over the whole workload finds out which texts are needed. Counts of this pass are cached.
     rehearsal = replace(prompts, prompt=note)
     deque(rehearsal.conversations() if rehearsal.has_sessions else rehearsal.requests(), maxlen=0)
     rehearsal.warmup()
-    if wanted:
-        texts = text_prompts(lambda asked: ruler.count(ruler.framed(asked)), ruler.words, wanted, spec.seed)
-        built |= zip((want.number for want in wanted), ruler.framed(texts), strict=True)
-        if ruler.exact and local and server and not server.generates:
-            (tokens,) = server.count([built[wanted[0].number]])
-            if tokens != wanted[0].tokens:
-                raise PromptError(
-                    f"the first prompt was built to count {wanted[0].tokens} tokens and the server counts {tokens}",
-                    ANOTHER_MODEL,
-                )
-    if not ruler.any_text and own and count.cache_info().currsize:
-        return replace(
-            prompts,
-            counting_method=f"{ruler.counting_method}; the lengths of its answers are approximate: {APPROXIMATE}",
-        )
+    if text_specs:
+        texts = counter.framed(text_prompts(count_framed, counter.words, text_specs, spec.seed))
+        texts_by_number |= zip((text_spec.number for text_spec in text_specs), texts, strict=True)
+        if counter.exact and local and server and not server.generates:
+            _check_count(server, texts_by_number[text_specs[0].number], text_specs[0].tokens)
+    if not counter.any_text and from_file and count.cache_info().currsize:
+        method = f"{counter.counting_method}; the lengths of its answers are approximate: {APPROXIMATE}"
+        return replace(prompts, counting_method=method)
     return prompts
 
 
+def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
+    """Raise PromptError if the server counts another number of tokens."""
+    (tokens,) = server.count([text])
+    if tokens != expected:
+        raise PromptError(
+            f"the first prompt was built with {expected} tokens, but the server counts {tokens}", ANOTHER_MODEL
+        )
+
+
 def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
-    """Prompts of token ids, where the workload draws its prompts and somebody knows some."""
+    """Return a Prompt of token ids if the workload draws its prompts and `source` knows ids; None otherwise."""
     drawn = isinstance(spec.workload, Synthetic | SharedPrefix)
     alphabet = sorted(set(source.ids(" ".join(source.words or COMMON_WORDS)))) if source and drawn else []
     if not alphabet:
         return None
-    shared, shortest = 0, BLOCK_TOKENS
+    shared = 0
+    shortest = BLOCK_TOKENS
     if isinstance(spec.workload, SharedPrefix):
         shared = spec.workload.groups
     elif spec.trace is not None:
@@ -281,4 +300,4 @@ WORKLOADS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "jsonl": (Dataset.of("jsonl"), "jsonl:FILE"),
     "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }
-"""What parse reads, by first word: the reader of what follows the colon, and the syntax as errors quote it."""
+"""Workloads that `parse` accepts, by first word: the parser of the text after the colon, and the syntax."""

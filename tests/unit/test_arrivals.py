@@ -68,7 +68,7 @@ def test_text_and_value_stand_for_each_other(text: str, arrivals: Arrivals, cano
         ("gamma:20,cv=0", "cv 0 is outside 0.01 to 100", "gamma:R,cv=C"),
         ("gamma:20,sd=3", "'sd=3' is not one of cv=...", "gamma:R,cv=C"),
         ("gamma:20,cv=1,cv=2", "cv= is given twice", "gamma:R,cv=C"),
-        ("ramp:1..50", "a length after / are needed", "ramp:A..B/T"),
+        ("ramp:1..50", "a length after /", "ramp:A..B/T"),
         ("ramp:5/60s", "two rates with .. between them", "ramp:A..B/T"),
         ("ramp:0..0/60s", "both rates are 0", "ramp:A..B/T"),
         ("ramp:1..2/721h", "length 721h is outside 1ns to 720h", "ramp:A..B/T"),

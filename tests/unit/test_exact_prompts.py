@@ -221,7 +221,7 @@ def test_requests_and_sessions_are_not_mistaken_for_each_other() -> None:
     """Asking a workload of sessions for Requests, or the other way round, says what to do."""
     asked = order("multi-turn:turns=3")
     made = prepare_prompts(asked, token_ids=False, local=None, server=Counts())
-    with pytest.raises(WorkloadError, match="follow its answers"):
+    with pytest.raises(WorkloadError, match="follow its responses"):
         made.requests()
     with pytest.raises(WorkloadError, match="synthetic has no sessions"):
         prepare_prompts(order(), token_ids=False, local=None, server=Counts()).conversations()
@@ -238,6 +238,6 @@ def test_counts_of_a_dataset_include_what_the_server_adds() -> None:
 
 def test_too_short_for_the_special_tokens() -> None:
     """Lengths are never bent: one that special tokens alone exceed is an error that says which bound to name."""
-    with pytest.raises(PromptError, match="shortest prompt of text counts 22 tokens") as caught:
+    with pytest.raises(PromptError, match="shortest text prompt has 22 tokens") as caught:
         drawn(order(tokens="lognormal:mean=30,cv=1", n=100), token_ids=False, server=Counts(21))
     assert "min=22" in caught.value.hint

@@ -15,7 +15,7 @@ from loadgen.plan import Plan
 from loadgen.plan_fields import read_plan
 from loadgen.workloads import datasets
 from loadgen.workloads.json_values import INT_MAX, INT_MIN, check_text, check_value
-from loadgen.workloads.spec_syntax import WorkloadError, opened
+from loadgen.workloads.spec_syntax import WorkloadError, open_text
 
 HALF = '"\\ud83d"'
 
@@ -147,6 +147,6 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, begin: bytes, form: str
     """A compressed or binary file is called what it is, with the command that unpacks it."""
     file = tmp_path / "data"
     file.write_bytes(begin + b"rest")
-    with pytest.raises(WorkloadError, match=form) as caught, opened(file, "the dataset"):
+    with pytest.raises(WorkloadError, match=form) as caught, open_text(file, "the dataset"):
         pass
     assert caught.value.hint

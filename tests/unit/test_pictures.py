@@ -68,7 +68,7 @@ def test_each_request_has_pictures_of_its_own() -> None:
 
 def test_pictures_need_a_chat() -> None:
     """Elsewhere they would be left out in silence."""
-    with pytest.raises(WorkloadError, match="only messages of a chat hold pictures"):
+    with pytest.raises(WorkloadError, match="only messages of a chat can contain images"):
         next(iter(prompts(chat=False).requests()))
 
 
@@ -92,7 +92,10 @@ def test_a_dataset_names_urls_and_files(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "p", "image": "a.png"}\n{"prompt": "q", "images": ["https://x/y.jpg", "a.png"]}\n')
     assert [sample.images for sample in datasets.jsonl(file)] == [(str(png),), ("https://x/y.jpg", str(png))]
-    for image, said in (("b.png", "cannot read the picture b.png: No such file"), ("a.txt", "no ending of a picture")):
+    for image, said in (
+        ("b.png", "cannot read the image b.png: No such file"),
+        ("a.txt", "does not have the suffix of an image"),
+    ):
         file.write_text(f'{{"prompt": "p", "image": "{image}"}}\n')
         with pytest.raises(WorkloadError, match=f"line 1: .*{said}"):
             list(datasets.jsonl(file))

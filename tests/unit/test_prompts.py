@@ -22,8 +22,8 @@ from tests.exact import alike_ids, alike_texts, exact_prompts
 from tests.tiny_tokenizers import KINDS, save
 
 IMPOSSIBLE = {
-    ("byte_level_with_bos", 1): "shortest prompt of text counts 2 tokens",
-    ("metaspace", 1): "shortest prompt of text counts 2 tokens",
+    ("byte_level_with_bos", 1): "shortest text prompt has 2 tokens",
+    ("metaspace", 1): "shortest text prompt has 2 tokens",
     ("across_words", 2): "count of a text is not the sum of its words",
 }
 """(tokenizer, tokens) to the reason why there are no such texts."""
@@ -133,7 +133,7 @@ def test_each_text_is_counted_once_when_words_add_up() -> None:
 @pytest.mark.parametrize(
     ("length", "n", "tokens", "reason"),
     [
-        (lambda text: 30 + words_in(text), 10, 20, "shortest prompt of text counts 31 tokens"),
+        (lambda text: 30 + words_in(text), 10, 20, "shortest text prompt has 31 tokens"),
         (words_in, len(COMMON_WORDS) + 1, 1, f"make only {len(COMMON_WORDS)} different prompts of 1 tokens, not"),
         (lambda text: 2 * words_in(text), 10, 511, "different prompts of 511 tokens"),
         (lambda text: 7 * bool(text), 10, 20, "0 known words"),
@@ -141,7 +141,7 @@ def test_each_text_is_counted_once_when_words_add_up() -> None:
             lambda text: words_in(text) + (words_in(text) > 2),
             3,
             3,
-            "could not be brought to their length, the first to 3 tokens",
+            "could not be built with their exact length",
         ),
     ],
 )
@@ -282,7 +282,7 @@ def test_prompts_stay_out_of_the_prefix_cache() -> None:
 @pytest.mark.parametrize("token_ids", [True, False])
 def test_tokenizer_of_another_model(token_ids: bool) -> None:
     """A file that counts otherwise than the server is refused before anything is sent, with both counts."""
-    with pytest.raises(PromptError, match="count 3 and 106 tokens by the tokenizer file and 6 and 212 by") as caught:
+    with pytest.raises(PromptError, match="have 3 and 106 tokens by the tokenizer file, but 6 and 212 by") as caught:
         exact_prompts(9, 30, 0, token_ids=token_ids, local=FILE, server=Counts(lambda text: 2 * words_in(text)))
     assert "being served" in caught.value.hint
 
@@ -290,7 +290,7 @@ def test_tokenizer_of_another_model(token_ids: bool) -> None:
 def test_first_prompt_is_checked_with_the_server() -> None:
     """A server that agrees on the samples and not on the first prompt is an error that names both numbers."""
     server = Counts(lambda text: words_in(text) + (words_in(text) == 30))
-    with pytest.raises(PromptError, match="built to count 30 tokens and the server counts 31"):
+    with pytest.raises(PromptError, match="built with 30 tokens, but the server counts 31"):
         exact_prompts(9, 30, 0, token_ids=False, local=FILE, server=server)
 
 

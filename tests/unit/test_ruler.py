@@ -34,7 +34,7 @@ def made(
 
 def test_a_server_that_counts_nothing_is_refused_with_the_ways_on() -> None:
     """The message is what can be done: a tokenizer, or an assumption."""
-    with pytest.raises(PromptError, match="does not tell how many tokens") as caught:
+    with pytest.raises(PromptError, match="does not report the tokens") as caught:
         made(None)
     assert all(way in caught.value.hint for way in ("--tokenizer", "--lengths server", "--lengths approximate"))
 
@@ -70,7 +70,7 @@ def test_by_the_tokenizer_alone_the_server_is_not_asked() -> None:
     prompts = made("tokenizer", local=Counts(words=COMMON_WORDS))
     assert {len(str(request.prompt).split()) for request in prompts.requests()} == {60}
     assert not prompts.exact
-    assert "not held against the server" in prompts.counting_method
+    assert "not compared with the server" in prompts.counting_method
 
 
 def test_approximate_asks_nobody() -> None:

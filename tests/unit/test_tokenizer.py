@@ -89,8 +89,8 @@ def test_what_is_no_tokenizer_says_what_is_missing(tmp_path: Path, monkeypatch: 
     (tmp_path / "models--org--old" / "snapshots" / "aaaa").mkdir(parents=True)
     for named, words in {
         "org/none": f"no file org/none, no folder, and no model of that name in {tmp_path}",
-        "org/old": "the cached model org/old holds no tokenizer.json: transformers",
-        str(tmp_path): f"the folder {tmp_path} holds no tokenizer.json",
+        "org/old": "the cached model org/old has no tokenizer.json: save_pretrained",
+        str(tmp_path): f"the folder {tmp_path} has no tokenizer.json",
     }.items():
         with pytest.raises(PromptError, match=words):
             tokenizer_file(Path(named))

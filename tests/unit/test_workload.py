@@ -186,7 +186,7 @@ def test_an_output_length_that_nobody_names_is_the_usual_one() -> None:
     """A line without answer or length asks for 128 tokens; a workload that has no answers at all is refused."""
     requests = list(Dataset("jsonl", DATA / "datasets/prompts.jsonl").requests(material(output=None)))
     assert [request.output_tokens for request in requests] == [3, 128]
-    with pytest.raises(WorkloadError, match="no answers of its own"):
+    with pytest.raises(WorkloadError, match="no answers whose lengths could be used"):
         next(Synthetic().requests(material(output=None)))
 
 

@@ -35,7 +35,7 @@ def test_too_few_ports_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(host, "port_range", lambda: (40_000, 40_039))
     host.check_ports(40, 1)
     host.check_ports(80, 2)
-    with pytest.raises(PortsError, match=r"81 requests at once .*\(40000 to 40039\) allows 80") as caught:
+    with pytest.raises(PortsError, match=r"81 concurrent requests .*\(40000 to 40039\) allows only 80") as caught:
         host.check_ports(81, 2)
     assert "sysctl -w net.ipv4.ip_local_port_range" in caught.value.hint
 

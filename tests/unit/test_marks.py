@@ -120,7 +120,7 @@ def test_the_probes_own_finding_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("values", "words"), [({"simulated": True}, "unknown speed"), (
-    {"simulated": True, "simulated_speed": 5.0}, "5 times speed")])  # fmt: skip
+    {"simulated": True, "simulated_speed": 5.0}, "5 times real time")])  # fmt: skip
 def test_no_twin_is_fitted_to_it(values: dict[str, Any], words: str, tmp_path: Path) -> None:
     """A twin is of real time, also where only the responses told that the server is simulated."""
     path = run_of(tmp_path / "run", values).path

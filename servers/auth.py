@@ -272,7 +272,8 @@ class Target(msgspec.Struct, frozen=True):
     def host_field(self) -> str:
         """The value of the Host header: IPv6 addresses in brackets, and the port unless it is the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+        default_port = 443 if self.tls else 80
+        return host if self.port == default_port else f"{host}:{self.port}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -306,6 +307,6 @@ def connection_error(error: OSError | TimeoutError) -> str:
         return str(error.strerror)
     if isinstance(error, ssl.SSLError):
         if error.reason and error.reason.endswith("CERTIFICATE_REQUIRED"):
-            return f"TLS: the server asks for a client certificate, and loadgen sends none ({error.reason})"
+            return f"TLS: the server requires a client certificate, but loadgen sends none ({error.reason})"
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

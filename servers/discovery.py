@@ -280,7 +280,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     @property
     def generates(self) -> bool:
-        """Whether counting makes the server run the text, which then stays in its prefix cache."""
+        """True if counting makes the server run the text, which then stays in its prefix cache."""
         return self.route.generates
 
     def count(self, texts: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Ends child processes when the process that started them ends, whatever ended it, SIGKILL included.
+"""Ends child processes when the process that started them ends, even if it was killed with SIGKILL.
 
 A child watches its parent with a pidfd (Linux) and with the pipe or socket that connects both. A thread does this, so
 that a child which is busy or blocked ends as well. The thread sleeps in poll() until the parent is gone. A forked
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 GRACE_S = 2.0
-"""Time that a child has to write down what it holds after its parent has ended. Then it is killed."""
+"""Time in seconds that a child has to write its data after its parent has ended. Then it is killed."""
 CHECK_EVERY_MS = 500.0
 
 _open: list[Closable] = []
@@ -46,14 +46,14 @@ def lifeline(end: Closable | None) -> Iterator[None]:
 
 
 def close_inherited() -> None:
-    """In a process that was just forked: close the parent's ends of pipes to its other children."""
+    """Close the parent's ends of pipes to its other children. A forked process calls this first."""
     while _open:
         with suppress(OSError):
             _open.pop().close()
 
 
 def end_with_parent(parent: int | None = None, pipe: int | None = None) -> None:
-    """From now on, end this process when the process `parent` (default: the present parent) ends.
+    """End this process when the process `parent` ends; by default its current parent.
 
     `pipe` is this side's end of a pipe or socket whose other end the parent holds. The process gets SIGTERM first, and
     SIGKILL after GRACE_S.
@@ -66,7 +66,7 @@ def _watch(parent: int, pipe: int | None) -> None:
     poll = select.poll()
     wait_ms: float | None = CHECK_EVERY_MS if pipe is None else None
     if pipe is not None:
-        poll.register(pipe, 0)  # POLLHUP is reported without being asked for; data is for others to read
+        poll.register(pipe, 0)  # POLLHUP is always reported; data is left for the reader of the pipe
     if sys.platform == "linux":
         with suppress(OSError):  # Old kernels and some sandboxes have no pidfds; a parent may be outside a namespace
             poll.register(os.pidfd_open(parent), select.POLLIN)

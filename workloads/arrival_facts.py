@@ -17,13 +17,13 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     text: str = ""
     """Description, such as `all at once` or `20 per second (Poisson)`."""
     open_loop: bool = True
-    """Whether due times are independent of responses."""
+    """True if due times are independent of responses."""
     burst: bool = False
-    """Whether all requests are due at the same time."""
+    """True if all requests are due at the same time."""
     finite: bool = False
-    """Whether the arrivals end by themselves, as a ramp or a trace does."""
+    """True if the arrivals end by themselves, as a ramp or a trace does."""
     steady: bool = False
-    """Whether the rate or the number of clients is constant, so that the run can reach a steady state."""
+    """True if the rate or the number of clients is constant, so that the run can reach a steady state."""
     rate_per_s: float | None = None
     """Requested rate in requests per second. None: there is no single rate."""
     cv: float | None = None
@@ -33,11 +33,11 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     clients: int = 0
     """Number of clients of a closed loop."""
     sessions: bool = False
-    """Whether arrivals, clients and n count sessions instead of requests."""
+    """True if arrivals, clients and n count sessions instead of requests."""
     turns: int = 1
     """Turns per session, if the plan states them."""
     recorded: bool = False
-    """Whether the arrivals define the lengths of their requests, as a trace does."""
+    """True if the arrivals define the lengths of their requests, as a trace does."""
 
 
 class Arrivals(msgspec.Struct, frozen=True):

@@ -307,23 +307,25 @@ class Trace(Arrivals, frozen=True):
                 raise WorkloadError(f"{self}: its replay takes more than ten years", "replay it faster, with speed=")
             yield due_ns
 
-    def described(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
-        """Return a sentence on the requests that are due: how many, over how long, at which rate, in which unit. A unit
-        that is misunderstood shows here, before anything is sent. `whole`: nothing but `limit` ends the replay before
-        the end of the file."""
-        result = traces.format_of(self.path, self.unit, self.block_tokens)
-        count, span_ns = len(due_ns), (due_ns[-1] - due_ns[0]) if due_ns else 0
-        what = f"{count:,} {'request' if count == 1 else 'requests'}"
+    def describe(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
+        """Return a sentence about the requests of a replay: their number, duration, rate and the unit of timestamps.
+
+        It shows a misunderstood unit before anything is sent. `whole` tells whether only `limit` may end the replay
+        before the end of the file."""
+        trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
+        count = len(due_ns)
+        span_ns = due_ns[-1] - due_ns[0] if due_ns else 0
+        sentence = f"Trace {self.path.name}: {count:,} {'request' if count == 1 else 'requests'}"
         if span_ns:
-            what += f" over {_span_text(span_ns)} ({traces.rate_text((count - 1) * NS_PER_S / span_ns)})"
+            sentence += f" over {_span_text(span_ns)} ({traces.rate_text((count - 1) * NS_PER_S / span_ns)})"
         elif count > 1:
-            what += " at one instant"
-        speed = (
-            f", replayed at {spec_syntax.format_number(self.speed)} times the recorded speed" if self.speed != 1 else ""
-        )
+            sentence += " at one instant"
+        if self.speed != 1:
+            sentence += f", replayed at {spec_syntax.format_number(self.speed)} times the recorded speed"
         left_out = self._left_out(count, whole=whole and self.limit is None)
-        rows = f", {left_out:,} {'row' if left_out == 1 else 'rows'} without tokens left out" if left_out else ""
-        return f"Trace {self.path.name}: {what}{speed}{rows}; {result.layout} layout, {result.text}"
+        if left_out:
+            sentence += f", {left_out:,} {'row' if left_out == 1 else 'rows'} without tokens left out"
+        return f"{sentence}; {trace_format.layout} layout, {trace_format.text}"
 
     def _left_out(self, count: int, *, whole: bool) -> int:
         """Return the number of rows without tokens before the last of `count` requests, or in the `whole` file."""

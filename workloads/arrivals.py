@@ -105,7 +105,7 @@ def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_n
 
     Raises WorkloadError if the arrivals would never end."""
     if not arrivals.ends(n, until_ns):
-        raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "say how many requests, or for how long")
+        raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "set a number of requests or a duration")
     instants = arrivals.due_ns(seed)
     if until_ns is not None:
         instants = takewhile(lambda due_ns: due_ns < until_ns, instants)

@@ -2,12 +2,12 @@
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
-    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line; all but the prompt may be
-               missing, other keys are ignored. `body` holds fields for this request, as --extra-body does for all;
-               `image` or `images` are URLs, or files by their path from the dataset's folder
+    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line. Only the prompt is
+               required, and other keys are ignored. `body` holds fields for this request, like --extra-body for all
+               requests. `image` or `images` are URLs, or paths of files relative to the dataset's folder.
 
-An element that fits its format but holds nothing to ask (no human turn with an answer, an empty instruction) is passed
-over, as the files' own users do. Whatever else does not fit its format is an error with its place.
+An element that fits its format but has no question (no human turn with an answer, an empty instruction) is skipped, as
+other users of these files do. Any other deviation from the format is an error that names its place.
 """
 
 from __future__ import annotations
@@ -32,173 +32,184 @@ if TYPE_CHECKING:
 
 READ_CHARACTERS = 1 << 20
 ELEMENT_LIMIT = 1 << 26
-"""Characters of one array element or line of a dataset; the longest ShareGPT conversation has about a million."""
-ASKING = ("human", "user")
-ANSWERING = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
-FORMAT_HINT = "is this the format you named?"
-LINE_HINT = "mend or remove the line"
-RESHAPING = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
-"""Fields of a body that change how many tokens its prompt has."""
+"""Maximum characters of an array element or line. The longest ShareGPT conversation has about a million."""
+USER_ROLES = ("human", "user")
+ASSISTANT_ROLES = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
+FORMAT_HINT = "check that the file has the format that --workload names"
+LINE_HINT = "correct or remove the line"
+TEMPLATE_FIELDS = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
+"""Fields of a body that change the number of tokens of the prompt."""
 
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 
-DECIDED = {
-    **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload says what is asked"),
+RESERVED_FIELDS = {
+    **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload sets the prompts"),
     **dict.fromkeys(
-        ("max_tokens", "max_completion_tokens", "max_new_tokens"), "--output-tokens says how long answers are"
+        ("max_tokens", "max_completion_tokens", "max_new_tokens"), "--output-tokens sets the length of responses"
     ),
     "model": "use --model",
     "ignore_eos": "use --no-ignore-eos",
-    "stream": "answers are timed as streams",
-    "n": "each request has one answer",
+    "stream": "responses are measured as streams",
+    "n": "a request has one response",
 }
-"""Fields of a body that are not for the user to set there, and why."""
+"""Fields that a user cannot set in a body, with the reason."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One question, and what is known about its answer."""
+    """One question, and the known facts about its answer."""
 
     prompt: str
     answer: str = ""
-    """The recorded answer; its length is the output length unless something else was asked for."""
-    output_tokens: int | None = None  # as the file says
-    body: Mapping[str, Any] = {}  # fields for the request, of the user's
+    """The recorded answer. Its length is the output length unless the user requests another one."""
+    output_tokens: int | None = None  # As stated in the file
+    body: Mapping[str, Any] = {}  # Fields of the user for the request
     images: tuple[str, ...] = ()  # URLs
 
 
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
-    """What a human asked, turn after turn, with the answers: the dialogues of a ShareGPT-format file, none empty.
-    System turns and what precedes the first human turn are left out. Raises WorkloadError when the file cannot be read
-    or is not in the format."""
-    return _fitting(path, _dialogue)
+    """Yield the dialogues of a ShareGPT-format file: the questions of the user with their answers.
+
+    System turns and turns before the first question are left out, and empty dialogues are skipped. Raises WorkloadError
+    if the file is unreadable or not in the format."""
+    return _elements(path, _dialogue)
 
 
 def alpaca(path: Path) -> Iterator[Sample]:
-    """Instructions of an Alpaca-format file, each with its input below it. Raises WorkloadError as `sharegpt` does."""
-    return _fitting(path, _instruction)
+    """Yield the instructions of an Alpaca-format file with their inputs. Raises WorkloadError as `sharegpt` does."""
+    return _elements(path, _instruction)
 
 
 def jsonl(path: Path) -> Iterator[Sample]:
-    """Prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
+    """Yield the prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
     with open_text(path, "the dataset") as file:
         for line, text in lines(file, ELEMENT_LIMIT):
-            with placed(f"{path}, line {line}", FORMAT_HINT):
+            with error_location(f"{path}, line {line}", FORMAT_HINT):
                 check_file_text(text)
                 sample = _prompt(json.loads(text), path.parent)
             yield sample
 
 
 @contextmanager
-def placed(place: str, hint: str) -> Iterator[None]:
-    """Raise what a reader finds wrong in the block as a WorkloadError that names the place."""
+def error_location(location: str, hint: str) -> Iterator[None]:
+    """Turn the errors of a reader in the `with` block into WorkloadErrors that name the location."""
     try:
         yield
     except WorkloadError as error:
-        raise WorkloadError(f"{place}: {error}", error.hint or hint) from None
+        raise WorkloadError(f"{location}: {error}", error.hint or hint) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)[:200]
         if isinstance(error, json.JSONDecodeError):
-            reason, hint = f"is not JSON: {error.msg}", LINE_HINT
-        raise WorkloadError(f"{place}: {reason}", hint) from None
+            reason = f"is not JSON: {error.msg}"
+            hint = LINE_HINT
+        raise WorkloadError(f"{location}: {reason}", hint) from None
 
 
 def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
-    """Return the lines that are not blank with their numbers, reading at most `limit` characters at a time."""
+    """Yield the lines that are not blank with their numbers. A line of more than `limit` characters is split."""
     return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
 
 
-def _fitting(path: Path, make: Callable[[Any], Made | None]) -> Iterator[Made]:
-    """What `make` makes of the elements of a JSON array, decoded as the file is read; None is passed over."""
+def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Item]:
+    """Yield the converted elements of a JSON array, decoded while the file is read. None is skipped."""
     decoder = json.JSONDecoder()
     with open_text(path, "the dataset") as file:
-        ahead = _not_blank(file, "")
-        with placed(f"{path}", FORMAT_HINT):
-            check_file_text(ahead[:1])
-        if not ahead.startswith("["):
+        buffer = _skip_blanks(file, "")
+        with error_location(f"{path}", FORMAT_HINT):
+            check_file_text(buffer[:1])
+        if not buffer.startswith("["):
             raise WorkloadError(f"{path}: is not a JSON array", FORMAT_HINT)
-        ahead = _not_blank(file, ahead[1:])
+        buffer = _skip_blanks(file, buffer[1:])
         for position in count(1):
-            if ahead.startswith("]"):
+            if buffer.startswith("]"):
                 return
-            index = f"{path}, element {position}"
-            element, raw, ahead = _next_element(decoder, file, ahead, index)
-            with placed(index, FORMAT_HINT):
+            location = f"{path}, element {position}"
+            element, raw, buffer = _next_element(decoder, file, buffer, location)
+            with error_location(location, FORMAT_HINT):
                 check_file_text(raw)
-                made = make(element)
-            if made is not None:
-                yield made
+                item = convert(element)
+            if item is not None:
+                yield item
 
 
-def _next_element(decoder: json.JSONDecoder, file: TextIO, ahead: str, place: str) -> tuple[Any, str, str]:
-    """Return the element that `ahead` begins with, its text in the file, and what follows it and its comma. More of the
-    file is read where the element is cut off."""
-    size = READ_CHARACTERS
+def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location: str) -> tuple[Any, str, str]:
+    """Return the element at the start of the buffer, its text, and the text after the element and its comma.
+
+    If the element is incomplete, more of the file is read."""
+    read_characters = READ_CHARACTERS
     while True:
         try:
-            element, end = decoder.raw_decode(ahead)
+            element, end = decoder.raw_decode(buffer)
             problem = "is not followed by a comma or the array's end"
         except (json.JSONDecodeError, RecursionError) as error:
-            end, problem = len(ahead), f"is not JSON: {error}"[:200]
-        rest = _not_blank(file, ahead[end:]) if end < len(ahead) else ""
+            end = len(buffer)
+            problem = f"is not JSON: {error}"[:200]
+        rest = _skip_blanks(file, buffer[end:]) if end < len(buffer) else ""
         if rest.startswith("]"):
-            return element, ahead[:end], rest
+            return element, buffer[:end], rest
         if rest.startswith(","):
-            return element, ahead[:end], _not_blank(file, rest[1:])
-        more = "" if end < len(ahead) else file.read(size)
+            return element, buffer[:end], _skip_blanks(file, rest[1:])
+        more = "" if end < len(buffer) else file.read(read_characters)
         if not more:
-            raise WorkloadError(f"{place}: {problem}", "the file is damaged or was cut off")
-        if len(ahead) > ELEMENT_LIMIT:
-            raise WorkloadError(f"{place}: is longer than {ELEMENT_LIMIT} characters, or {problem}")
-        ahead, size = ahead + more, 2 * size  # doubling, so that a long element is not decoded over and over
+            raise WorkloadError(f"{location}: {problem}", "the file is damaged or incomplete")
+        if len(buffer) > ELEMENT_LIMIT:
+            raise WorkloadError(f"{location}: is longer than {ELEMENT_LIMIT} characters, or {problem}")
+        buffer += more
+        read_characters *= 2  # a long element is then decoded only a few times
 
 
-def _not_blank(file: TextIO, ahead: str) -> str:
-    """`ahead` from its first character that is not blank on, reading more while there is none."""
-    while not (ahead := ahead.lstrip()) and (more := file.read(READ_CHARACTERS)):
-        ahead = more
-    return ahead
+def _skip_blanks(file: TextIO, buffer: str) -> str:
+    """Return the buffer without leading white space. If nothing remains, more of the file is read."""
+    buffer = buffer.lstrip()
+    while not buffer:
+        more = file.read(READ_CHARACTERS)
+        if not more:
+            break
+        buffer = more.lstrip()
+    return buffer
 
 
 def _dialogue(item: Any) -> tuple[Sample, ...] | None:
-    """Pairs of a human's message and the answer right after it."""
+    """Return the questions of the user that have an answer directly after them; None if there is none."""
     messages = item["conversations"]
     if not isinstance(messages, list):
         raise TypeError("its conversations are not a list")
-    spoken = [
+    turns = [
         (message["from"], _text(message["value"], f"conversations[{index}].value"))
         for index, message in enumerate(messages)
     ]
-    spoken = [(who, text) for who, text in spoken if who in (*ASKING, *ANSWERING)]
-    turns = (
+    turns = [(role, text) for role, text in turns if role in (*USER_ROLES, *ASSISTANT_ROLES)]
+    samples = (
         Sample(question, answer)
-        for (asker, question), (answerer, answer) in pairwise(spoken)
-        if asker in ASKING and answerer in ANSWERING and question and answer
+        for (first_role, question), (second_role, answer) in pairwise(turns)
+        if first_role in USER_ROLES and second_role in ASSISTANT_ROLES and question and answer
     )
-    return tuple(turns) or None
+    return tuple(samples) or None
 
 
 def _instruction(item: Any) -> Sample | None:
     instruction = _text(item["instruction"], "instruction")
-    context, answer = _text(item.get("input", ""), "input"), _text(item["output"], "output")
+    context = _text(item.get("input", ""), "input")
+    answer = _text(item["output"], "output")
     if not (instruction and answer):
         return None
     return Sample(f"{instruction}\n\n{context}" if context else instruction, answer)
 
 
 def _prompt(item: Any, folder: Path) -> Sample:
-    prompt, output_tokens = _text(item["prompt"], "prompt"), item.get("output_tokens")
+    prompt = _text(item["prompt"], "prompt")
+    output_tokens = item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
     if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
-        raise ValueError(f"output_tokens {output_tokens!r} is not a whole number from 1 on")
-    several = item.get("images", [item["image"]] if "image" in item else [])
-    images = tuple(image_url(_text(url, "image"), folder) for url in several)
+        raise ValueError(f"output_tokens {output_tokens!r} is not a whole number of at least 1")
+    urls = item.get("images", [item["image"]] if "image" in item else [])
+    images = tuple(image_url(_text(url, "image"), folder) for url in urls)
     return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
 
 
 def _body(fields: Any) -> Mapping[str, Any]:
     if not isinstance(fields, Mapping | None):
-        raise TypeError(f"has a body that is no object: {fields!r}"[:120])
+        raise TypeError(f"has a body that is not an object: {fields!r}"[:120])
     return user_fields(fields or {}, "body")
 
 
@@ -211,54 +222,57 @@ def _text(value: Any, name: str) -> str:
 
 
 def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
-    """Return these body fields of a user. `name` is what errors call the object. Raises ValueError for a field that
-    another option sets, and WorkloadError for a value that JSON cannot hold."""
+    """Return the body fields of a user unchanged. `name` is the object's name in errors.
+
+    Raises ValueError for a field that another option sets, and WorkloadError for a value that JSON cannot hold."""
     check_value(fields, name)
     parameters = fields.get("parameters", {})  # of TGI and LightLLM
     if not isinstance(parameters, Mapping):
         raise ValueError("'parameters' must be an object")
     for field in (*fields, *parameters):
-        if field in DECIDED:
-            raise ValueError(f"{field!r} cannot be set here: {DECIDED[field]}")
+        if field in RESERVED_FIELDS:
+            raise ValueError(f"{field!r} cannot be set here: {RESERVED_FIELDS[field]}")
     return fields
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """Questions from a file, in its order, once, and answers as long as its own unless named. `kind` is a key of
-    SAMPLES."""
+    """The questions of a file, each once, in its order. `kind` is a key of SAMPLES.
+
+    Responses have the lengths of the recorded answers unless the user requests other lengths."""
 
     kind: str
     path: Path
 
     @classmethod
     def of(cls, kind: str) -> Callable[[str], Self]:
-        """What reads, for this kind, what follows the colon."""
+        """Return the parser of the text after the colon for this kind."""
         return lambda rest: cls(kind, Path(parse_path_and_options(rest, ())[0]))
 
     def samples(self) -> Iterator[Sample]:
-        """Return the questions of the file, in their order. Raises WorkloadError on damage."""
+        """Yield the questions of the file in order. Raises WorkloadError for a malformed file."""
         return SAMPLES[self.kind](self.path)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """The Requests, in order of id. Raises WorkloadError on damage."""
-        tokens_of = answer_tokens(prompts)
+        """Yield the Requests in order of id. Raises WorkloadError for a malformed file."""
+        output_tokens = answer_tokens(prompts)
         for number, sample in enumerate(self.samples()):
-            more = sample.images or RESHAPING.intersection(sample.body)
-            tokens = 0 if more else prompts.count_if_known(sample.prompt)
-            requested = number, sample.prompt, tokens, tokens_of(sample)
-            yield Request(*requested, body=sample.body, images=sample.images)
+            uncountable = sample.images or TEMPLATE_FIELDS.intersection(sample.body)
+            input_tokens = 0 if uncountable else prompts.count_if_known(sample.prompt)
+            yield Request(
+                number, sample.prompt, input_tokens, output_tokens(sample), body=sample.body, images=sample.images
+            )
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
 
 
 def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
-    """How long the answer to the next question of a dataset shall be: as named, or as the recorded one."""
-    named = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
+    """Return a function from the next sample to its output length: the requested one, or that of its answer."""
+    requested = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
 
     def tokens(sample: Sample) -> int:
-        if named is not None:
-            return next(named)
+        if requested is not None:
+            return next(requested)
         if sample.output_tokens is not None:
             return sample.output_tokens
         return max(1, prompts.count(sample.answer)) if sample.answer else DEFAULT_OUTPUT_TOKENS

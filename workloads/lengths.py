@@ -141,7 +141,7 @@ class OutputLengths(msgspec.Struct, frozen=True):
     lengths: Lengths | None
     """None: the lengths of the answers in the file."""
     may_end: bool = False
-    """Whether responses may end before the requested length, as in real chats. Runs are then not strictly
+    """True if responses may end before the requested length, as in real chats. Runs are then not strictly
     comparable."""
 
     def __str__(self) -> str:

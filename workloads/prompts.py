@@ -89,7 +89,7 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def generates(self) -> bool:
-        """Whether counting makes the server run the text, which then stays in its prefix cache."""
+        """True if counting makes the server run the text, which then stays in its prefix cache."""
 
     @property
     def plain(self) -> Tokenizer | None:
@@ -351,7 +351,7 @@ def text_prompts(count: CountTokens, candidates: Sequence[str], specs: Sequence[
 
 
 def openings(words: Words, specs: Sequence[TextSpec], seed: int) -> dict[SharedSpan, tuple[list[str], int]]:
-    """Return the first words of every text and span that starts a prompt, and the tokens that remain to be filled.
+    """Return the first words of every text and span that starts a prompt, and the number of tokens left to fill.
 
     Texts are numbered in sequence, whatever their length. Texts too short for such a number are numbered separately
     among those of their length, which distinguishes them from the others."""

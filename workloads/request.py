@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True):
     images: tuple[str | SyntheticImage, ...] = ()
     """URLs of images in the last message of a chat."""
     ignore_eos: bool = True
-    """Whether the server should continue after the end-of-text token up to the requested length, if it can."""
+    """True if the server should continue past the end-of-text token up to the requested length."""
 
 
 def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class TokenCounter(msgspec.Struct, frozen=True):
     exact: bool = True
     """False: prompts have about the requested length, by the assumption in `counting_method`."""
     any_text: bool = True
-    """Whether the counter can count any text, also text from files. False: their length is unknown before the run."""
+    """True if the counter can count any text, also text from files. False: the length of such text is unknown."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
         """Return the texts with the frame around them, as they are sent."""

@@ -1,4 +1,4 @@
-"""Reads traces: recorded loads that say when requests came and how long they were.
+"""Reads traces: recorded loads with the arrival time and the lengths of each request.
 
     layout        recognised by                            timestamps, and where the layout is described
     Mooncake      JSON objects, one per line               ms; kvcache-ai/Mooncake, FAST25-release/README.md
@@ -9,12 +9,12 @@
     BurstGPT      Timestamp,...,Request tokens,            s; HPMLL/BurstGPT, README.md (later files have more
                   Response tokens,...                      columns)
 
-Files with Mooncake's field names are also written with timestamps in other units and with blocks of other sizes. So a
-unit that is not stated must give a plausible rate, and the number of hash ids must fit the length of the prompt. A
-trace that fails one of these checks is refused: the user then states `unit=` or `block=`.
+Some files with Mooncake's field names have timestamps in other units and blocks of other sizes. A default unit must
+therefore give a plausible rate, and the number of hash ids must fit the length of the prompt. A trace that fails one of
+these checks is refused, and the user has to state `unit=` or `block=`.
 
-A row that asks for no tokens, or got none, cannot be replayed: in BurstGPT those are the failed requests. Such rows are
-left out and counted. Whatever else does not fit its layout is an error with its place.
+A row without input or output tokens cannot be replayed. In BurstGPT these are the failed requests. Such rows are left
+out and counted. Any other deviation from the layout is an error that names its place.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from loadgen.workloads.datasets import LINE_HINT, lines, placed
+from loadgen.workloads.datasets import LINE_HINT, error_location, lines
 from loadgen.workloads.json_values import check_file_text
 from loadgen.workloads.spec_syntax import NS_PER_S, TOKENS_LIMIT, WorkloadError, open_text
 
 LINE_LIMIT = 4 * 1024 * 1024
-"""Characters of a trace's line; a Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
+"""Maximum characters of a line. A Mooncake line of a million tokens has 2,000 hash ids, about 20 kB."""
 UNITS_NS = {"s": NS_PER_S, "ms": 1_000_000, "us": 1_000, "ns": 1}
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
-"""Tokens that one hash id stands for, as the layouts' documents say."""
+"""Tokens per hash id, from the documents of the layouts."""
 BLOCK_TOKENS_MAX = 1 << 20
 COMMON_BLOCK_TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Sizes that an error suggests."""
+"""Block sizes that an error message may suggest."""
 HASH_ID_LIMIT = 1 << 63
 CHECKED_ROWS = 1_000
-"""The unit of the timestamps is judged by this many rows at the beginning of the file."""
+"""Number of rows at the start of the file that are used to check the unit of the timestamps."""
 PLAUSIBLE_PER_S = (0.01, 100.0)
 """Mean requests per second of a recorded load. A unit that is wrong by a factor of 1,000 leaves this range."""
 OFFSET_LIMIT_NS = 400 * 86_400 * NS_PER_S
-"""Longest time after the first row, more than any published trace has."""
+"""Maximum time after the first row, longer than any published trace."""
 
 
 class Entry(NamedTuple):
     """One recorded request."""
 
-    at_ns: int  # Since the trace's first request
+    at_ns: int  # Time since the trace's first request
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
     """Ids of the prompt's blocks, in order. Equal leading ids mean an equal prefix."""
     block_tokens: int = 0
-    """Tokens that one id stands for. 0: the layout has no ids."""
+    """Tokens per block. 0: the layout has no ids."""
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the request can be replayed: it asks for tokens and got some."""
+        """True if the request has input and output tokens, and so can be replayed."""
         return bool(self.input_tokens and self.output_tokens)
 
 
 class TraceFormat(msgspec.Struct, frozen=True):
-    """How a trace file is read."""
+    """Layout, unit and columns of a trace file."""
 
     layout: str
     unit: str = ""
@@ -83,20 +83,21 @@ class TraceFormat(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The unit and the size of blocks in words."""
+        """Description of the unit and the block size."""
         unit = f"timestamps in {self.unit}" if self.unit else "timestamps are dates"
         return unit + (f", blocks of {self.block_tokens} tokens" if self.block_tokens else "")
 
 
 class TimestampRow(msgspec.Struct):
-    """The part of a JSON row that the check of the unit needs."""
+    """The field of a JSON row that the check of the unit reads."""
 
     timestamp: float
 
 
 def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) -> Iterator[Entry]:
-    """Return every row, in order of time. `unit` and `block_tokens` are what the user states.
-    Raises WorkloadError for a file that is no trace, for a damaged line, and for a unit that is not plausible."""
+    """Yield every row in order of time. `unit` and `block_tokens` are stated by the user.
+
+    Raises WorkloadError for a file that is not a trace, for a malformed line and for an implausible unit."""
     with open_text(path, "the trace") as file:
         trace_format = _format_of(file, path, unit, block_tokens)
         rows = _table if trace_format.columns else _json_rows
@@ -116,7 +117,7 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
 
 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:
-    """Return how `trace` reads a file. Raises as `trace` does."""
+    """Return the format in which `trace` reads a file. Raises the errors of `trace`."""
     with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)
 
@@ -127,17 +128,17 @@ def _format_of(file: TextIO, path: Path, unit: str | None, block_tokens: int | N
     columns = next((columns for columns in TABLES if header.issuperset(columns)), None)
     if columns is None and not first.startswith("{"):
         raise WorkloadError(
-            f"{path}: its first line {first[:80]!r} is that of no known trace",
-            "give a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file, with its header",
+            f"{path}: its first line {first[:80]!r} is not that of a known trace",
+            "use a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file, with its header",
         )
     file.seek(0)
     if columns is None:
         return _json_format(file, path, first, unit, block_tokens)
     layout, default_unit = TABLES[columns]
     if block_tokens is not None:
-        raise WorkloadError(f"{path}: a trace in the layout of {layout} has no hash ids", "leave block= out")
+        raise WorkloadError(f"{path}: a trace in the layout of {layout} has no hash ids", "leave out block=")
     if unit is not None and not default_unit:
-        raise WorkloadError(f"{path}: the timestamps of a trace in the layout of {layout} are dates", "leave unit= out")
+        raise WorkloadError(f"{path}: the timestamps of a trace in the layout of {layout} are dates", "leave out unit=")
     return TraceFormat(layout, unit or default_unit, columns=columns)
 
 
@@ -145,7 +146,7 @@ def _json_format(file: TextIO, path: Path, first: str, unit: str | None, block_t
     try:
         names = set(json.loads(first))
     except (ValueError, RecursionError):
-        names = set()  # the reader names what is wrong with the line
+        names = set()  # the reader reports the problem with the line
     if {"chat_id", "parent_chat_id"} <= names:
         result = TraceFormat("Qwen-Bailian", unit or "s", block_tokens or BAILIAN_BLOCK_TOKENS)
     else:
@@ -157,43 +158,43 @@ def _json_format(file: TextIO, path: Path, first: str, unit: str | None, block_t
 
 
 def _first_timestamps(file: TextIO) -> list[float]:
-    """Return the timestamps of the first rows, up to the first row that is damaged."""
+    """Return the timestamps of the first rows, up to the first malformed row."""
     decoder = msgspec.json.Decoder(TimestampRow)
-    stamps = []
+    timestamps = []
     for _, text in islice(lines(file, LINE_LIMIT), CHECKED_ROWS):
         try:
-            stamps.append(decoder.decode(text).timestamp)
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # the reader names what is wrong with it
+            timestamps.append(decoder.decode(text).timestamp)
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # the reader reports the problem
             break
-    return stamps
+    return timestamps
 
 
-def _check_unit(stamps: Sequence[float], found: TraceFormat, path: Path) -> None:
-    """Raise WorkloadError if the layout's unit is not plausible for these timestamps, so that the user has to state it.
+def _check_unit(timestamps: Sequence[float], trace_format: TraceFormat, path: Path) -> None:
+    """Raise WorkloadError if the layout's unit is implausible for these timestamps. The user then has to state it.
 
-    Two signs count: a mean rate outside PLAUSIBLE_PER_S, and fractions in a layout of whole milliseconds unless seconds
-    are implausible."""
-    span = stamps[-1] - stamps[0] if stamps else 0
+    A unit is implausible if the mean rate is outside PLAUSIBLE_PER_S. Milliseconds are also implausible if timestamps
+    have fractions, unless seconds are implausible."""
+    span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:
-        return  # one instant is the same in every unit; the reader names rows that are out of order
+        return  # equal timestamps have no unit, and the reader reports rows that are out of order
 
     def per_s(unit: str) -> float:
-        return (len(stamps) - 1) / (span * UNITS_NS[unit]) * NS_PER_S
+        return (len(timestamps) - 1) / (span * UNITS_NS[unit]) * NS_PER_S
 
     def plausible(unit: str) -> bool:
         return PLAUSIBLE_PER_S[0] <= per_s(unit) <= PLAUSIBLE_PER_S[1]
 
-    fractions = found.unit == "ms" and any(stamp % 1 for stamp in stamps)
-    if plausible(found.unit) and not (fractions and plausible("s")):
+    fractions = trace_format.unit == "ms" and any(timestamp % 1 for timestamp in timestamps)
+    if plausible(trace_format.unit) and not (fractions and plausible("s")):
         return
-    others = [unit for unit in UNITS_NS if unit != found.unit and plausible(unit)]
+    others = [unit for unit in UNITS_NS if unit != trace_format.unit and plausible(unit)]
     readings = [f"read in {unit} at {rate_text(per_s(unit))}" for unit in others]
-    written = "timestamps have fractions, and " if fractions else ""
+    reason = "timestamps have fractions, and " if fractions else ""
     raise WorkloadError(
-        f"{path}: it is not clear what unit its timestamps are in: {written}read in {found.unit}, as {found.layout} "
-        f"traces are, its first {len(stamps):,} requests come at {rate_text(per_s(found.unit))}"
+        f"{path}: the unit of its timestamps is unclear: {reason}read in {trace_format.unit}, as {trace_format.layout} "
+        f"traces are, its first {len(timestamps):,} requests come at {rate_text(per_s(trace_format.unit))}"
         + "".join(f", {reading}" for reading in readings),
-        f"state the unit: {' or '.join(f'trace:FILE,unit={unit}' for unit in (*others, found.unit))}",
+        f"state the unit: {' or '.join(f'trace:FILE,unit={unit}' for unit in (*others, trace_format.unit))}",
     )
 
 
@@ -201,33 +202,36 @@ def rate_text(per_s: float) -> str:
     """Return a rate in words, such as `1,234 per second` or `2.5 per hour`."""
     periods = ((1, "second"), (60, "minute"), (3_600, "hour"))
     rates = [(per_s * length_s, name) for length_s, name in periods]
-    rate, name = next((result for result in rates if result[0] >= 0.1), rates[-1])
+    rate, name = next((pair for pair in rates if pair[0] >= 0.1), rates[-1])
     return f"{rate:,.0f} per {name}" if rate >= 100 else f"{rate:.3g} per {name}"
 
 
 Row = tuple[int, int, int, int, tuple[int, ...]]
-"""Line number, instant in ns by the file's own clock, input tokens, output tokens, ids of blocks."""
+"""Line number, time in ns by the file's clock, input tokens, output tokens, ids of blocks."""
 
 
 def _json_rows(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]:
     unit_ns = UNITS_NS[trace_format.unit]
     for line, text in lines(file, LINE_LIMIT):
-        with placed(f"{path}, line {line}", LINE_HINT):
+        with error_location(f"{path}, line {line}", LINE_HINT):
             check_file_text(text)
             item = json.loads(text)
-            at = item["timestamp"]
-            if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e20:
-                raise ValueError(f"has no timestamp in {trace_format.unit}: {at!r}"[:120])
-            input_tokens, output_tokens = _tokens(item["input_length"]), _tokens(item["output_length"])
+            timestamp = item["timestamp"]
+            is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
+            if not is_number or not 0 <= timestamp < 1e20:
+                raise ValueError(f"has no timestamp in {trace_format.unit}: {timestamp!r}"[:120])
+            input_tokens = _tokens(item["input_length"])
+            output_tokens = _tokens(item["output_length"])
             blocks = _blocks(item.get("hash_ids"), input_tokens, trace_format.block_tokens)
-        yield line, round(at * unit_ns), input_tokens, output_tokens, blocks
+        yield line, round(timestamp * unit_ns), input_tokens, output_tokens, blocks
 
 
 def _blocks(hash_ids: Any, input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    """Return the ids of a prompt's blocks. Raises ValueError, and WorkloadError if their number contradicts the length
-    of the prompt."""
+    """Return the ids of a prompt's blocks.
+
+    Raises ValueError, and WorkloadError if the number of ids does not fit the length of the prompt."""
     if not isinstance(hash_ids, list | None):
-        raise ValueError(f"has hash_ids that are no list: {hash_ids!r}"[:120])
+        raise ValueError(f"has hash_ids that are not a list: {hash_ids!r}"[:120])
     ids = tuple(_count(hash_id) for hash_id in hash_ids or ())
     if ids and max(ids) >= HASH_ID_LIMIT:
         raise ValueError(f"has a hash id of more than 63 bits: {max(ids)}"[:120])
@@ -247,15 +251,16 @@ def _blocks(hash_ids: Any, input_tokens: int, block_tokens: int) -> tuple[int, .
 def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]:
     reader = csv.reader(_utf8_lines(file, path), strict=True)
     header = [name.strip() for name in next(reader)]
-    at, requested, answered = (header.index(name) for name in trace_format.columns or ())
-    instant: Callable[[str], int] = partial(_number, unit=trace_format.unit) if trace_format.unit else _date
+    time_column, input_column, output_column = (header.index(name) for name in trace_format.columns or ())
+    parse_time: Callable[[str], int] = partial(_number, unit=trace_format.unit) if trace_format.unit else _date
     try:
         for fields in reader:
             if not fields:
                 continue
             if len(fields) != len(header):
                 raise ValueError(f"has {len(fields)} fields, not {len(header)}")
-            yield reader.line_num, instant(fields[at]), _digits(fields[requested]), _digits(fields[answered]), ()
+            at_ns = parse_time(fields[time_column])
+            yield reader.line_num, at_ns, _digits(fields[input_column]), _digits(fields[output_column]), ()
     except WorkloadError:
         raise
     except (ValueError, csv.Error) as error:
@@ -263,9 +268,9 @@ def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]
 
 
 def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Return the lines of a table. Raises WorkloadError for a byte that is not UTF-8."""
+    """Yield the lines of a table. Raises WorkloadError for a byte that is not UTF-8."""
     for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
-        with placed(f"{path}, line {line}", LINE_HINT):
+        with error_location(f"{path}, line {line}", LINE_HINT):
             check_file_text(text)
         yield text
 
@@ -281,20 +286,21 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})
 
 
 def _date(text: str) -> int:
-    """Return a date and time in ns since 1970; in UTC where it names no zone."""
-    rest = text[_WHOLE + 1 :]
-    part = rest[:-_ZONE] if rest[-_ZONE : 1 - _ZONE] in ("+", "-") else rest
-    if text[_WHOLE : _WHOLE + 1] == "." and part.isdecimal() and len(part) <= 9:
-        return _whole_date(text[:_WHOLE] + rest[len(part) :]) + int(part.ljust(9, "0"))
+    """Return a date and time in ns since 1970. Without a time zone it is in UTC."""
+    rest = text[_SECONDS_LENGTH + 1 :]
+    fraction = rest[:-_ZONE_LENGTH] if rest[-_ZONE_LENGTH : 1 - _ZONE_LENGTH] in ("+", "-") else rest
+    if text[_SECONDS_LENGTH : _SECONDS_LENGTH + 1] == "." and fraction.isdecimal() and len(fraction) <= 9:
+        return _whole_date(text[:_SECONDS_LENGTH] + rest[len(fraction) :]) + int(fraction.ljust(9, "0"))
     return _whole_date(text)
 
 
-_WHOLE, _ZONE = len("2024-05-10 00:00:00"), len("+00:00")
+_SECONDS_LENGTH = len("2024-05-10 00:00:00")
+_ZONE_LENGTH = len("+00:00")
 
 
 @lru_cache
 def _whole_date(text: str) -> int:
-    """Return the same as `_date`, which calls this many times for the requests of one second."""
+    """Return a date and time in ns since 1970. `_date` calls this function repeatedly for requests of one second."""
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
     if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):
@@ -317,12 +323,14 @@ def _tokens(value: Any) -> int:
 
 
 def _digits(text: str) -> int:
-    return _tokens(int(text) if (digits := text.strip()).isdecimal() and len(digits) <= 12 else text[:40])
+    digits = text.strip()
+    is_count = digits.isdecimal() and len(digits) <= 12
+    return _tokens(int(text) if is_count else text[:40])
 
 
 TABLES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): ("Azure", ""),
     ("Timestamp", "Request tokens", "Response tokens"): ("BurstGPT", "s"),
 }
-"""The columns that a trace's header must have for timestamp, input and output tokens; the layout's name and its unit,
-which is empty for dates."""
+"""Columns for timestamp, input and output tokens in the header of a table, to the name of its layout and the unit of
+its timestamps. The unit is empty for dates."""

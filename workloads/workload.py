@@ -48,7 +48,7 @@ up the server's kernels."""
 
 
 class Synthetic(msgspec.Struct, frozen=True):
-    """Prompts of the lengths asked for, all different. Without end."""
+    """Prompts of the requested lengths, all different, without end."""
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Yield the Requests in order of id."""
@@ -125,14 +125,14 @@ class Prompts(msgspec.Struct, frozen=True):
     spec: WorkloadSpec
     prompt: Prompt
     count: Callable[[str], int]  # Tokens of a text as the server counts them
-    counting_method: str = ""  # How the lengths of prompts were made exact, or the assumption about them
+    counting_method: str = ""  # Description of the method that counted the prompts, or of the assumption about them
     chat: bool = False  # Requests of sessions contain messages
-    exact: bool = True  # As in loadgen.workloads.token_counter.TokenCounter, and so is any_text
+    exact: bool = True  # Same meaning as in TokenCounter
     any_text: bool = True
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the workload consists of sessions."""
+        """True if the workload consists of sessions."""
         return isinstance(self.spec.workload, MultiTurn)
 
     def requests(self) -> Iterator[Request]:

@@ -194,7 +194,7 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
     """Say how many requests of a trace are due over how long, so that a unit that is misunderstood is noticed."""
     named = arrivals.parse(plan.arrivals)
     if isinstance(named, processes.Trace) and schedule.due_ns is not None:
-        say(named.described(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
+        say(named.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
 
 def check_prompt_file(plan: Plan, schedule: Schedule) -> None:

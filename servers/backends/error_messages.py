@@ -36,7 +36,7 @@ REJECTION_STATUSES = frozenset({429, 503, 529})
 """HTTP statuses of a server or proxy that is too busy: Too Many Requests, Service Unavailable, and 529, which hosted
 servers use for "overloaded"."""
 UNSPECIFIC_STATUS = 422
-"""TGI's OpenAI routes state this code for every error in a stream, so only the message tells an overload."""
+"""TGI's OpenAI routes state this code for every error in a stream, so only the message identifies an overload."""
 _REJECTION_TYPES = frozenset(
     {
         *("overloaded", "overloadederror", "serviceunavailable", "serviceunavailableerror"),

@@ -69,7 +69,7 @@ class BackgroundServer:
 
     @property
     def alive(self) -> bool:
-        """Whether this process still runs."""
+        """True if this process still runs."""
         return start_ticks(self.pid) == self.ticks
 
 

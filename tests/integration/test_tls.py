@@ -197,7 +197,7 @@ async def test_a_refusal_after_the_handshake_is_named() -> None:
                 exchange.listen()
             await asyncio.wait_for(ended, 20)
     assert (exchange.error_kind, server.sent_ns) == ("connect", [])
-    assert "asks for a client certificate" in exchange.error_detail
+    assert "requires a client certificate" in exchange.error_detail
 
 
 async def stream(server: OpensslServer, commands: Sequence[bytes]) -> list[int]:

@@ -29,7 +29,7 @@ def write(folder: Path, rows: list[dict[str, object]]) -> Path:
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        (SECONDS, "it is not clear what unit its timestamps are in"),
+        (SECONDS, "the unit of its timestamps is unclear"),
         (TOO_MANY_IDS, "line 1: has 2 hash_ids for an input_length of 20"),
         (NO_ORDER, "line 2: comes before the line above it sort the trace by time"),
         (NOT_A_COUNT, "line 1: has -5 where a count belongs"),

@@ -48,7 +48,10 @@ def test_a_prompt_may_bring_fields_of_its_body(tmp_path: Path) -> None:
     assert list(datasets.jsonl(file)) == [
         Sample("Sum up.", body={"temperature": 0.7, "guided_json": {"type": "object"}})
     ]
-    for body, said in (("[1]", "has a body that is no object"), ('{"max_tokens": 4}', "'max_tokens' cannot be set")):
+    for body, said in (
+        ("[1]", "has a body that is not an object"),
+        ('{"max_tokens": 4}', "'max_tokens' cannot be set"),
+    ):
         file.write_text(f'{{"prompt": "Sum up.", "body": {body}}}\n')
         with pytest.raises(WorkloadError, match=f"line 1: {said}"):
             list(datasets.jsonl(file))

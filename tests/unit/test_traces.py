@@ -105,8 +105,8 @@ BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "its first line '' is that of no known trace"),
-        ("time,tokens\n1,2\n", "its first line 'time,tokens' is that of no known trace"),
+        ("", "its first line '' is not that of a known trace"),
+        ("time,tokens\n1,2\n", "its first line 'time,tokens' is not that of a known trace"),
         ('{"timestamp": 1, "input_length": 2}\n', "line 1: has no 'output_length'"),
         ('{"timestamp": 1, "input_length": 2, "output_length": 3\n', "line 1: is not JSON"),
         ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n\n[]\n', "line 3: "),
@@ -213,7 +213,7 @@ def test_a_unit_that_is_not_plausible_is_refused(tmp_path: Path, stamps: Sequenc
     """Nothing is replayed 1,000 times too fast or too slow: the error names the rates, and the unit to state. With that
     unit the trace is read."""
     file = mooncake(tmp_path / "trace.jsonl", stamps)
-    with pytest.raises(WorkloadError, match="it is not clear what unit") as caught:
+    with pytest.raises(WorkloadError, match="the unit of its timestamps is unclear") as caught:
         list(Trace(file).entries())
     assert f"read in {unit} at " in str(caught.value)
     assert f"unit={unit}" in caught.value.hint
@@ -230,7 +230,7 @@ def test_damage_does_not_keep_a_unit_from_being_checked(tmp_path: Path, damage: 
     """The rows before the damage decide; the damage itself is named where the unit is right."""
     file = mooncake(tmp_path / "seconds.jsonl", [0.0, 0.2, 0.4])
     file.write_text(file.read_text() + damage + "\n")
-    with pytest.raises(WorkloadError, match="it is not clear what unit"):
+    with pytest.raises(WorkloadError, match="the unit of its timestamps is unclear"):
         list(Trace(file).entries())
     with pytest.raises(WorkloadError, match="line 4: "):
         list(Trace(file, unit="s").entries())
@@ -340,7 +340,7 @@ def test_a_trace_says_how_it_was_understood(options: str, words: str) -> None:
     trace = parse(f"trace:{SAMPLES / options}")
     assert isinstance(trace, Trace)
     name = options.partition(",")[0]
-    assert trace.described(list(trace.due_ns(0))).startswith(f"Trace {name}: {words}")
+    assert trace.describe(list(trace.due_ns(0))).startswith(f"Trace {name}: {words}")
 
 
 def test_a_replay_of_many_years_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from loadgen.analysis.objectives import LATENCIES, Objective, parse
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.sweep import observations
 from loadgen.analysis.sweep.capacity_search import Search
-from loadgen.cli.sweep import SEARCH_RANGE_FACTOR, simulate_sweep
+from loadgen.cli.sweep import SEARCH_RANGE_FACTOR, SweepTargets, simulate_sweep
 from loadgen.plan import Plan
 from loadgen.studies import simulate
 from loadgen.studies.sweep import Sweep
@@ -148,7 +148,8 @@ def swept(case: Case, seed: int) -> Found:
     """One sweep, as the command makes it."""
     sweep = Sweep(case.plan(100 * seed), "rate", Path())
     search = Search(START / 64, START * SEARCH_RANGE_FACTOR, confidence=CONFIDENCE)
-    steps = simulate_sweep(sweep, case.judged, case.modelled, search, START, RUNS_MOST)
+    targets = SweepTargets(objectives=case.judged, over="rate")
+    steps = simulate_sweep(sweep, targets, case.modelled, search, START, RUNS_MOST)
     found = search.capacity(observations(line for line, _ in steps))
     return Found(found.low, found.capacity or 0.0, found.high or math.inf, len(steps))
 

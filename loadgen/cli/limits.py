@@ -44,7 +44,7 @@ class LimitsOptions:
     ] = "vllm"
     set: Annotated[
         list[str] | None,
-        Option(metavar="NAME=VALUE", help="Change a property of the GPU, such as memory_bandwidth=8TB/s. Repeatable."),
+        Option(metavar="NAME=VALUE", help="Change a GPU property: memory_bandwidth=8TB/s. Repeatable."),
     ] = None
     p2p: Annotated[bool, Option(help="Whether GPUs can access each other's memory directly.")] = True
     hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None

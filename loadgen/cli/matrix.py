@@ -1,4 +1,4 @@
-"""`loadgen matrix`: servers x hosts x models x workloads, each measured several times, one report for all."""
+"""The command `matrix`: measure servers x hosts x models x workloads, with repeats, and write one report."""
 
 from __future__ import annotations
 
@@ -13,23 +13,31 @@ from typer import Argument, Exit, Option
 from loadgen import errors
 from loadgen.cli.output import Output, print_error
 from loadgen.cli.streams import results_are_kept
-from loadgen.cli.sweep import exit_code as sweep_code
-from loadgen.cli.sweep import is_sweep, new_sweep, read_sweep, run_steps, write_sweeps
-from loadgen.cli.sweep import parse_targets as grown
+from loadgen.cli.sweep import (
+    StepRunner,
+    SweepTargets,
+    is_sweep,
+    new_sweep,
+    parse_targets,
+    read_sweep,
+    run_steps,
+    write_sweeps,
+)
+from loadgen.cli.sweep import exit_code as sweep_exit_code
 from loadgen.errors import OutputError, PlanError
 from loadgen.results import write_page, write_summary, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun
     from loadgen.analysis.matrix import CellRunData, CellSweep, MatrixSummary
-    from loadgen.analysis.objectives import Objective
+    from loadgen.journal import JournalLine
     from loadgen.plan import Plan
     from loadgen.studies.matrix import MatrixPlan, Repeat, SweepOptions
     from loadgen.studies.matrix.run import Matrix
-    from loadgen.studies.sweep import Measure, Over
+    from loadgen.studies.sweep import Measure
 
 RESULTS_ARE_SAFE = (
-    "What was measured is safe in the run files: make room, and name the folder to make the report again."
+    "The measurements are safe in the run files. Free some disk space, and name the folder to write the report again."
 )
 
 
@@ -37,55 +45,57 @@ def matrix(
     plan: Annotated[
         Path,
         Argument(
-            help="A plan of a matrix (TOML); or the folder of one, whose report is then made again.", show_default=False
+            help="Matrix plan (TOML). Alternatively the folder of a matrix, to write its report again.",
+            show_default=False,
         ),
     ],
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Start nothing: print the order of runs, and about how long they take.")
+        bool, Option("--dry-run", help="Start nothing; print the order of runs and their estimated duration.")
     ] = False,
-    resume: Annotated[
-        bool, Option("--resume", help="Go on where an interrupted matrix stopped; what failed is tried again.")
-    ] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted matrix, and retry what failed.")] = False,
     out: Annotated[Path | None, Option(help="Folder of the matrix. Default: runs/matrix-<name>.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print matrix.json and nothing else.")] = False,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what failed.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print only failures.")] = False,
 ) -> None:
-    """Start each server on each host with each model in turn, measure every workload, and compare.
+    """Measure several servers, hosts, models and workloads.
 
-    A cell that fails is recorded with its reason and the others go on. An interrupted matrix goes on with --resume; no
-    finished run is repeated. A workload with `sweep` finds each server's capacity.
-    Exit codes: 0 all complete, 1 requests failed, were rejected or truncated, 2 plan or usage, 3 a server did not come
-    up, or a run could not be made, 5 the client was the limit, 130 interrupted; else that of the first sweep that has
-    one.
+    The servers are started one after the other, and every workload is measured on each. If a cell fails, its reason is
+    recorded and the matrix continues. --resume continues an interrupted matrix without repeating finished runs. A
+    workload with `sweep` finds the capacity of each server. Exit codes: 0 all complete; 1 requests failed, were
+    rejected or truncated; 2 mistake in the plan, or usage error; 3 a server did not start, or a run was not possible; 5
+    the client was the limit; 130 interrupted; otherwise that of the first sweep that did not succeed.
     """
     output = Output(as_json=as_json, quiet=quiet)
     if plan.is_dir():
         if dry_run or resume or out:
-            raise PlanError(f"{plan} is a folder: its report is made again", "To measure, name the plan file.")
+            raise PlanError(
+                f"{plan} is a folder, and its report is written again without --dry-run, --resume or --out",
+                "To measure, name the plan file.",
+            )
         raise Exit(write_report(plan, output))
     from loadgen.studies.matrix import read_lines, read_matrix_plan
     from loadgen.studies.matrix.run import build_matrix, dry_run_text
 
-    requested = read_matrix_plan(plan)
-    _check_sweeps(requested)
-    folder = out or Path("runs") / f"matrix-{requested.name}"
-    wanted = build_matrix(requested, folder, ["loadgen", *sys.argv[1:]])
+    matrix_plan = read_matrix_plan(plan)
+    _check_sweeps(matrix_plan)
+    folder = out or Path("runs") / f"matrix-{matrix_plan.name}"
+    resolved = build_matrix(matrix_plan, folder, ["loadgen", *sys.argv[1:]])
     if dry_run:
         width = max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
-        print(dry_run_text(wanted, read_lines(folder), wanted.done(), width=width))
+        print(dry_run_text(resolved, read_lines(folder), resolved.done(), width=width))
         return
-    interrupted = _measure(wanted, output, resume=resume)
+    interrupted = _measure(resolved, output, resume=resume)
     results_are_kept(folder, text_only=not as_json)
     code = write_report(folder, output, interrupted=interrupted)
     if interrupted:
-        print(f"loadgen: interrupted; go on with: loadgen matrix {plan} --resume --out {folder}", file=sys.stderr)
+        print(f"loadgen: interrupted; continue with: loadgen matrix {plan} --resume --out {folder}", file=sys.stderr)
     raise Exit(code)
 
 
 def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> int:
-    """Write matrix.json and matrix.html from the files in `folder`, print them as asked; the exit code they lead to.
+    """Write matrix.json and matrix.html from the files in `folder`, print them, and return the exit code.
 
-    Raises OutputError when there is no matrix in the folder, or it cannot be written.
+    Raises OutputError if the folder does not contain a matrix, or if a file cannot be written.
     """
     import msgspec
 
@@ -102,122 +112,139 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
     colour = sys.stdout.isatty()
     width = min(140, shutil.get_terminal_size().columns) if colour else 120
     pages = [*sorted({sweep.page for sweep in result.sweeps if (folder / sweep.page).exists()}), "matrix.html"]
-    where = "\n".join(printable(str(folder / page)) for page in pages)
-    output.document(text, lambda: f"\n{terminal.render(report.brief_document(), width=width, colour=colour)}\n{where}")
+    files = "\n".join(printable(str(folder / page)) for page in pages)
+    output.document(text, lambda: f"\n{terminal.render(report.brief_document(), width=width, colour=colour)}\n{files}")
     if output.quiet:
         for finding in report.findings():
-            if (
-                finding.level in ("warning", "error") and finding.id != "interrupted"
-            ):  # of which there is a line with the hint
+            # The command itself prints how to continue an interrupted matrix.
+            if finding.level in ("warning", "error") and finding.id != "interrupted":
                 print_error(finding.sentence)
     return errors.EXIT_INTERRUPTED if interrupted else exit_code(result)
 
 
-def exit_code(found: MatrixSummary) -> int:
-    """Return 3 if a run could not be made, 5 if this machine could not send a request, 1 if a request was not complete,
-    5 if the client was the limit in another way, 0 otherwise."""
-    if found.failures:
+def exit_code(summary: MatrixSummary) -> int:
+    """Return the exit code of a matrix. The first reason that applies wins:
+
+    3 a run was not possible; 5 this machine could not send a request; 1 a request was not complete; 5 the client was
+    the limit in another way; the code of the first sweep that did not succeed; 0 otherwise.
+    """
+    if summary.failures:
         return errors.EXIT_SERVER
-    if any(cell.errors.get("client_limit") for cell in found.cells):
+    if any(cell.errors.get("client_limit") for cell in summary.cells):
         return errors.EXIT_CLIENT_LIMITED
-    if any(cell.requests[state] for cell in found.cells for state in ("truncated", "failed", "rejected", "dropped")):
+    incomplete = ("truncated", "failed", "rejected", "dropped")
+    if any(cell.requests[state] for cell in summary.cells for state in incomplete):
         return errors.EXIT_REQUESTS_FAILED
-    if any("limited" in cell.verdicts for cell in found.cells):
+    if any("limited" in cell.verdicts for cell in summary.cells):
         return errors.EXIT_CLIENT_LIMITED
-    codes = [sweep_code(sweep.result) for sweep in found.sweeps if sweep.result]
+    codes = [sweep_exit_code(sweep.result) for sweep in summary.sweeps if sweep.result]
     return next((code for code in codes if code), errors.EXIT_OK)
 
 
-def _measure(wanted: Matrix, output: Output, *, resume: bool) -> bool:
-    """Run what is left; whether it was interrupted."""
+def _measure(matrix: Matrix, output: Output, *, resume: bool) -> bool:
+    """Make the remaining runs. Return whether the matrix was interrupted."""
     from loadgen.studies.matrix import journal
     from loadgen.studies.matrix.run import format_duration, heading, remaining_s, run
 
     def after_run(folder: Path) -> str:
-        from loadgen.analysis.matrix.document import one_line_summary  # numpy, which is not loaded before the first run
+        from loadgen.analysis.matrix.document import one_line_summary  # imports numpy, so not before the first run
         from loadgen.analysis.sweep.document import capacity_sentence
 
-        return (
-            capacity_sentence(read_sweep(folder)).rstrip(".")
-            if is_sweep(folder)
-            else one_line_summary(_summarised(folder, anew=True).summary)
-        )
+        if is_sweep(folder):
+            return capacity_sentence(read_sweep(folder)).rstrip(".")
+        return one_line_summary(_summarised(folder, rewrite=True).summary)
 
-    def sweep(swept: SweepOptions, plan: Plan, folder: Path, serve: Measure, price: dict[str, Any]) -> bool:
-        judged, loads, over = _sweep_targets(swept)
-        settled = {"precision": swept.precision, "confidence": swept.confidence, "start": swept.start, **price}
-        wanted = new_sweep(plan, over, folder, loads, judged, None)
-        with output.progress(None, plain=False) as show:
-            maximum = swept.max_runs, swept.max_time_s
-            say = partial(_say_indented, output)
-            why = run_steps(wanted, judged, settled, serve, say, show, resume=is_sweep(folder), most=maximum)
-        return why == "interrupted"
+    def sweep(options: SweepOptions, plan: Plan, folder: Path, measure: Measure, price: dict[str, Any]) -> bool:
+        targets = _sweep_targets(options)
+        settings = {"precision": options.precision, "confidence": options.confidence, "start": options.start, **price}
+        with output.progress(None, plain=False) as on_progress:
+            reason = run_steps(
+                StepRunner(
+                    sweep=new_sweep(plan, folder, targets, None),
+                    targets=targets,
+                    search_settings=settings,
+                    measure=measure,
+                    say=partial(_say_indented, output),
+                    on_progress=on_progress,
+                    max_runs=options.max_runs,
+                    max_time_s=options.max_time_s,
+                    resume=is_sweep(folder),
+                )
+            )
+        return reason == "interrupted"
 
-    with journal(wanted.folder, wanted.journal_plan, resume=resume) as book:
-        done = wanted.done()
-        over = f"{len(done)} runs are done; the others take" if done else "This takes"
-        takes = format_duration(remaining_s(wanted, book.lines, done))
-        output.say(f"{heading(wanted)}\n{over} {takes}. {wanted.folder}")
-        return run(wanted, book, output, after_run, sweep)
+    with journal(matrix.folder, matrix.journal_plan, resume=resume) as book:
+        done = matrix.done()
+        subject = f"{len(done)} runs are done; the others take" if done else "This takes"
+        remaining = format_duration(remaining_s(matrix, book.lines, done))
+        output.say(f"{heading(matrix)}\n{subject} {remaining}. {matrix.folder}")
+        return run(matrix, book, output, after_run, sweep)
 
 
 def _say_indented(output: Output, line: str) -> None:
     output.say(f"    {line}")
 
 
-def _sweep_targets(swept: SweepOptions) -> tuple[list[Objective], tuple[float, ...], Over]:
-    return grown(swept.objectives, swept.rates, swept.concurrency, swept.over)
+def _sweep_targets(options: SweepOptions) -> SweepTargets:
+    return parse_targets(options.objectives, options.rates, options.concurrency, options.over)
 
 
 def _check_sweeps(plan: MatrixPlan) -> None:
-    """What they ask for, before anything is started. Raises PlanError."""
+    """Check the objectives and loads of all sweeps before any server is started. Raises PlanError."""
     from loadgen.studies.matrix import sweep_options
 
-    for name in (str(workload["name"]) for workload in plan.workloads):
-        if (swept := sweep_options(plan, name)) is not None:
-            try:
-                _sweep_targets(swept)
-            except PlanError as error:
-                raise PlanError(f"workload {name}: {error}", error.hint) from None
+    for workload in plan.workloads:
+        name = str(workload["name"])
+        options = sweep_options(plan, name)
+        if options is None:
+            continue
+        try:
+            _sweep_targets(options)
+        except PlanError as error:
+            raise PlanError(f"workload {name}: {error}", error.hint) from None
 
 
-def _write_frontiers(folder: Path, found: MatrixSummary) -> None:
-    """Write one page for all sweeps of a workload, or for those at the speed of the first one."""
-    for page in dict.fromkeys(sweep.page for sweep in found.sweeps):
-        of = [sweep for sweep in found.sweeps if sweep.page == page and sweep.result and sweep.result.steps]
-        named = {_sweep_name(found, each): (folder / each.folder, each.result) for each in of if each.result}
-        if named:
-            speed = next(iter(named.values()))[1].speed
-            write_sweeps({name: each for name, each in named.items() if each[1].speed == speed}, folder / page)
+def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
+    """Write a frontier page per workload with its sweeps. Sweeps at another speed than the first one are left out."""
+    for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
+        sweeps = {
+            _sweep_name(summary, sweep): (folder / sweep.folder, sweep.result)
+            for sweep in summary.sweeps
+            if sweep.page == page and sweep.result and sweep.result.steps
+        }
+        if sweeps:
+            speed = next(iter(sweeps.values()))[1].speed
+            same_speed = {name: sweep for name, sweep in sweeps.items() if sweep[1].speed == speed}
+            write_sweeps(same_speed, folder / page)
 
 
-def _sweep_name(found: MatrixSummary, cell: CellSweep) -> str:
-    """Told by the names of which there are several."""
-    many = {"server": 2, "host": len(found.hosts), "model": len(found.models)}
-    return ", ".join(getattr(cell, name) for name, number in many.items() if number > 1)
+def _sweep_name(summary: MatrixSummary, cell: CellSweep) -> str:
+    """Return the server of a sweep, with its host and model if the matrix has several of them."""
+    counts = {"server": 2, "host": len(summary.hosts), "model": len(summary.models)}
+    return ", ".join(getattr(cell, name) for name, count in counts.items() if count > 1)
 
 
-def _summarised(folder: Path, *, anew: bool) -> ComparedRun:
-    """A run, whose summary and page are written beside it; where they are there already, only `anew`."""
+def _summarised(folder: Path, *, rewrite: bool) -> ComparedRun:
+    """Read a run, and write its summary and report if they are missing or if `rewrite` is set."""
     from loadgen.analysis.compare import read_run
     from loadgen.analysis.report.run_document import prepare_run
 
     result = read_run(folder)
-    if anew or not (folder / "summary.json").exists():  # killed between the run's end and its summary
+    if rewrite or not (folder / "summary.json").exists():  # missing if the matrix was killed after the run
         write_summary(folder, result.summary, RESULTS_ARE_SAFE)
-    if anew or not (folder / "report.html").exists():
+    if rewrite or not (folder / "report.html").exists():
         write_page([prepare_run(result.run, result.frame, result.summary)], folder / "report.html", [])
     return result
 
 
 def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
-    """Everything that the files of a matrix say; one run at a time, of which a summary and a few samples are left."""
-    from pydantic import ValidationError
+    """Read the files of a matrix. Runs are read one at a time, and only their summary and a few samples are kept.
 
-    from loadgen.analysis.matrix import CellName, build_cell_run, summarise_matrix
+    Raises OutputError if the folder contains no matrix, or a damaged one.
+    """
+    from loadgen.analysis.matrix import CellName, summarise_matrix
     from loadgen.servers.backends import BACKENDS
     from loadgen.studies.matrix import (
-        MatrixPlan,
         is_finished,
         newest_lines,
         plan_cells,
@@ -228,59 +255,87 @@ def _read(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     )
 
     lines = read_lines(folder)
-    begun = next((line for line in lines if line["type"] == "plan"), None)
-    if begun is None:
-        raise OutputError(f"{folder} holds no matrix.", "Give a folder that holds matrix.jsonl, or a plan file.")
-    try:
-        result = begun["plan"].pop("hosts_found").items()
-        hosts = {name: {"platform": str(host["platform"])} for name, host in result}
-        plan = MatrixPlan(**begun["plan"])
-    except (ValidationError, AttributeError, LookupError, TypeError) as error:
-        raise OutputError(f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Begin anew with --out.") from None
-    begun["plan"] = plan.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
+    first = next((line for line in lines if line["type"] == "plan"), None)
+    if first is None:
+        raise OutputError(f"{folder} does not contain a matrix.", "Name a folder with a matrix.jsonl, or a plan file.")
+    plan, hosts = _read_plan(folder, first)
+    first["plan"] = plan.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
     order = plan_cells(plan)
     repeats = [repeat for start in plan_starts(plan) for repeat in start.repeats]
-    swept = [repeat for repeat in repeats if sweep_options(plan, repeat.cell.workload) is not None]
-    done = [repeat for repeat in repeats if repeat not in swept and is_finished(folder, repeat)]
+    sweeps = [repeat for repeat in repeats if sweep_options(plan, repeat.cell.workload) is not None]
+    sweeps.sort(key=lambda repeat: order.index(repeat.cell))
+    done = [repeat for repeat in repeats if repeat not in sweeps and is_finished(folder, repeat)]
     done.sort(key=lambda repeat: (order.index(repeat.cell), repeat.number))
-    began, measured = newest_lines(lines, "begin"), []
-    for repeat in done:
-        start, index = (began.get(repeat, {}).get(name) for name in ("start", "place"))
-        result = _summarised(folder / repeat.folder, anew=False)
-        where = CellName(*repeat.cell), repeat.number, str(repeat.folder), start, index
-        measured.append(build_cell_run(*where, result.frame, result.summary))
-    latest = {
+    begin_lines = newest_lines(lines, "begin")
+    measured = [_read_cell_run(folder, repeat, begin_lines.get(repeat, {})) for repeat in done]
+    failures = {
         repeat: line
         for repeat, line in newest_lines(lines, "begin", "failure").items()
         if line["type"] == "failure" and repeat in repeats and not is_finished(folder, repeat)
     }
     servers = {server.name for server in plan.servers}
-    swept.sort(key=lambda repeat: order.index(repeat.cell))
     summary = summarise_matrix(
-        begun,
+        first,
         measured,
         order=[CellName(*cell) for cell in order if sweep_options(plan, cell.workload) is None],
-        sweeps=[_cell_sweep(folder, repeat, failed=repeat in latest) for repeat in swept],
+        sweeps=[_cell_sweep(folder, repeat, failed=repeat in failures) for repeat in sweeps],
         skipped=skipped_cells(plan),
-        failed=list(latest.values()),
+        failed=list(failures.values()),
         starts=[line for line in lines if line["type"] == "up" and line["server"] in servers and line["host"] in hosts],
-        titles={name: kind.title for name, kind in BACKENDS.items()},
+        titles={name: backend.title for name, backend in BACKENDS.items()},
     )
     return summary, measured
 
 
+def _read_plan(folder: Path, line: JournalLine) -> tuple[MatrixPlan, dict[str, dict[str, str]]]:
+    """Return the plan of a matrix and the platform of each host from a journal line. Raises OutputError."""
+    from pydantic import ValidationError
+
+    from loadgen.studies.matrix import MatrixPlan
+
+    try:
+        found_hosts = line["plan"].pop("hosts_found").items()
+        hosts = {name: {"platform": str(host["platform"])} for name, host in found_hosts}
+        return MatrixPlan(**line["plan"]), hosts
+    except (ValidationError, AttributeError, LookupError, TypeError) as error:
+        raise OutputError(
+            f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Start again with another --out."
+        ) from None
+
+
+def _read_cell_run(folder: Path, repeat: Repeat, begin_line: JournalLine) -> CellRunData:
+    """Read one finished run of a matrix."""
+    from loadgen.analysis.matrix import CellName, build_cell_run
+
+    result = _summarised(folder / repeat.folder, rewrite=False)
+    return build_cell_run(
+        CellName(*repeat.cell),
+        repeat.number,
+        str(repeat.folder),
+        begin_line.get("start"),
+        begin_line.get("place"),
+        result.frame,
+        result.summary,
+    )
+
+
 def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
-    """What its files say by now."""
+    """Return the state and the result so far of a sweep in the matrix."""
     from loadgen.analysis.matrix import CellSweep
     from loadgen.studies.matrix import is_finished
 
-    begun = is_sweep(folder / repeat.folder)
-    result = read_sweep(folder / repeat.folder) if begun else None
-    state: Any = "failed" if failed else "partly measured" if result and result.steps else "not measured"
+    result = read_sweep(folder / repeat.folder) if is_sweep(folder / repeat.folder) else None
+    state: Any = "not measured"
+    if is_finished(folder, repeat):
+        state = "measured"
+    elif failed:
+        state = "failed"
+    elif result and result.steps:
+        state = "partly measured"
     return CellSweep(
         **repeat.cell._asdict(),
         folder=str(repeat.folder),
         page=f"frontier-{repeat.cell.workload}.html",
-        state="measured" if is_finished(folder, repeat) else state,
+        state=state,
         result=result,
     )

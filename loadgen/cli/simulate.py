@@ -16,18 +16,14 @@ if TYPE_CHECKING:
     from loadgen.studies.simulate import ServerModel
 
 SERVER: dict[str, Any] = {"rich_help_panel": "Server"}
-SET_HELP = "Change a property of the GPU, such as memory_bandwidth=8TB/s. Repeatable."
+SET_HELP = "Change a GPU property: memory_bandwidth=8TB/s. Repeatable."
 TwinFile = Annotated[
     Path | None,
     Option("--twin", help="Twin to simulate: a file from `loadgen twin fit`. Other options can change it.", **SERVER),
 ]
 Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **SERVER)]
-Format = Annotated[
-    str | None, Option("--format", help="Weight format: bf16 (default), fp8, int8, int4 or nvfp4.", **SERVER)
-]
-Vintage = Annotated[
-    str | None, Option(help="Generation of the server's scheduler: current (default) or 2023.", **SERVER)
-]
+Format = Annotated[str | None, Option("--format", help="Weights: bf16 (default), fp8, int8, int4, nvfp4.", **SERVER)]
+Vintage = Annotated[str | None, Option(help="Scheduler generation: current (default) or 2023.", **SERVER)]
 KvTokens = Annotated[
     int | None, Option(min=64, help="KV cache size in tokens. Default: the memory that the model leaves.", **SERVER)
 ]

@@ -58,9 +58,7 @@ def fit(
     ] = None,
     model: Annotated[str | None, Option(help="Model of the server, such as llama-3.1-8b, or a config.json.")] = None,
     tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = None,
-    format_name: Annotated[
-        str | None, Option("--format", help="Weight format: bf16, fp8, int8, int4 or nvfp4.")
-    ] = None,
+    format_name: Annotated[str | None, Option("--format", help="Weights: bf16, fp8, int8, int4 or nvfp4.")] = None,
     hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None,
     kv_tokens: Annotated[
         int | None, Option(min=64, help="KV cache size in tokens. Default: from the server's metrics.")

@@ -61,7 +61,7 @@ def compare(
     ] = None,
     quiet: Annotated[bool, Option("--quiet", help="Print only failures.")] = False,
 ) -> None:
-    """Compare runs B with runs A and give a verdict on each figure.
+    """Compare runs B with runs A, with a verdict per figure.
 
     The verdict is better, worse, no difference larger than X, or inconclusive. Repeats are compared by their variation
     between runs, single runs by the random variation within each run. Runs of unequal work are refused, and repeats

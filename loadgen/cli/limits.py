@@ -98,7 +98,7 @@ class LimitsOptions:
 
 
 def _limits(settings: dict[str, Any]) -> None:
-    """Compute the limits and the expected speed of a model on GPUs.
+    """Compute limits and expected speed of a model on GPUs.
 
     `limit` is the physical bound: every FLOP, byte and message at the rate in the data sheet. `expected` adds the
     measured overheads of the framework. docs/reference/hardware-validation.md lists its errors. Exit codes: 0 computed,

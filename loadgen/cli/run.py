@@ -116,7 +116,7 @@ def run(
     catalog: Catalog = None,
     **shared: Any,
 ) -> None:
-    """Send requests according to an arrival process and report the results.
+    """Run a load test with any arrival process.
 
     Exit codes: 0 all requests complete; 1 some failed, were rejected, truncated or dropped, and no --assert covers
     that; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the

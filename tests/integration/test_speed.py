@@ -92,7 +92,7 @@ def test_a_sweep_at_another_speed_has_no_costs(tmp_path: Path) -> None:
     with running(SimulatedConfig(**HARDWARE, speed=4.0)) as server:
         code, _, problems = swept(tmp_path, server.url, "--gpu-hour-cost", "2.5", "--out", "priced")
         assert code == 2
-        assert "--gpu-hour-cost: " in problems
+        assert "--gpu-hour-cost needs real time" in problems
         assert "4 times" in problems
         assert "--speed 1" in problems
         assert not (tmp_path / "priced").exists()
@@ -126,7 +126,7 @@ def test_a_twin_predicts_no_sweep_at_another_speed(runs: Path, tmp_path: Path) -
     assert in_process(runs, "twin", "fit", "real/run", "--out", "twin.json")[0] == 0
     with running(SimulatedConfig(**HARDWARE, speed=4.0)) as server:
         code, _, problems = swept(tmp_path, server.url, "--twin", str(runs / "twin.json"), "--out", "s")
-    assert (code, "--twin: " in problems, "--speed 1" in problems) == (2, True, True)
+    assert (code, "--twin needs real time" in problems, "--speed 1" in problems) == (2, True, True)
 
 
 def test_the_built_in_server_is_priced_at_real_speed_only(tmp_path: Path) -> None:

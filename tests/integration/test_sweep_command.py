@@ -95,7 +95,7 @@ def test_a_list_of_loads_needs_no_objective(tmp_path: Path) -> None:
     missing = loadgen(*VIRTUAL)
     assert (missing.returncode, "--objective" in missing.stderr) == (2, True)
     mixed = loadgen("report", str(tmp_path / "1"), str(tmp_path / "2/step-1"))
-    assert (mixed.returncode, "Name sweeps alone" in mixed.stderr) == (2, True)
+    assert (mixed.returncode, "Name only sweeps" in mixed.stderr) == (2, True)
 
 
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Errors of writing and reading runs."""
+"""Errors while writing and reading runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from loadgen.workloads.errors import LoadgenError
 
 
 class OutputError(LoadgenError):
-    """A run or one of its results cannot be written where it should go."""
+    """A run or a result cannot be written."""
 
 
 class RunFileError(Exception):
-    """A folder or file that is not a readable Run; the message says what to do."""
+    """A folder or file is not a readable run. The message says what to do."""

@@ -1,4 +1,4 @@
-"""The Record: the raw facts of one request. Anything derived from it is computed in `analysis`."""
+"""The Record: the raw facts of one request. All derived figures are computed in `analysis`."""
 
 from __future__ import annotations
 
@@ -14,55 +14,56 @@ if TYPE_CHECKING:
 State = Literal["complete", "truncated", "failed", "rejected", "dropped"]
 
 ErrorKind = Literal[
-    "connect",  # no connection (refused, unreachable, TLS), or closed before any answer
+    "connect",  # no connection (refused, unreachable, TLS), or closed before any response
     "client_limit",  # this machine could not open a connection: no free port or file, no route, no permission
-    "timeout",  # the request's own time limit ran out
-    "http_status",  # the server answered, but not with 200
+    "timeout",  # the timeout of the request expired
+    "http_status",  # a response with a status other than 200
     "rejected",  # the server or a proxy was too busy (loadgen.servers.backends.error_messages)
-    "in_band_error",  # a 200, and then an error inside the stream
-    "protocol",  # bytes that are not what HTTP or the dialect allows
-    "truncated",  # the stream ended before its end marker, or shorter than asked
-    "wrong_length",  # more tokens than asked
-    "dropped",  # never sent: past the limit on requests in flight
-    "session_ended",  # never sent: a turn of a session that ended before it
+    "in_band_error",  # status 200, and then an error inside the stream
+    "protocol",  # bytes that violate HTTP or the dialect
+    "truncated",  # the stream ended before its end marker, or shorter than requested
+    "wrong_length",  # more tokens than requested
+    "dropped",  # never sent: the maximum number of requests was in flight
+    "session_ended",  # never sent: the session ended before this turn
     "cancelled",  # never sent or cut off, because the run was interrupted
     "not_encoded",  # never sent: a value in the request cannot be written as JSON or HTTP
-    "worker_lost",  # the process that drove it died; what happened to it is unknown
+    "worker_lost",  # the worker process died; the outcome is unknown
 ]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 if TYPE_CHECKING:
     NoneOrKind = ErrorKind | Literal[""]
-else:  # what writes Records must use a kind of the list; what reads them takes a newer version's as it is
+else:  # Code that writes Records must use a kind of the list. Reading accepts the kinds of newer versions.
     NoneOrKind = str
 
-Integer = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]  # so that the difference of two has 64 bits
+Integer = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]  # so that a difference of two fits into 64 bits
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 
 
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True, gc=False):
-    """The raw facts of one request. Every `_ns` field is an instant in nanoseconds on CLOCK_MONOTONIC, counted from the
-    run's `start_ns` (in the header), so the burst's due instant is 0 and connections are opened at negative instants.
-    None means it never happened."""
+    """The raw facts of one request.
+
+    Every `_ns` field is an instant in ns on CLOCK_MONOTONIC, relative to the run's `start_ns` in the header. A burst is
+    due at 0, and connections are opened at negative instants. None means that the event never happened."""
 
     id: Integer
     state: State
     session: Integer | None = None
-    """A turn of a session: the id of the session's first turn. None: a request on its own."""
+    """Id of the first turn of the session; None for a single request."""
     turn: Count = 0
-    """Which turn of its session, from 0."""
+    """Index of the turn in its session, from 0."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
-    """Warm-up requests are sent before the run's instant 0 and are in no figure."""
+    """Warm-up requests are sent before the run's instant 0 and are excluded from all figures."""
     due_ns: Integer = 0
     connected_ns: Integer | None = None
     sent_ns: Integer | None = None
-    """Immediately before the first `send`; of a request that was sent again, before that of the second attempt."""
+    """Immediately before the first `send`. For a request that was sent twice: of the second attempt."""
     first_sent_ns: Integer | None = None
-    """Immediately before the first attempt, of a request that was sent again: the server had closed an idle connection
-    as the request was sent on it, and no byte of a response had come. None: the request was not sent again."""
+    """Immediately before the first attempt, for a request that was sent twice because the server closed the idle
+    connection during the first attempt, before any byte of a response. None if the request was sent once."""
     sent_end_ns: Integer | None = None
-    """After the kernel had accepted the last byte of the request."""
+    """Immediately after the kernel accepted the last byte of the request."""
     first_byte_ns: Integer | None = None
     """Arrival of the first byte of the response head."""
     chunk_ns: list[Integer] = []
@@ -70,48 +71,49 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     chunk_tokens: list[Tokens] = []
     """Generated tokens in each of those chunks."""
     end_ns: Integer | None = None
-    """Arrival of the dialect's end marker, or of the instant the request was given up."""
+    """Arrival of the dialect's end marker, or the instant at which the request was given up."""
     error_kind: NoneOrKind = ""
-    """Why it is not complete, a word of ERROR_KINDS."""
+    """Why the request is not complete: one of ERROR_KINDS, or empty."""
     error_detail: str = ""
     http_status: Count | None = None
     finish_reason: str = ""
     prompt_tokens_asked: Count = 0
-    """0: not known beforehand, as a later turn of a session holds answers."""
+    """Requested prompt length. 0 if it is not known in advance, as for later turns, which contain responses."""
     prompt_tokens: Tokens | None = None
-    """As the server reported it; None when it did not."""
+    """Prompt length reported by the server; None if it reported none."""
     output_tokens_asked: Count = 0
     output_tokens: Tokens | None = None
     counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
-    """`wire`: token ids or one-token events. `chunks`: events of unknown length, so perhaps more tokens."""
+    """Source of `output_tokens`. `wire`: token ids or one-token events. `chunks`: events of unknown length, which may
+    hold several tokens."""
     chunk_counts: Literal["ids", "usage", "event", "chunk", ""] = ""
-    """Where `chunk_tokens` comes from: token ids, growth of the server's running total, one event per token, or one
-    token taken for each chunk with text. Empty: unknown."""
+    """Source of `chunk_tokens`: token ids, growth of the server's running total, one event per token, or one token
+    assumed per chunk with text. Empty if unknown."""
     hidden_tokens: Tokens = 0
-    """Generated tokens that were never streamed, as the server states them (hidden reasoning)."""
+    """Generated tokens that were never streamed, as reported by the server (hidden reasoning)."""
     text_bytes: Count = 0
-    """UTF-8 bytes of the streamed text, where `chunk_counts` is `chunk` and the server's total is larger than the
-    number of chunks; else 0."""
+    """UTF-8 bytes of the streamed text, if `chunk_counts` is `chunk` and the server's total is larger than the number
+    of chunks; else 0."""
     phrase_chunks: Count = 0
-    """Chunks of more than one word, likewise."""
+    """Chunks of more than one word, under the same condition; else 0."""
     refuted_total: Tokens | None = None
-    """The server's total where its own stream refutes it: 0 tokens, although text came."""
+    """The server's total, if the stream contradicts it: a total of 0 tokens for a response with text."""
     stamps: str = ""
-    """Name of the source of its arrival instants (loadgen.servers.wire.timestamps): `ring`, `socket`, `user`."""
+    """Name of the timestamp source (loadgen.servers.wire.timestamps): `ring`, `socket` or `user`."""
     late_ns_max: Count = 0
-    """Largest delay between the kernel's receive stamp and the instant this process had read the bytes."""
+    """Largest delay in ns from the kernel's receive timestamp until this process had read the bytes."""
     reads: Count = 0
     coalesced_reads: Count = 0
-    """Reads that held more than one event: the later stamp stands for all of them."""
+    """Reads that held more than one event. All of these events have the timestamp of the last one."""
     first_token_merged: bool = False
-    """The read with the first token held later ones too, and has the stamp of the last: TTFT is an upper bound, too
-    large by no more than this process was away."""
+    """True if the first token was read together with later ones and has the timestamp of the last. TTFT is then an
+    upper bound. It is too large by at most the time for which this process did not read."""
     reopened: Count = 0
-    """Pre-opened connections that the server had closed and that were opened again."""
+    """Connections for this request that were reopened because the server had closed them."""
 
 
 def record_for(request: Request, state: State, **facts: Any) -> Record:
-    """The Record of this request: what was asked, and the facts of what became of it."""
+    """Return the Record of this request, with its requested lengths and the given facts."""
     return Record(
         id=request.id,
         session=request.session,
@@ -124,7 +126,7 @@ def record_for(request: Request, state: State, **facts: Any) -> Record:
 
 
 def unsent_record(request: Request, kind: NoneOrKind, detail: str) -> Record:
-    """The Record of a request of which no byte was sent."""
+    """Return the Record of a request of which no byte was sent."""
     state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
     return record_for(request, state, error_kind=kind, error_detail=detail)
 
@@ -137,7 +139,8 @@ def encoding_problem(error: Exception) -> str:
 INSTANTS = ("due_ns", "connected_ns", "first_sent_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")
 
 
-def shift_record(record: Record, by_ns: int) -> Record:
-    """The same record with every instant moved, for a run whose instant 0 becomes known later."""
-    moved = {name: value + by_ns for name in INSTANTS if (value := getattr(record, name)) is not None}
-    return msgspec.structs.replace(record, **moved, chunk_ns=[instant + by_ns for instant in record.chunk_ns])
+def shift_record(record: Record, offset_ns: int) -> Record:
+    """Return the record with `offset_ns` added to every instant, for a run whose instant 0 is only known later."""
+    instants = {name: getattr(record, name) for name in INSTANTS}
+    shifted = {name: instant + offset_ns for name, instant in instants.items() if instant is not None}
+    return msgspec.structs.replace(record, **shifted, chunk_ns=[instant + offset_ns for instant in record.chunk_ns])

@@ -1,6 +1,6 @@
-"""Types of the values in a run file that readers rely on. A line with a value of another type counts as damaged.
+"""The types of values in a run file that readers rely on. A line with a value of another type counts as damaged.
 
-Names that are not listed here may hold anything: newer versions and foreign tools add their own.
+Fields that are not listed here may have any type, because newer versions and other tools may add fields.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ import msgspec
 from loadgen.analysis.run.record import Count, Integer
 
 
-def _of(kind: Any) -> Any:
-    """Turn a description into a type. A dict describes an object: its keys are field names, several in one string, and
-    its values their types. A list of one element describes a list."""
-    if not isinstance(kind, dict):
-        return GenericAlias(list, _of(*kind)) if isinstance(kind, list) else kind
-    fields = [(name, _of(each), msgspec.UNSET) for names, each in kind.items() for name in names.split()]
+def _to_type(description: Any) -> Any:
+    """Convert a description to a type.
+
+    A dict describes an object. Its keys are field names, separated by spaces, and its values are their descriptions. A
+    list of one element describes a list. Anything else is a type already."""
+    if isinstance(description, list):
+        return GenericAlias(list, _to_type(*description))
+    if not isinstance(description, dict):
+        return description
+    fields = [(name, _to_type(field), msgspec.UNSET) for names, field in description.items() for name in names.split()]
     return msgspec.defstruct("Object", fields)
 
 
 _LARGEST = 1e18
-"""Figures of any unit stay below it, and so their sums and products stay finite."""
+"""Limit of figures in any unit, so that their sums and products stay finite."""
 _Real = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 _Number, _Text = Integer | _Real, str | None
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | Annotated[float, msgspec.Meta(gt=1e-9, le=1e9)]
 _Requests = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
-"""Readers make room for requests that have no record. A plan takes a million at most."""
+"""Readers allocate memory for requests without a record. A plan has at most a million requests."""
 _LateBucket = Annotated[int, msgspec.Meta(ge=-1, le=256)]
 """A bucket of lateness (engine.health): four per octave from 1 us on, and -1 for anything below."""
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=64)]
@@ -101,5 +105,5 @@ _LOAD = {
     "turns": Annotated[int, msgspec.Meta(ge=1, le=1_000)],
 }
 _STAMPS = {"error_s": Annotated[float, msgspec.Meta(ge=0, le=1_000)] | None}
-SAMPLE = _of(_SAMPLED)
-HEADER = _of({"plan": _PLAN, "server client telemetry": _FACTS, "load": _LOAD, "stamps": _STAMPS})
+SAMPLE = _to_type(_SAMPLED)
+HEADER = _to_type({"plan": _PLAN, "server client telemetry": _FACTS, "load": _LOAD, "stamps": _STAMPS})

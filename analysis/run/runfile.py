@@ -1,8 +1,8 @@
-"""The Run file: append-only JSON Lines. Its line types, its writer and its reader.
+"""The run file, an append-only file of JSON lines: its line types, its writer and its reader.
 
-A run is a folder holding `run.jsonl`. While it is running each worker appends to `part-<worker>.jsonl`; the
-coordinator appends the parts to `run.jsonl` and closes it with a footer. A run that was killed has parts and
-no footer and is read just the same. Lines that are damaged are skipped and counted, never guessed at.
+A run is a folder that contains `run.jsonl`. While the run is in progress, each worker appends to `part-<worker>.jsonl`.
+At the end, the coordinator appends the parts to `run.jsonl` and adds a footer. A run that was killed has parts and no
+footer, and can be read in the same way. Damaged lines are skipped and counted; they are never repaired by guessing.
 
     {"type":"header", "format":1, "plan":{...}, "server":{...}, ...}
     {"type":"request", ...}          a Record (loadgen.analysis.run.record)
@@ -39,11 +39,11 @@ FLUSH_BYTES = 1 << 20
 LINE_BYTES = 1 << 28
 """Maximum length of a line that is read. A Record of ten million chunks is shorter."""
 STAMPS_RENAMED = {"kernel": "socket"}
-"""Sources of stamps as older runs have them, and as they are called today."""
+"""Names of timestamp sources in older runs, with their current names."""
 
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
-    """From the canonical texts of a plan."""
+    """Return the properties of a plan's arrivals, from the canonical texts of the plan."""
     kind, _, rest = workload.partition(":")
     if kind != "multi-turn":
         return facts_from_text(arrivals)
@@ -54,17 +54,18 @@ def load_facts(arrivals: str, workload: str) -> LoadFacts:
 
 
 class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the run's arrival instants come from, as the source says it of itself (loadgen.servers.wire.timestamps)."""
+    """Properties of a source of receive timestamps (loadgen.servers.wire.timestamps)."""
 
     name: str = ""
-    """As Records have it. A Record of another source than the run's is no better than user-space timestamps."""
+    """Name in Records. A Record with another source than the run counts as having user-space timestamps."""
     title: str = ""
     exact: bool = False
-    """Whether a stamp is right however late the process read."""
+    """True if timestamps are correct however late the process reads."""
     error_s: float | None = None
-    """What 99 % of exact stamps are off by at most; None: by as long as the process may have been away."""
+    """Error bar: 99 % of exact timestamps are off by at most this. None if the error is the longest stall of the
+    process."""
     by_read: bool = True
-    """Whether tokens that were read together share a stamp."""
+    """True if tokens that are read together share a timestamp."""
 
 
 class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -82,7 +83,7 @@ class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def stamp_facts(*names: str) -> StampFacts:
-    """What the least of these sources says of itself; of one that is not known here, the least."""
+    """Return the properties of the least exact of these sources. An unknown source counts as the least exact one."""
     from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source
     from loadgen.servers.wire.timestamps import PLAIN
 
@@ -94,39 +95,39 @@ def stamp_facts(*names: str) -> StampFacts:
 
 
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
-    """The first line: all that was known before the first byte was sent."""
+    """The first line of a run file: everything known before the first byte was sent."""
 
     format: int = FORMAT
     tool: str = "loadgen"
     version: str
     command: list[str] = []
-    """The command line that repeats the run; secrets are never on it."""
+    """The command line that repeats the run. It never contains secrets."""
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
     start_ns: Integer
-    """CLOCK_MONOTONIC at the run's instant 0."""
+    """CLOCK_MONOTONIC at the run's instant 0, in ns."""
     start_realtime_ns: Integer = 0
-    """CLOCK_REALTIME at the same instant: what other logs are compared with."""
+    """CLOCK_REALTIME at the same instant, for comparison with other logs."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
     load: LoadFacts = LoadFacts()
-    """What the plan's arrivals are. Of runs from before this field it comes from the plan as they are read."""
+    """Properties of the arrival process. For older runs without this field, they are derived from the plan."""
     server: dict[str, Any]
-    """From the probe: name, version, model, url, simulated (bool), speed (simulated only), limits {...}; title and
-    notes of its kind; proxied_to, where docker-proxy stands between: the container's own URL; addresses, those
-    of the URL's host that connections used; addresses_unused (others, and why); launch, of a matrix."""
+    """Facts from the probe: name, version, model, url, simulated (bool), speed (simulated servers only) and limits
+    {...}; title and notes of the backend; proxied_to (the container's URL behind docker-proxy); addresses (those of the
+    URL's host that connections used); addresses_unused (other addresses, with reasons); launch (of a matrix)."""
     stamps: StampFacts = StampFacts()
-    """Where arrival instants come from; of older runs filled in as they are read."""
+    """Properties of the timestamp source. For older runs without this field, they are derived from `client`."""
     host: dict[str, Any] = {}
     """hostname, os, kernel, python, cpu, cores, memory_bytes."""
     client: dict[str, Any] = {}
-    """stamps (the source's name), stamps_lacking (what a better one would have taken), prompts (how their length was
-    made exact), open_files; scheduling (SchedulingFacts of the worker whose priority was raised least); forced, where a
-    version that misleads was measured all the same: why it does; over_limit, where more requests were sent at once than
-    the server takes: the limit that they exceed; of a run over several machines also machines: name, workers, host,
-    offset_ns, uncertainty_ns and exchanges of each."""
+    """Facts about the client: stamps (name of the timestamp source), stamps_lacking (what a better source needs),
+    prompts (how prompt lengths were made exact), open_files, scheduling (SchedulingFacts of the worker whose priority
+    was raised least), forced (why a measured server version is misleading), over_limit (the server limit that the load
+    exceeds) and, in a distributed run, machines (name, workers, host, offset_ns, uncertainty_ns and exchanges of each).
+    """
     telemetry: dict[str, Any] = {}
-    """every_s; `server`, `gpu`, `host`: where their figures come from, names, sizes, versions; not_measured (why)."""
+    """every_s; `server`, `gpu` and `host` (sources, names, sizes and versions); not_measured (with reasons)."""
 
     def __post_init__(self) -> None:
         if not self.load.kind:
@@ -136,58 +137,59 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def objectives(self) -> list[str]:
-        """What the run must keep to, as written for --assert."""
+        """The objectives of the run, as written for --assert."""
         return self.plan.get("objectives") or _option_values(self.command, "--assert")
 
     @property
     def goodput(self) -> list[str]:
-        """What makes one request good, as written for --goodput."""
+        """The bounds of a good request, as written for --goodput."""
         return self.plan.get("goodput") or _option_values(self.command, "--goodput")
 
     @property
     def server_title(self) -> str:
-        """What people call this kind of server; its name where nobody knows the kind."""
+        """The display name of the backend, or the server's name if the backend is unknown."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
-        """What the figures of this kind must be read with (loadgen.servers.backends.base.Backend.notes)."""
+        """Notes of the backend on how to read its figures (loadgen.servers.backends.base.Backend.notes)."""
         return self._of_server("notes") or {}
 
     def _of_server(self, name: str) -> Any:
-        """As the header says; for runs from before it did, as the kind is known today."""
+        """Return a fact from the header. Older runs lack these facts; they get those of the current backend."""
         from loadgen.servers.backends import BACKENDS
 
-        kind = BACKENDS.get(str(self.server.get("name") or self.plan.get("server")))
-        return self.server.get(name) or getattr(kind, name, None)
+        backend = BACKENDS.get(str(self.server.get("name") or self.plan.get("server")))
+        return self.server.get(name) or getattr(backend, name, None)
 
 
 def _option_values(command: Sequence[str], option: str) -> list[str]:
-    """Every value of a repeatable option on a command line. Older plans did not hold objectives, but their command
-    did; so does the command of `loadgen ui`."""
-    values = [after for word, after in pairwise(command) if word == option]
+    """Return all values of a repeatable option on a command line.
+
+    Older plans, and those of `loadgen ui`, have no objectives, but their commands do."""
+    values = [value for word, value in pairwise(command) if word == option]
     return values + [word.removeprefix(f"{option}=") for word in command if word.startswith(f"{option}=")]
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
-    """One sample of something that changes during the run. `at_ns` counts like a Record's instants."""
+    """One sample of figures that change during the run. `at_ns` is an instant like those of a Record."""
 
     source: str
-    """`client` (one per worker and second), `server`, `gpu` or `host`; `clock`, of a run over several machines."""
+    """`client` (one sample per worker and second), `server`, `gpu`, `host`, or `clock` in a distributed run."""
     at_ns: Integer
     worker: Count = 0
     values: dict[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
-    pauses and paused_ns (waits of a closed loop after requests that failed at once), simulated and simulated_speed
-    (a response had the mark of a simulated server),
-    clock_disagreement_ns, late_counts ({bucket: reads}, see engine.health). For `clock`, one from before the start and
-    one from the end: machine, workers, and by how much its clock was ahead of the master's, offset_ns, which is known
-    to uncertainty_ns. For the others: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the words of
-    docs/reference/telemetry.md; or `gap`, why there is nothing."""
+    pauses and paused_ns (pauses of a closed loop after requests that failed immediately), simulated and
+    simulated_speed (a response had the mark of a simulated server), clock_disagreement_ns, and late_counts
+    ({bucket: reads}, see loadgen.engine.client_health). For `clock`, one sample before the start and one at the end:
+    machine, workers, offset_ns (by which its clock was ahead of the master's) and uncertainty_ns. For the others:
+    moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the figures of docs/reference/telemetry.md; or `gap`,
+    the reason why there are no figures."""
 
 
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
-    """The last line. A run without one was interrupted before it could say so."""
+    """The last line of a run file. A run without a footer was interrupted, or is still in progress."""
 
     ended_ns: Integer
     sent: Count
@@ -195,14 +197,14 @@ class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
     truncated: Count
     failed: Count
     rejected: Count | None = None
-    """None: the run was written by a version that counted rejected requests among the failed ones."""
+    """None if the run is from a version that counted rejected requests as failed."""
     dropped: Count
     interrupted: bool = False
     notes: list[str] = []
 
 
 class Run(msgspec.Struct):
-    """A Run as read: its lines by type, and what could not be read."""
+    """A run as read from its file: the lines by type, and the number of damaged lines."""
 
     path: Path
     header: Header
@@ -211,37 +213,37 @@ class Run(msgspec.Struct):
     footer: Footer | None
     damaged_lines: int = 0
     going_on: bool = False
-    """Whether a process of this machine is still writing it."""
+    """True if a process on this machine is still writing the run."""
 
 
 _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
 
 
 class RunWriter:
-    """Writes one process's part of the Run: lines are kept until the disk has taken them."""
+    """Writes one process's part of the run. Lines stay in memory until they are written to disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._encoder = msgspec.json.Encoder()
         self._pending = bytearray()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        with suppress(OSError):  # tells readers that the run goes on, until this process ends
+        with suppress(OSError):  # The lock tells readers that the run is in progress, until this process ends.
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.error: OSError | None = None
-        """Why the last flush could not write everything; None when it could."""
+        """The error of the last flush; None if it wrote everything."""
 
     def add(self, item: Record | Telemetry | Footer) -> None:
-        """Append one line. Written when a mebibyte has gathered or `flush` is called."""
+        """Append one line. Lines are written once they exceed a mebibyte, or by `flush`."""
         self.add_line(self._encoder.encode(item) + b"\n")
 
     def add_line(self, line: bytes) -> None:
-        """Append a line that is encoded already, with its end."""
+        """Append an encoded line, including its newline."""
         self._pending += line
         if len(self._pending) >= FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending; what the disk refuses stays pending and `error` says why."""
+        """Write pending lines. On failure, the rest stays pending and `error` is set."""
         self.error = None
         try:
             while self._pending:
@@ -250,7 +252,10 @@ class RunWriter:
             self.error = error
 
     def close(self) -> Path | None:
-        """Flush and close. What the disk refused goes to a file in the temporary folder, whose path is returned."""
+        """Flush and close the file.
+
+        Lines that cannot be written go to a file in the temporary folder, whose path is returned. Otherwise the result
+        is None."""
         self.flush()
         os.close(self._file)
         if not self._pending:
@@ -259,28 +264,31 @@ class RunWriter:
         try:
             rescue.write_bytes(self._pending)
         except OSError as error:
-            sys.stderr.write(f"loadgen: neither {self.path} nor {rescue} could take everything: {error.strerror}\n")
+            sys.stderr.write(f"loadgen: cannot write all lines to {self.path} or {rescue}: {error.strerror}\n")
         return rescue
 
 
 def read(path: Path) -> Run:
-    """Read a run folder (or its `run.jsonl`) as a whole. Raises RunFileError when there is no header to make sense of.
-    A million requests of 64 tokens are 5 GB of Records: `scan` reads such a run."""
+    """Read a run folder, or its `run.jsonl`, into memory. Raises RunFileError if there is no readable header.
+
+    A million requests of 64 tokens take 5 GB as Records. Use `scan` for such a run."""
     records: list[Record] = []
     run = scan(path, records.append)
     run.records = records
     return run
 
 
-def scan(path: Path, take: Callable[[Record], object]) -> Run:
-    """Like `read`, but each Record goes to `take` as it comes, and the Run that is returned holds none."""
+def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
+    """Read a run like `read`, but pass each Record to `on_record`. The returned Run has no Records."""
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
-        raise RunFileError(f"{path}: no run here. Give a folder that holds run.jsonl, as `loadgen burst` prints it.")
+        raise RunFileError(
+            f"{path}: no run found. Name a folder that contains run.jsonl, as `loadgen burst` prints it."
+        )
     lines = _lines(main, pipes=main == path)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
     parts = sorted(main.parent.glob("part-*.jsonl"))
-    seen: set[int] = set()  # a part that was being gathered when the disk filled up is there twice
+    seen: set[int] = set()  # A part exists twice if the disk filled up while it was appended to run.jsonl.
     for line in chain(lines, *map(_lines, parts)):
         try:
             item = _decoded(line)
@@ -291,7 +299,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
             if item.id not in seen:
                 seen.add(item.id)
                 item.stamps = STAMPS_RENAMED.get(item.stamps, item.stamps)
-                take(item)
+                on_record(item)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):
@@ -302,7 +310,7 @@ def scan(path: Path, take: Callable[[Record], object]) -> Run:
 
 
 def _note_simulated(run: Run) -> None:
-    """Say in the header that the server is simulated, if its responses said so and the probe did not notice it."""
+    """Mark the server as simulated in the header, if its responses said so and the probe did not detect it."""
     if run.header.server.get("simulated"):
         return
     for sample in run.telemetry:
@@ -312,10 +320,10 @@ def _note_simulated(run: Run) -> None:
 
 
 def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
-    """Raises NOT_READABLE, also for what contradicts itself."""
+    """Decode and check a line. Raises NOT_READABLE, also for inconsistent lines."""
     item: Header | Record | Telemetry | Footer = _LINE.decode(line)
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
-        raise msgspec.ValidationError("Expected a count for each chunk")
+        raise msgspec.ValidationError("Expected a token count for each chunk")
     if isinstance(item, Telemetry):
         msgspec.convert(item.values, CLOCK if item.source == "clock" else SAMPLE, str_keys=True)
     return item
@@ -338,7 +346,7 @@ def _header(main: Path, line: bytes) -> Header:
         msgspec.json.decode(line, type=HEADER)
         header = msgspec.json.decode(line, type=Header)
     except DECODE_ERRORS as error:
-        raise RunFileError(f"{main}: line 1 is not a readable header ({error}): nothing says what was run") from error
+        raise RunFileError(f"{main}: line 1 is not a readable header ({error}), so the run is unknown") from error
     if header.format > FORMAT:
         raise RunFileError(f"{main}: written by a newer loadgen (format {header.format}); upgrade to read it.")
     return header
@@ -361,8 +369,9 @@ def _lines(file: Path, *, pipes: bool = False) -> Iterator[bytes]:
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
-    """Write the header of a run that starts at this instant, on either clock: a busy disk would take longer than there
-    is until then, and has it when the run has ended. Raises OutputError."""
+    """Write the header of a run that starts at this instant, given on both clocks. Raises OutputError.
+
+    The file is not synced, because a busy disk could take longer than the time until the start."""
     from loadgen.servers.wire.timestamp_sources import missing_requirement
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
@@ -372,7 +381,7 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
 
 
 def append_lines(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:
-    """Append to a file and make sure, or the next time, that it is on the disk. Raises OutputError."""
+    """Append lines to a file. With `sync`, wait until the whole file is on disk. Raises OutputError."""
     try:
         with file.open("ab") as stream:
             stream.writelines(lines)

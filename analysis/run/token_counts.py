@@ -1,9 +1,9 @@
 """The token counts that a request's figures use: one rule, explained in docs/concepts/tokens.md.
 
-A response has two numbers. The tokens *generated* are the server's total where it states one; lengths and throughput
-use it. The tokens *streamed* are those that the chunks held; TPOT and ITL use them, because time between chunks is the
-time of streamed tokens. The numbers are the same unless the server generates tokens that it never streams (hidden
-reasoning), states no count for chunks of several tokens, or contradicts itself. `streamed_tokens` tells them apart.
+A response has two token counts. The *generated* tokens are the server's total, if it reports one; lengths and
+throughput use them. The *streamed* tokens are those in the chunks; TPOT and ITL use them, because they measure the time
+between chunks. The counts are equal unless the server generates tokens that it never streams (hidden reasoning),
+reports no count for chunks of several tokens, or contradicts itself. `streamed_tokens` distinguishes these cases.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from typing import Literal, NamedTuple, get_args
 from loadgen.analysis.run.record import Record
 
 Basis = Literal["counted", "chunks", "spread", "hidden", "assumed_hidden", "contradicted"]
-"""How the streamed tokens are known: `counted` in each chunk; `chunks`, one token each, and nothing says otherwise;
-`spread`, the server's total spread evenly over the chunks; `hidden`, generated tokens that were never streamed, by the
-server's counts or because the text is too short to hold them; `assumed_hidden`, the same by the look of text and time;
-`contradicted`, the chunks' counts add up to more than the server's total, which is spread evenly instead."""
+"""The basis of a streamed token count.
+
+- `counted`: each chunk has a count.
+- `chunks`: one token per chunk is assumed, and nothing contradicts that.
+- `spread`: the server's total is spread evenly over the chunks.
+- `hidden`: some generated tokens were never streamed, by the server's counts or because the text is too short for them.
+- `assumed_hidden`: some generated tokens were probably never streamed, judging by the text and the timing.
+- `contradicted`: the chunks' counts exceed the server's total, which is spread evenly instead."""
 BASES: tuple[Basis, ...] = get_args(Basis)
 
 BYTES_PER_TOKEN_MIN = 3.0
-"""Text has more bytes per token than this, nearly always."""
+"""Text nearly always has more bytes per token than this."""
 PHRASES_SHARE_MAX = 0.1
-"""A token is at most one word, so where more chunks than this share hold several words, chunks hold several tokens."""
+"""Chunks hold several tokens if more than this share of them hold several words: a token is at most one word."""
 PACE_MIN = 0.5
-"""Hidden tokens take at least this part of the time that as many streamed chunks take."""
+"""Hidden tokens take at least this part of the time of the same number of streamed chunks."""
 
 
 class StreamedTokens(NamedTuple):
@@ -35,20 +39,22 @@ class StreamedTokens(NamedTuple):
     counts: Sequence[int]
     """Tokens of each chunk, at least 1."""
     tokens: float
-    """All of them. May be fewer than the chunks, where chunks are pieces of tokens."""
+    """Total streamed tokens. Fewer than the chunks if a token arrives in several chunks."""
     first: float
     """Tokens of the first chunk."""
     basis: Basis
     hidden: int
-    """Generated tokens that were not streamed. Where the server's total contradicts the chunks: total minus chunks."""
+    """Generated tokens that were not streamed. If the server's total contradicts the chunks: total minus chunks."""
 
 
 def streamed_tokens(record: Record) -> StreamedTokens:
-    """Return the tokens that this record's chunks held. The record has at least one chunk."""
+    """Return the streamed tokens of a record with at least one chunk."""
     counts = record.chunk_tokens
     total = record.output_tokens
     if record.counted_by == "server" and total is not None and is_total_valid(record, total):
-        return (_of_known if _is_known(record) else _of_unknown)(record, total)
+        if _has_chunk_counts(record):
+            return _with_chunk_counts(record, total)
+        return _without_chunk_counts(record, total)
     known = record.chunk_counts != "chunk" and record.counted_by != "chunks"
     basis: Basis = "counted" if known else "chunks"
     if record.refuted_total is not None:
@@ -57,8 +63,7 @@ def streamed_tokens(record: Record) -> StreamedTokens:
 
 
 def generated_tokens(record: Record) -> int:
-    """Return the tokens that this record's server generated, as far as they are known. Of a response that failed
-    because it was said to be longer than asked, what arrived counts."""
+    """Return the generated tokens of a record: the server's total, or the sum over chunks without a valid total."""
     total = record.output_tokens
     if record.counted_by != "server" or total is None or not is_total_valid(record, total):
         return sum(record.chunk_tokens)
@@ -66,38 +71,37 @@ def generated_tokens(record: Record) -> int:
 
 
 def is_total_valid(record: Record, total: int) -> bool:
-    """Return whether the server's total stands: that of a failed response that is longer than asked does not."""
+    """Return whether the server's total is valid. It is not for a failed response that is longer than requested."""
     return record.state == "complete" or total <= record.output_tokens_asked
 
 
-def _is_known(record: Record) -> bool:
-    """Whether each chunk has a count of its own. Earlier versions of run files do not say: there, counts are known if
-    one is above 1."""
+def _has_chunk_counts(record: Record) -> bool:
+    """Return whether each chunk has a known count. Older run files do not state it; a count above 1 shows it."""
     if record.chunk_counts:
         return record.chunk_counts != "chunk"
     return any(tokens > 1 for tokens in record.chunk_tokens)
 
 
-def _of_known(record: Record, total: int) -> StreamedTokens:
-    """Each chunk has a count of its own, and the server states a total."""
+def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
+    """Return the streamed tokens if each chunk has a known count and the server states a total."""
     counts, counted = record.chunk_tokens, sum(record.chunk_tokens)
     if counted > total:
         return _spread(total, len(counts), "contradicted", total - counted)
-    within = record.hidden_tokens - (total - counted)  # hidden tokens that the chunks' counts include
-    if within > 0:
-        counts = _without_first(counts, within)
+    hidden_in_counts = record.hidden_tokens - (total - counted)
+    if hidden_in_counts > 0:
+        counts = _remove_hidden(counts, hidden_in_counts)
     hidden = total - sum(counts)
-    if hidden <= 1:  # one token that was not streamed is the end-of-text token, which has no text
+    if hidden <= 1:  # A single token that was not streamed is the end-of-text token, which has no text.
         return StreamedTokens(counts, sum(counts), counts[0], "counted", 0)
     return StreamedTokens(counts, sum(counts), counts[0], "hidden", hidden)
 
 
-def _of_unknown(record: Record, total: int) -> StreamedTokens:
-    """Nothing says how many tokens a chunk holds, and the server states a total."""
+def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
+    """Return the streamed tokens if the counts of chunks are unknown and the server states a total."""
     chunks = len(record.chunk_tokens)
     missing = total - chunks
     one_each = StreamedTokens([1] * chunks, chunks, 1, "chunks", 0)
-    end_of_text = missing == 1 and record.finish_reason not in ("", "length")  # it has no text
+    end_of_text = missing == 1 and record.finish_reason not in ("", "length")  # This token has no text.
     if missing == 0 or (end_of_text and not record.hidden_tokens):
         return one_each
     if record.hidden_tokens and missing > 0:
@@ -110,14 +114,14 @@ def _of_unknown(record: Record, total: int) -> StreamedTokens:
     return _spread(total, chunks, "spread", 0)
 
 
-def _without_first(counts: Sequence[int], hidden: int) -> list[int]:
-    """Take hidden tokens away from the first chunks: they were generated before their text. Each chunk keeps one."""
-    left, retained = hidden, []
+def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
+    """Subtract hidden tokens from the first chunks, before whose text they were generated. Each chunk keeps one."""
+    remaining, visible = hidden, []
     for tokens in counts:
-        taken = min(left, max(0, tokens - 1))
-        left -= taken
-        retained.append(tokens - taken)
-    return retained
+        removed = min(remaining, max(0, tokens - 1))
+        remaining -= removed
+        visible.append(tokens - removed)
+    return visible
 
 
 def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedTokens:
@@ -129,9 +133,10 @@ def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedToke
 
 
 def _looks_hidden(record: Record, chunks: int, total: int) -> bool:
-    """Whether tokens beyond one per chunk are hidden rather than in the chunks, although nothing states that: chunks
-    are single words, these have too few bytes for so many tokens, and before the first of them there was time to
-    generate the rest at the pace of the chunks."""
+    """Return whether tokens beyond one per chunk were probably hidden rather than in the chunks.
+
+    Three conditions must hold. Chunks are single words. The text has too few bytes for all tokens. Before the first
+    chunk there was enough time to generate the missing tokens at the pace of the chunks."""
     if not record.text_bytes or chunks < 2 or record.sent_ns is None:
         return False
     pace_ns = (record.chunk_ns[-1] - record.chunk_ns[0]) / (chunks - 1)

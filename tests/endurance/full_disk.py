@@ -146,7 +146,7 @@ def kept(folder: Path, received: set[int], err: str) -> Iterator[str]:
         if str(rescued) not in err:
             yield f"{rescued.name} is named nowhere"
     missing = received - {record.id for record in runfile.read(folder / "run").records}
-    if missing and "could take everything" not in err:
+    if missing and "cannot write all lines" not in err:
         yield f"{len(missing)} of {len(received)} requests that the server received are in no file"
 
 

@@ -162,7 +162,7 @@ def test_errors_are_the_classes_that_the_command_has(url: str, tmp_path: Path) -
     with pytest.raises(WrongServerError) as other:
         run(plan(url, server="tgi"), out=tmp_path / "run")
     assert "--server vllm" in other.value.hint
-    with pytest.raises(RunFileError, match="no run here"):
+    with pytest.raises(RunFileError, match="no run found"):
         read(tmp_path / "nothing")
 
 

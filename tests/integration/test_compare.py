@@ -125,7 +125,7 @@ def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
         (["a", "b", "other"], "without -- between A and B"),
         (["a", "--"], "one side of --"),
         (["--fail-if", "ttft worse", "a", "b"], "is not a condition"),
-        (["a", "nowhere"], "no run here"),
+        (["a", "nowhere"], "no run found"),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], said: str, runs: Path) -> None:

@@ -104,7 +104,7 @@ def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
 
 def test_what_is_no_run_says_so(tmp_path: Path) -> None:
     """No folder, no header, or a newer format: each gets its own words."""
-    with pytest.raises(RunFileError, match="no run here"):
+    with pytest.raises(RunFileError, match="no run found"):
         read(tmp_path)
     (tmp_path / "run.jsonl").write_bytes(b"")
     with pytest.raises(RunFileError, match="not a readable header"):

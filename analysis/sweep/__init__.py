@@ -1,6 +1,6 @@
-"""A sweep in figures: its steps, the capacity that they show, and what a token costs there. The Structs are sweep.json.
+"""The result of a sweep: its steps, the capacity, and the cost and energy per token. The Structs define sweep.json.
 
-Pure functions of the steps' summaries and of what sweep.jsonl says beside them; nothing is read here.
+All functions are pure. They take the summaries of the steps and the lines of sweep.jsonl; they read no files.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ from loadgen.analysis.telemetry import number_in, readings
 
 FORMAT = 1
 CARRIED_SHARE = 0.9
-"""Of a rate: a server that returns less does not keep up, and returns what it can."""
-WHOLE, RATE = "output_tokens_per_s", "output_tokens_per_s_per_gpu"
-UNSURE = (0.05, 0.95)
-"""Between these chances a step tells little."""
+"""A server that completes less than this share of the request rate does not keep up; it completes what it can."""
+WHOLE = "output_tokens_per_s"
+RATE = "output_tokens_per_s_per_gpu"
+INCONCLUSIVE = (0.05, 0.95)
+"""Chances of an overload between which a step is inconclusive."""
 
 
 class SweepStep(msgspec.Struct, kw_only=True):
-    """One load."""
+    """One step of a sweep: the run at one load."""
 
     step: int
     load: float
-    """Requests per second, or requests at a time."""
+    """Requests per second, or concurrent requests."""
     folder: str
-    """Of its run, below the sweep's."""
+    """Folder of the run, relative to the folder of the sweep."""
     over: float
-    """The chance that the server breaks an objective at this load."""
+    """Probability that the server violates an objective at this load."""
     verdict: str
-    """Of the objectives: `met`, `inconclusive`, `not met`, or `overload` where the run was ended early."""
+    """Result of the objectives: `met`, `inconclusive`, `not met`, or `overload` if the run was ended early."""
     complete: int
     rejected: int = 0
-    """Requests that the server was too busy to take."""
+    """Requests that the server rejected because it was too busy."""
     planned: int
     requests_per_s: float | None
     goodput_per_s: float | None
-    """Requests that kept the objectives, each by itself, per second; None without such objectives."""
+    """Requests per second that individually met the objectives; None without such objectives."""
     output_tokens_per_s: float | None
     output_tokens_per_s_per_gpu: float | None
-    """None where nobody says how many GPUs there are."""
+    """None if the number of GPUs is unknown."""
     tokens_per_s_per_user: float | None
     """1 / median TPOT."""
     ttft_p50_s: float | None
@@ -59,121 +60,139 @@ class SweepStep(msgspec.Struct, kw_only=True):
     tpot_p99_s: float | None
     e2e_p50_s: float | None
     limit_tokens_per_s_per_gpu: float | None
-    """What the hardware allows with so many in flight, where it is known; so the next."""
+    """Hardware limit with that many requests in flight; None if it is unknown. This also applies to the next field."""
     limit_tokens_per_s_per_user: float | None
     cost_per_million_tokens: float | None
-    """Of output, at the price of a GPU hour that was named; of an hour of the server, where its GPUs are not known."""
+    """Cost of output tokens, from the price of a GPU hour, or of a server hour if the number of GPUs is unknown."""
     joules_per_token: float | None
-    """Of output."""
+    """Energy per output token."""
     client: str
+    """Verdict on the load generator: `ok` or `limited`."""
 
 
 class SweepResult(msgspec.Struct, kw_only=True):
-    """sweep.json."""
+    """The content of sweep.json."""
 
     format: int = FORMAT
     name: str
-    """The server, its version and what it runs on."""
+    """The server, its version and its hardware."""
     model: str | None
     mark: str
-    """SIMULATED, where it was."""
+    """`SIMULATED` for a simulated server, else empty."""
     speed: float = 1.0
-    """How many times faster than real time the clock of a simulated server ran. All figures are of that speed, and cost
-    and energy, which are of real time, are only given where it is 1."""
+    """Speed of a simulated server's clock, relative to real time. All figures refer to that clock. Cost and energy
+    refer to real time, so they are only given for a speed of 1."""
     over: str
-    """`rate` or `concurrency`."""
+    """The swept quantity: `rate` or `concurrency`."""
     objectives: list[str]
     state: State | None
-    """None for a list of loads without objectives."""
+    """State of the capacity search; None for a list of loads without objectives."""
     capacity: float | None
     capacity_low: float | None
     capacity_high: float | None
     confidence: float
     ended: str
-    """Why: `done`, `runs`, `time`, `client` or `interrupted`."""
+    """Why the sweep ended: `done`, `runs`, `time`, `client` or `interrupted`."""
     knee: int | None
-    """The step with the most throughput for its latency: requests/s / median E2E is largest (Kleinrock, 1979)."""
+    """The step with the largest ratio of requests/s and median E2E latency (Kleinrock, 1979)."""
     gpus: int | None
-    """None where neither --gpus nor the run says how many."""
+    """Number of GPUs, from --gpus or the run; None if it is unknown."""
     gpu_hour_cost: float | None
     power: str
-    """Where the watts are from: `measured`, `of the data sheet`, or empty."""
+    """Source of the power: `measured`, `of the data sheet`, or empty."""
     predicted: list[dict[str, float]]
-    """What a twin expects: by `load` the fields of a step."""
+    """Predictions of a twin: for each `load`, some fields of a step."""
     steps: list[SweepStep]
     version: str
 
 
 class MeasuredStep(NamedTuple):
-    """A step as it was read."""
+    """A step as read from its run."""
 
     line: Mapping[str, Any]
-    """Its end in sweep.jsonl."""
+    """The line in sweep.jsonl for the end of the step."""
     folder: str
     summary: Summary
 
 
 def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
-    """Of the steps that ended."""
+    """Return the observations of the completed steps."""
     return [LoadObservation(line["load"], line["over"], line.get("carried")) for line in lines]
 
 
 def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | None:
-    """Requests per second of a server that clearly does not keep up with a rate. Of a run that was ended early by its
-    tokens: few requests were complete by then."""
-    rate, tokens, requested = summary.throughput.requests_per_s, summary.throughput.output_tokens_per_s, summary.tokens
-    if overloaded and tokens and requested.output_asked:
-        rate = max(rate or 0.0, tokens * summary.requests.sent / requested.output_asked)
+    """Return the completed requests per second of a server that clearly does not keep up with a rate; else None.
+
+    For a run that was ended early, the rate is estimated from its tokens, because few requests were complete."""
+    rate = summary.throughput.requests_per_s
+    tokens_per_s = summary.throughput.output_tokens_per_s
+    requested_tokens = summary.tokens.output_asked
+    if overloaded and tokens_per_s and requested_tokens:
+        rate = max(rate or 0.0, tokens_per_s * summary.requests.sent / requested_tokens)
     return rate if rate and (overloaded or rate < CARRIED_SHARE * load) else None
 
 
 def request_bounds(objectives: Iterable[Objective]) -> list[Objective]:
-    """What makes a single request good, by objectives of a run: `ttft.p99 < 500ms` is `ttft < 500ms` of each."""
-    results = {}
+    """Return bounds on each request from the objectives of a run: `ttft.p99 < 500ms` becomes `ttft < 500ms`."""
+    bounds = {}
     for objective in objectives:
         if objective.figure in REQUEST_LATENCIES and objective.figure in LATENCIES:
             text = objective.text.replace(f"{objective.figure}.{objective.statistic}", objective.figure)
-            results[objective.figure] = replace(objective, statistic="", text=text)
-    return list(results.values())
+            bounds[objective.figure] = replace(objective, statistic="", text=text)
+    return list(bounds.values())
 
 
 def mean_power_w(run: Run) -> float | None:
-    """The mean power of all GPUs together during a run; None where nobody read it."""
-    read = [
-        sample.values.get("gpus", ()) for sample in readings(run, "gpu") if sample.moment == "run" and not sample.gap
-    ]
-    powers = [[number_in(gpu, "power_w") for gpu in gpus] for gpus in read]
-    totals = [fsum(each for each in known if each is not None) for known in powers if known and None not in known]
+    """Return the mean power of all GPUs together during a run; None if it was not read."""
+    totals = []
+    for reading in readings(run, "gpu"):
+        if reading.moment == "run" and not reading.gap:
+            powers = [number_in(gpu, "power_w") for gpu in reading.values.get("gpus", ())]
+            known = [power for power in powers if power is not None]
+            if powers and len(known) == len(powers):
+                totals.append(fsum(known))
     return fmean(totals) if totals else None
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """What a twin's simulation says of a load, as far as it is drawn."""
-    tpot, ttft = summary.latencies["tpot_s"].p50, summary.latencies["ttft_s"].p50
-    results = {"tokens_per_s_per_user": 1 / tpot if tpot else None, "ttft_p50_s": ttft}
-    results |= {name: getattr(summary.throughput, name) for name in ("output_tokens_per_s", "requests_per_s")}
-    return {"load": load, **{name: value for name, value in results.items() if value is not None}}
+    """Return the figures of a twin's simulation of a load that the charts show."""
+    tpot_s = summary.latencies["tpot_s"].p50
+    figures = {
+        "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,
+        "ttft_p50_s": summary.latencies["ttft_s"].p50,
+        "output_tokens_per_s": summary.throughput.output_tokens_per_s,
+        "requests_per_s": summary.throughput.requests_per_s,
+    }
+    return {"load": load, **{name: value for name, value in figures.items() if value is not None}}
 
 
 def build_result(
     plan: Mapping[str, Any],
     measured: Sequence[MeasuredStep],
-    found: Capacity | None,
+    capacity: Capacity | None,
     search: Mapping[str, Any],
     ended: str,
 ) -> SweepResult:
-    """All that is known of a sweep: `plan` and `search` are those of sweep.jsonl."""
+    """Return the result of a sweep. `plan` and `search` are those of sweep.jsonl."""
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit
-    gpus, hour = search.get("gpus") or (limit.gpus if limit else None), search.get("hour")
-    sheet = _data_sheet(limit.gpu, gpus) if limit and gpus else None
-    steps = sorted((_step(each, gpus, hour, sheet) for each in measured), key=lambda step: step.load)
-    powers = {
+    gpus = search.get("gpus") or (limit.gpus if limit else None)
+    prices = _Prices(gpus, search.get("hour"), _data_sheet_power_w(limit.gpu, gpus) if limit and gpus else None)
+    steps = sorted((_step(step, prices) for step in measured), key=lambda step: step.load)
+    efficiency = {
         step.step: step.requests_per_s / step.e2e_p50_s
         for step in steps
         if step.requests_per_s and step.e2e_p50_s and step.verdict != "overload"
     }
-    read = any(each.line.get("power_w") for each in measured)
+    power = ""
+    if any(step.line.get("power_w") for step in measured):
+        power = "measured"
+    elif prices.data_sheet_power_w:
+        power = "of the data sheet"
+    predicted = []
+    for point in sorted((search.get("foreseen") or {}).get("points", ()), key=lambda point: point["load"]):
+        per_gpu = {RATE: point[WHOLE] / gpus} if gpus else {}
+        predicted.append({**point, **per_gpu})
     return SweepResult(
         name="" if last is None else server_label(last) + (f", {gpus} x {limit.gpu}" if limit else ""),
         mark="" if last is None else simulated(last),
@@ -181,66 +200,84 @@ def build_result(
         model=None if last is None else last.server.model,
         over=plan["over"],
         objectives=list(plan.get("objectives") or ()),
-        state=None if found is None else found.state,
-        capacity=None if found is None else found.capacity,
-        capacity_low=None if found is None else found.low,
-        capacity_high=None if found is None else found.high,
+        state=None if capacity is None else capacity.state,
+        capacity=None if capacity is None else capacity.capacity,
+        capacity_low=None if capacity is None else capacity.low,
+        capacity_high=None if capacity is None else capacity.high,
         confidence=search.get("confidence", CONFIDENCE),
         ended=ended,
-        knee=max(powers, key=lambda step: powers[step]) if len(powers) > 1 else None,
+        knee=max(efficiency, key=lambda step: efficiency[step]) if len(efficiency) > 1 else None,
         gpus=gpus,
-        gpu_hour_cost=hour,
-        power="measured" if read else "of the data sheet" if sheet else "",
-        predicted=[
-            {**point, **({RATE: point[WHOLE] / gpus} if gpus else {})}
-            for point in sorted((search.get("foreseen") or {}).get("points", ()), key=lambda point: point["load"])
-        ],
+        gpu_hour_cost=prices.gpu_hour_cost,
+        power=power,
+        predicted=predicted,
         steps=steps,
         version="" if last is None else last.run.version,
     )
 
 
-def best_step(found: SweepResult) -> SweepStep | None:
-    """The step at the largest load that kept the objectives: what the server can be relied on for."""
-    maximum = float("inf") if found.capacity is None else found.capacity
-    retained = [
-        step for step in found.steps if step.over <= 0.5 and step.load <= maximum and step.verdict != "overload"
+def best_step(sweep: SweepResult) -> SweepStep | None:
+    """Return the step at the largest load that met the objectives; None if there is none."""
+    capacity = float("inf") if sweep.capacity is None else sweep.capacity
+    candidates = [
+        step for step in sweep.steps if step.over <= 0.5 and step.load <= capacity and step.verdict != "overload"
     ]
-    return max(retained, key=lambda step: step.load, default=None)
+    return max(candidates, key=lambda step: step.load, default=None)
 
 
 def throughput_field(sweeps: Iterable[SweepResult]) -> str:
-    """What is compared: tokens/s per GPU; of whole servers, where of one nobody knows how many it has."""
+    """Return the throughput to compare: tokens/s per GPU, or of whole servers if a number of GPUs is unknown."""
     return RATE if all(sweep.gpus for sweep in sweeps) else WHOLE
 
 
 def pareto_front(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
-    """The steps of which no other has both a higher `rate` and a better `x`, in order of it."""
+    """Return the steps that no other step beats in both `rate` and `x`, from the best `x` on.
+
+    A smaller `x` is better with `less`, else a larger one."""
     known = [step for step in steps if getattr(step, x) is not None and getattr(step, rate)]
-    known.sort(key=lambda each: (getattr(each, x) * (1 if less else -1), -getattr(each, rate)))
-    retained: list[SweepStep] = []
-    for each in known:
-        if not retained or getattr(each, rate) > getattr(retained[-1], rate):
-            retained.append(each)
-    return retained
+    known.sort(key=lambda step: (getattr(step, x) * (1 if less else -1), -getattr(step, rate)))
+    front: list[SweepStep] = []
+    for step in known:
+        if not front or getattr(step, rate) > getattr(front[-1], rate):
+            front.append(step)
+    return front
 
 
-def _data_sheet(name: str, gpus: int) -> float | None:
+class _Prices(NamedTuple):
+    """Facts about the server from which cost and energy per token follow. None is unknown."""
+
+    gpus: int | None
+    gpu_hour_cost: float | None
+    data_sheet_power_w: float | None
+
+
+def _data_sheet_power_w(name: str, gpus: int) -> float | None:
+    """Return the power of these GPUs by their data sheet; None if it is unknown."""
     from loadgen.servers.hardware import HardwareError, gpu
 
     try:
         return gpus * gpu(name).watts or None
-    except HardwareError:  # of a file of the user's own
+    except HardwareError:  # The GPU is defined in a file of the user.
         return None
 
 
-def _step(measured: MeasuredStep, gpus: int | None, hour: float | None, sheet: float | None) -> SweepStep:
+def _step(measured: MeasuredStep, prices: _Prices) -> SweepStep:
     line, folder, summary = measured
-    rate, tpot, limit = summary.throughput.output_tokens_per_s, summary.latencies["tpot_s"], summary.limit
-    ttft, power = summary.latencies["ttft_s"], line.get("power_w") or sheet
-    low, high = UNSURE
-    verdict = "met" if line["over"] < low else "not met" if line["over"] > high else "inconclusive"
-    priced = rate and speed_of(summary) == 1 and knows_speed(summary)  # costs are of real time
+    rate, limit, gpus = summary.throughput.output_tokens_per_s, summary.limit, prices.gpus
+    tpot, ttft = summary.latencies["tpot_s"], summary.latencies["ttft_s"]
+    low, high = INCONCLUSIVE
+    verdict = "inconclusive"
+    if line["over"] < low:
+        verdict = "met"
+    elif line["over"] > high:
+        verdict = "not met"
+    cost = joules = None
+    if rate and speed_of(summary) == 1 and knows_speed(summary):  # Cost and energy refer to real time.
+        if prices.gpu_hour_cost:
+            cost = (gpus or 1) * prices.gpu_hour_cost / rate / 3600 * 1e6
+        power_w = line.get("power_w") or prices.data_sheet_power_w
+        if power_w:
+            joules = power_w / rate
     return SweepStep(
         step=line["step"],
         load=line["load"],
@@ -262,7 +299,7 @@ def _step(measured: MeasuredStep, gpus: int | None, hour: float | None, sheet: f
         e2e_p50_s=summary.latencies["e2e_s"].p50,
         limit_tokens_per_s_per_gpu=None if limit is None else limit.output_tokens_per_s / limit.gpus,
         limit_tokens_per_s_per_user=None if limit is None or not limit.tpot_s else 1 / limit.tpot_s,
-        cost_per_million_tokens=(gpus or 1) * hour / rate / 3600 * 1e6 if hour and rate and priced else None,
-        joules_per_token=power / rate if power and rate and priced else None,
+        cost_per_million_tokens=cost,
+        joules_per_token=joules,
         client=summary.client.verdict,
     )

@@ -14,7 +14,7 @@ from loadgen.analysis.frame import Floats
 from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.sweep.capacity_search import (
-    SHORT,
+    SHORT_RUN_FACTOR,
     LoadObservation,
     Search,
     autocorrelation_time,
@@ -79,7 +79,7 @@ def test_neighbours_that_are_alike_count_less() -> None:
     """Independent values count one each, but for the factor that short series need; those of a queue far less."""
     random = np.random.default_rng(1)
     independent = autocorrelation_time(random.random(4000))
-    assert independent == pytest.approx(SHORT, rel=0.35)
+    assert independent == pytest.approx(SHORT_RUN_FACTOR, rel=0.35)
     assert autocorrelation_time(stays(0.9 * SERVED_PER_S, 1)) > 10 * independent
 
 
@@ -162,7 +162,7 @@ def test_each_kind_of_objective_is_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["output_tokens_per_s > 5", "ttft.p99 > 1s", "complete < 5%", "goodput > 3"])
 def test_what_more_load_does_not_break_is_no_objective_of_a_sweep(text: str) -> None:
     """It is refused with what to name instead."""
-    with pytest.raises(ObjectiveError, match="more load does not break it") as caught:
+    with pytest.raises(ObjectiveError, match="a larger load does not violate it") as caught:
         check_objectives(parse([text]))
     assert "ttft.p99" in caught.value.hint
 

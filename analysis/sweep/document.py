@@ -1,5 +1,7 @@
-"""What there is to say of sweeps: how much each carries, and the frontier of all of them. Every figure of a step leads
-to the report of its run."""
+"""Documents about sweeps: the terminal summary of a sweep, and the page with the frontier of one or several sweeps.
+
+Every figure of a step links to the report of its run.
+"""
 
 from __future__ import annotations
 
@@ -28,169 +30,182 @@ from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best_step, pare
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
-FRONTIER = """Each point is the run at one load; the line joins those that no other beats in both. Right and up is
-better. Dotted: what the hardware allows with as many requests in flight; dashed: predicted. A star is the knee. Click a
-point for its run."""
-FIRST = "To the left and up is better: sooner a first token, and more tokens for the same GPUs."
-WHOLE_SERVERS = "Tokens per second are those of whole servers: how many GPUs there are is not known; --gpus N says it."
-BY_LOAD = """Requests per second that met the objectives, each by itself; without objectives, all that were complete.
-Thin: the rate that was sent; dashed: complete, as predicted."""
-LATENCIES = "TTFT and TPOT at the percentiles p50 and p99 are in the table below."
+FRONTIER = """Each point is the run at one load. The line joins the points that no other point beats in both figures.
+Right and up is better. Dotted: hardware limit with the same number of requests in flight; dashed: predicted. A star is
+the knee. Click a point to open its run."""
+FIRST = "Left and up is better: an earlier first token, and more tokens from the same GPUs."
+WHOLE_SERVERS = "Tokens per second are those of whole servers: the number of GPUs is unknown. Set it with --gpus N."
+BY_LOAD = """Requests per second that individually met the objectives; without objectives, all complete requests.
+Thin: the rate that was sent; dashed: predicted complete requests."""
 VERDICTS = {"overload": "overload, ended early"}
 ENDED = {
-    "runs": "The most runs allowed (--max-runs) were made; --resume with more narrows it.",
-    "time": "--max-time was over; --resume goes on.",
-    "client": "The load generator was the limit: the server carries at least as much. Use more --workers or machines.",
-    "interrupted": "The sweep was interrupted; --resume goes on with it.",
+    "runs": "The maximum number of runs (--max-runs) was reached; use --resume with a larger one to narrow the "
+    "interval.",
+    "time": "--max-time was reached; use --resume to continue.",
+    "client": "The load generator was the limit, so the capacity may be higher. Use more --workers or machines.",
+    "interrupted": "The sweep was interrupted; use --resume to continue.",
 }
 MEANINGS = (
-    ("tokens/s per user", "1 / TPOT", "How fast an answer appears to its reader: the median over requests."),
-    ("tokens/s", "", "Output tokens per second of the measuring window; per GPU shared among them."),
-    ("knee", "", "The load with the most requests/s for its median E2E latency (Kleinrock, 1979)."),
-    (
-        "capacity",
-        "",
-        "The largest load at which all objectives hold, with the interval that holds it by the chance named.",
-    ),
-    ("P(over)", "", "The probability, by this run alone, that an objective fails at this load in the long run."),
+    ("tokens/s per user", "1 / TPOT", "The speed at which a user sees a response: the median over requests."),
+    ("tokens/s", "", "Output tokens per second in the measurement window; per GPU if the number of GPUs is known."),
+    ("knee", "", "The load with the largest ratio of requests/s and median E2E latency (Kleinrock, 1979)."),
+    ("capacity", "", "The largest load at which all objectives hold, with its interval at the stated confidence."),
+    ("P(over)", "", "The probability, from this run alone, that an objective fails at this load in the long run."),
 )
+COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")
+AXES = ("tokens_per_s_per_user", "ttft_p50_s")
+LOWER_IS_BETTER = ("ttft_p50_s",)
 Links = Callable[[SweepResult, str], str]
-"""From the page to the report of a step's folder."""
+"""Returns the link from the page to the report of a step, given the step's folder."""
 
 
-def capacity_sentence(found: SweepResult) -> str:
-    """How much it carries, in one sentence."""
-    unit, holds = UNITS[found.over], " and ".join(found.objectives)
-    low, high = (significant(each) for each in (found.capacity_low, found.capacity_high))
-    chance = f"{found.confidence:.0%}".replace("%", " %")
-    if found.state is None:
-        return f"{pluralise(len(found.steps), 'load')} measured; no objective says which is too much."
-    if found.state == "below":
-        return f"{holds}: not even at the lowest load, {high} {unit}."
-    if found.capacity is None:
-        return f"{holds}: not known yet; the capacity is below {high} {unit}."
-    if found.capacity_high is None:
-        return f"Capacity: at least {low} {unit} with {holds}; no load broke that."
-    rough = "" if _sure(found) else " This is less exact than asked."
-    return f"Capacity: {significant(found.capacity)} {unit} ({chance}: {low} to {high}) with {holds}.{rough}"
+def capacity_sentence(sweep: SweepResult) -> str:
+    """Return the capacity and its interval as a sentence."""
+    unit, objectives = UNITS[sweep.over], " and ".join(sweep.objectives)
+    low, high = significant(sweep.capacity_low), significant(sweep.capacity_high)
+    if sweep.state is None:
+        return f"{pluralise(len(sweep.steps), 'load')} measured, without objectives."
+    if sweep.state == "below":
+        return f"{objectives}: not met even at the lowest load, {high} {unit}."
+    if sweep.capacity is None:
+        return f"{objectives}: the capacity is not known yet; it is below {high} {unit}."
+    if sweep.capacity_high is None:
+        return f"Capacity: at least {low} {unit} with {objectives}; no load violated that."
+    confidence = f"{sweep.confidence:.0%}".replace("%", " %")
+    rough = "" if _is_settled(sweep) else " This is less exact than requested."
+    return f"Capacity: {significant(sweep.capacity)} {unit} ({confidence}: {low} to {high}) with {objectives}.{rough}"
 
 
 def format_chance(over: float) -> str:
-    """In whole percent, never quite sure."""
-    return "< 1 %" if over < 0.01 else "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
+    """Return a probability in whole percent, between `< 1 %` and `> 99 %`."""
+    if over < 0.01:
+        return "< 1 %"
+    return "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
 
 
-def findings(found: SweepResult) -> list[Finding]:
-    """The verdict first, then what limits it."""
-    sure = _sure(found)
-    listed = [Finding("capacity", "ok" if sure else "warning", capacity_sentence(found), "steps")]
-    if found.ended in ENDED:
-        level: doc.Level = "error" if found.ended == "client" else "note" if sure else "warning"
-        listed.append(Finding("ended", level, ENDED[found.ended]))
-    if found.speed != 1:
-        text = f"No energy or cost: the figures are those of a server{times_speed(found.speed)}; --speed 1 has them."
-        listed.append(Finding("speed", "note", text))
-    return listed
+def findings(sweep: SweepResult) -> list[Finding]:
+    """Return the findings on a sweep: the capacity first, then its limitations."""
+    settled = _is_settled(sweep)
+    results = [Finding("capacity", "ok" if settled else "warning", capacity_sentence(sweep), "steps")]
+    if sweep.ended in ENDED:
+        level: doc.Level = "note" if settled else "warning"
+        if sweep.ended == "client":
+            level = "error"
+        results.append(Finding("ended", level, ENDED[sweep.ended]))
+    if sweep.speed != 1:
+        text = f"No energy or cost: the server ran{times_speed(sweep.speed)}. Use --speed 1 to get them."
+        results.append(Finding("speed", "note", text))
+    return results
 
 
 def _verdict(step: SweepStep) -> str:
-    """Return what became of the objectives at a step, and how many of its requests were rejected."""
+    """Return the result of the objectives at a step, and the number of rejected requests."""
     rejections = f"; {step.rejected:,} rejected" if step.rejected else ""
     return VERDICTS.get(step.verdict, step.verdict) + rejections
 
 
-def _sure(found: SweepResult) -> bool:
-    """Whether what was asked for is known: of a list of loads, when all were measured."""
-    return found.state in ("found", None) or (found.state == "open" and found.ended == "done")
+def _is_settled(sweep: SweepResult) -> bool:
+    """Return whether the search reached its goal. A list of loads has, once all loads are measured."""
+    return sweep.state in ("found", None) or (sweep.state == "open" and sweep.ended == "done")
 
 
-def terminal_document(found: SweepResult) -> Document:
-    """For the terminal."""
+def terminal_document(sweep: SweepResult) -> Document:
+    """Return the terminal summary of a sweep."""
     heads: dict[str, ColumnKind] = {
         "step": "head",
-        **number_columns("load", throughput_title(found), "per user", "TTFT p99", "TPOT p99"),
+        **number_columns("load", throughput_title(sweep), "per user", "TTFT p99", "TPOT p99"),
+        "objectives": "text",
     }
+    field = throughput_field([sweep])
     rows: list[Cells] = [
         (
             f"{step.step}",
-            *map(significant, (step.load, getattr(step, throughput_field([found])), step.tokens_per_s_per_user)),
-            *(duration(each) for each in (step.ttft_p99_s, step.tpot_p99_s)),
-            _verdict(step) + ", knee" * (step.step == found.knee),
+            significant(step.load),
+            significant(getattr(step, field)),
+            significant(step.tokens_per_s_per_user),
+            duration(step.ttft_p99_s),
+            duration(step.tpot_p99_s),
+            _verdict(step) + ", knee" * (step.step == sweep.knee),
         )
-        for step in found.steps
+        for step in sweep.steps
     ]
-    steps = table("Steps, by load", heads | {"objectives": "text"}, rows, several=True)
-    blocks = [doc.Findings(findings(found)), *_cards(found, lambda _found, _folder: ""), steps]
+    steps = table("Steps, by load", heads, rows, several=True)
+    blocks = [doc.Findings(findings(sweep)), *_cards(sweep, lambda _sweep, _folder: ""), steps]
     section = Section("answer", "", blocks)
-    return Document("loadgen sweep", found.name, [section], found.model or "", found.mark, [RunStyle(found.name)])
+    return Document("loadgen sweep", sweep.name, [section], sweep.model or "", sweep.mark, [RunStyle(sweep.name)])
 
 
 def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
-    """The page of one sweep, or of several by their names."""
-    result, several = list(sweeps.values()), len(sweeps) > 1
-    looks = [RunStyle(name, colour, each.mark) for (name, each), colour in zip(sweeps.items(), cycle(PALETTE))]
+    """Return the page of one sweep, or of several sweeps by name."""
+    results, several = list(sweeps.values()), len(sweeps) > 1
+    styles = [RunStyle(name, colour, sweep.mark) for (name, sweep), colour in zip(sweeps.items(), cycle(PALETTE))]
     answers: list[Block] = []
-    for index, each in enumerate(result):
+    for index, sweep in enumerate(results):
         answers += [Paragraph("", run=index)] if several else []
-        answers += [doc.Findings(findings(each)), *_cards(each, link)]
+        answers += [doc.Findings(findings(sweep)), *_cards(sweep, link)]
     if several:
-        answers.append(_compared(sweeps, link))
-    if mixed := len({each.over for each in result}) > 1:
-        answers.append(Paragraph("Rates and numbers of requests at a time are different loads: compare tokens."))
-    per = " per GPU" if throughput_field(result) == RATE else ""
+        answers.append(_comparison(sweeps, link))
+    mixed = len({sweep.over for sweep in results}) > 1
+    if mixed:
+        answers.append(
+            Paragraph("Request rates and concurrencies are different kinds of load; compare tokens instead.")
+        )
+    per = " per GPU" if throughput_field(results) == RATE else ""
     if not per:
         answers.append(Paragraph(WHOLE_SERVERS))
-    drawn = [
+    charts = [
         ChartRef("frontier", f"Throughput{per} against speed per user", [FRONTIER], "wide", "none"),
         ChartRef("first", f"Throughput{per} against TTFT", [FIRST], "wide", "none"),
     ]
     steps: list[Block] = []
-    for index, each in enumerate(result):
+    for index, sweep in enumerate(results):
         steps += [Paragraph("", run=index)] if several else []
-        steps.append(_steps(each, throughput_field(result), link))
+        steps.append(_steps(sweep, throughput_field(results), link))
     title = f"{pluralise(len(sweeps), 'sweep')}" if several else next(iter(sweeps))
-    unit = "load" if mixed else LOADS[result[0].over]
+    unit = "load" if mixed else LOADS[results[0].over]
     sections = [
         Section("answer", "Capacity", answers),
-        Section("frontier", "Frontier", drawn),
+        Section("frontier", "Frontier", charts),
         Section("load", "Goodput by load", [ChartRef("goodput", "Goodput by load", [BY_LOAD], "wide", "none")]),
         Section("steps", "Steps", steps),
         Section("words", "What the words mean", [doc.Definitions(MEANINGS)], "Words"),
     ]
-    mark = next((each.mark for each in result if each.mark), "")
-    data = {"runs": _drawn(sweeps, link), "charts": _charts(unit, per)}
-    subtitle = "" if several else result[0].model or ""
-    return Document("loadgen sweep", title, sections, subtitle, mark, looks, ["frontier.js"], data, result[0].version)
+    mark = next((sweep.mark for sweep in results if sweep.mark), "")
+    data = {"runs": _chart_data(sweeps, link), "charts": _charts(unit, per)}
+    subtitle = "" if several else results[0].model or ""
+    return Document("loadgen sweep", title, sections, subtitle, mark, styles, ["frontier.js"], data, results[0].version)
 
 
-def _cards(found: SweepResult, link: Links) -> list[Block]:
-    step = best_step(found)
+def _cards(sweep: SweepResult, link: Links) -> list[Block]:
+    """Return cards with the capacity, and the main figures at the largest load that met the objectives."""
+    step = best_step(sweep)
     if step is None:
         return []
-    cards, leads = list[Card](), link(found, step.folder)
-    if found.capacity and found.state is not None:
-        ends = " to ".join(significant(end) for end in (found.capacity_low, found.capacity_high) if end is not None)
-        cards.append(Card("Capacity", significant(found.capacity), UNITS[found.over], ends, leads))
-    at = f"at {significant(step.load)} {UNITS[found.over]}"
-    priced = f"{at}, {significant(found.gpu_hour_cost)} per {'GPU hour' if found.gpus else 'hour of the server'}"
+    cards, report = list[Card](), link(sweep, step.folder)
+    if sweep.capacity and sweep.state is not None:
+        ends = " to ".join(significant(end) for end in (sweep.capacity_low, sweep.capacity_high) if end is not None)
+        cards.append(Card("Capacity", significant(sweep.capacity), UNITS[sweep.over], ends, report))
+    at_load = f"at {significant(step.load)} {UNITS[sweep.over]}"
+    price = f"{significant(sweep.gpu_hour_cost)} per {'GPU hour' if sweep.gpus else 'server hour'}"
     figures = (
-        ("Per GPU" if found.gpus else "Throughput", getattr(step, throughput_field([found])), "tokens/s", at),
-        ("Per user", step.tokens_per_s_per_user, "tokens/s", at),
-        ("Cost", step.cost_per_million_tokens, "per million tokens", priced),
-        ("Energy", step.joules_per_token, "J per token", f"{at}, power {found.power}"),
+        ("Per GPU" if sweep.gpus else "Throughput", getattr(step, throughput_field([sweep])), "tokens/s", at_load),
+        ("Per user", step.tokens_per_s_per_user, "tokens/s", at_load),
+        ("Cost", step.cost_per_million_tokens, "per million tokens", f"{at_load}, {price}"),
+        ("Energy", step.joules_per_token, "J per token", f"{at_load}, power {sweep.power}"),
     )
     cards += [
-        Card(name, significant(each), unit, said, leads) for name, each, unit, said in figures if each is not None
+        Card(name, significant(value), unit, note, report) for name, value, unit, note in figures if value is not None
     ]
     return [Cards(cards)]
 
 
 def throughput_title(*sweeps: SweepResult) -> str:
-    """What throughput is called."""
+    """Return the title of the throughput figure of these sweeps."""
     return "tokens/s per GPU" if throughput_field(sweeps) == RATE else "tokens/s"
 
 
-def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
+def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
+    """Return the table of all steps of a sweep."""
     heads: dict[str, ColumnKind] = {
         "step": "head",
         **number_columns("load"),
@@ -202,27 +217,27 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
     extra = [
         (title, name)
         for title, name in (("cost per M", "cost_per_million_tokens"), ("J/token", "joules_per_token"))
-        if any(getattr(step, name) is not None for step in found.steps)
+        if any(getattr(step, name) is not None for step in sweep.steps)
     ]
     heads |= number_columns(*(title for title, _ in extra))
     rows = list[Cells]()
-    for step in found.steps:
-        leads = link(found, step.folder)
+    for step in sweep.steps:
+        report = link(sweep, step.folder)
 
-        def cell(text: str, value: float | None = None, leads: str = leads) -> TableCell:
-            return TableCell(text, value, link=leads if text != UNKNOWN else "")
+        def cell(text: str, value: float | None = None, report: str = report) -> TableCell:
+            return TableCell(text, value, link=report if text != UNKNOWN else "")
 
-        plain = (step.requests_per_s, step.goodput_per_s, getattr(step, rate), step.tokens_per_s_per_user)
+        rates = (step.requests_per_s, step.goodput_per_s, getattr(step, rate), step.tokens_per_s_per_user)
         times = (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)
         rows.append(
             (
-                cell(str(step.step) + ", knee" * (step.step == found.knee), step.step),
+                cell(str(step.step) + ", knee" * (step.step == sweep.knee), step.step),
                 cell(significant(step.load), step.load),
                 VERDICTS.get(step.verdict, step.verdict),
                 cell(format_chance(step.over), step.over),
                 cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
                 cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
-                *(cell(significant(each), each) for each in plain),
+                *(cell(significant(value), value) for value in rates),
                 *(cell(duration(time), time) for time in times),
                 *(cell(significant(getattr(step, name)), getattr(step, name)) for _, name in extra),
             )
@@ -230,8 +245,8 @@ def _steps(found: SweepResult, rate: str, link: Links) -> doc.Table:
     return table("Steps, by load", heads, rows, several=True)
 
 
-def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
-    """What each gives at the largest load that it carries."""
+def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
+    """Return a table of the sweeps at the largest load that met their objectives."""
     rate = throughput_field(sweeps.values())
     heads: dict[str, ColumnKind] = {
         "server": "head",
@@ -239,86 +254,90 @@ def _compared(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     }
     heads |= number_columns("cost per M tokens", "J per token")
     rows = []
-    for index, each in enumerate(sweeps.values()):
-        step = best_step(each)
-        leads = "" if step is None else link(each, step.folder)
+    for index, sweep in enumerate(sweeps.values()):
+        step = best_step(sweep)
+        report = "" if step is None else link(sweep, step.folder)
         values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
-        carried = f"{significant(each.capacity)} {UNITS[each.over]}" if each.capacity is not None else UNKNOWN
-        first = TableCell(carried, each.capacity, link=leads if each.capacity else "")
-        cells = (TableCell(significant(value), value, link=leads if value else "") for value in values)
+        capacity = f"{significant(sweep.capacity)} {UNITS[sweep.over]}" if sweep.capacity is not None else UNKNOWN
+        first = TableCell(capacity, sweep.capacity, link=report if sweep.capacity else "")
+        cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
         rows.append((TableCell("", run=index), first, *cells))
     return table("At the largest load that met the objectives", heads, rows, several=True)
 
 
-COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")
-
-
-def _drawn(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
-    """The data of each sweep; the frontier over all of them stands with the first."""
-    everything = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
+def _chart_data(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
+    """Return the chart data of each sweep. The data of the first sweep includes the frontier over all sweeps."""
+    all_steps = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
     rate, runs = throughput_field(sweeps.values()), []
-    for index, ((name, each), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
-        steps = [step for step in each.steps if step.verdict != "overload"]
-        frontier, first = ({}, {}) if index else (pareto_front(everything, x, rate, less=x in TIMES) for x in AXES)
-        by_load = _columns(each.steps, "load", "requests_per_s", each, link)
-        good = [step.goodput_per_s if step.goodput_per_s is not None else step.requests_per_s for step in each.steps]
-        requested = each.over == "rate"
-        by_load |= {"predicted_x": [point["load"] for point in each.predicted if "requests_per_s" in point]}
-        by_load |= {"predicted_y": [point["requests_per_s"] for point in each.predicted if "requests_per_s" in point]}
-        by_load |= {
-            "y": good,
-            "asked_x": by_load["x"] if requested else [],
-            "asked_y": by_load["x"] if requested else [],
-        }
-        data, of = {"goodput": by_load}, 1 if rate == RATE else each.gpus or 1
-        for chart, x, best_steps in (("frontier", AXES[0], frontier), ("first", AXES[1], first)):
-            result = _columns([step for step in steps if getattr(step, x)], x, rate, each, link)
-            knee = _columns(
-                [step for step in steps if step.step == each.knee and getattr(step, x)], x, rate, each, link
-            )
-            joined = _columns(list(best_steps), x, rate, each, link)
-            limits = [step for step in steps if step.limit_tokens_per_s_per_user] if chart == "frontier" else []
-            limits.sort(key=lambda step: step.limit_tokens_per_s_per_user or 0)
-            predicted = [point for point in each.predicted if x in point and rate in point]
-            data[chart] = result | {
-                **{f"knee_{axis}": knee[axis] for axis in "xy"},
-                **{f"best_{axis}": joined[axis] for axis in "xy"},
-                "limit_x": [step.limit_tokens_per_s_per_user for step in limits],
-                "limit_y": [(step.limit_tokens_per_s_per_gpu or 0) * of for step in limits],
-                "predicted_x": [point[x] for point in predicted],
-                "predicted_y": [point[rate] for point in predicted],
-            }
+    for index, ((name, sweep), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
+        data = {"goodput": _goodput_data(sweep, link)}
+        for chart, x in zip(("frontier", "first"), AXES, strict=True):
+            front = [] if index else pareto_front(all_steps, x, rate, less=x in LOWER_IS_BETTER)
+            best = _columns(front, x, rate, sweep, link)
+            data[chart] = _frontier_data(sweep, x, rate, link) | {"best_x": best["x"], "best_y": best["y"]}
         dash = DASHES[index // len(PALETTE) % len(DASHES)]
         runs.append({"name": name, "colour": colour, "dash": dash, "window": None, "data": data})
     return runs
 
 
-AXES = ("tokens_per_s_per_user", "ttft_p50_s")
-TIMES = ("ttft_p50_s",)
+def _goodput_data(sweep: SweepResult, link: Links) -> dict[str, Any]:
+    """Return the data of the chart of goodput by load."""
+    data = _columns(sweep.steps, "load", "requests_per_s", sweep, link)
+    requested = data["x"] if sweep.over == "rate" else []
+    predicted = [point for point in sweep.predicted if "requests_per_s" in point]
+    return data | {
+        "y": [step.requests_per_s if step.goodput_per_s is None else step.goodput_per_s for step in sweep.steps],
+        "asked_x": requested,
+        "asked_y": requested,
+        "predicted_x": [point["load"] for point in predicted],
+        "predicted_y": [point["requests_per_s"] for point in predicted],
+    }
 
 
-def _columns(steps: Sequence[SweepStep], x: str, y: str, found: SweepResult, link: Links) -> dict[str, Any]:
-    unit = UNITS[found.over]
+def _frontier_data(sweep: SweepResult, x: str, rate: str, link: Links) -> dict[str, Any]:
+    """Return the data of a chart of throughput against `x`: steps, knee, hardware limits and predictions."""
+    steps = [step for step in sweep.steps if step.verdict != "overload"]
+    known = [step for step in steps if getattr(step, x)]
+    knee = _columns([step for step in known if step.step == sweep.knee], x, rate, sweep, link)
+    limits = [step for step in steps if step.limit_tokens_per_s_per_user] if x == AXES[0] else []
+    limits.sort(key=lambda step: step.limit_tokens_per_s_per_user or 0)
+    gpus = 1 if rate == RATE else sweep.gpus or 1
+    predicted = [point for point in sweep.predicted if x in point and rate in point]
+    return _columns(known, x, rate, sweep, link) | {
+        "knee_x": knee["x"],
+        "knee_y": knee["y"],
+        "limit_x": [step.limit_tokens_per_s_per_user for step in limits],
+        "limit_y": [(step.limit_tokens_per_s_per_gpu or 0) * gpus for step in limits],
+        "predicted_x": [point[x] for point in predicted],
+        "predicted_y": [point[rate] for point in predicted],
+    }
+
+
+def _columns(steps: Sequence[SweepStep], x: str, y: str, sweep: SweepResult, link: Links) -> dict[str, Any]:
+    """Return the coordinates, labels and links of these steps."""
+    unit = UNITS[sweep.over]
     return {
         "x": [getattr(step, x) for step in steps],
         "y": [getattr(step, y) for step in steps],
         "load": [step.load for step in steps],
         "text": [f"{significant(step.load)} {unit}" for step in steps],
-        "report": [link(found, step.folder) for step in steps],
+        "report": [link(sweep, step.folder) for step in steps],
     }
 
 
 def _charts(load: str, per: str) -> list[dict[str, Any]]:
-    def points(hover: str, mode: str = "markers") -> dict[str, Any]:
-        look = {"color": "@run", "size": 9}
-        where = {"x": "$x", "y": "$y", "text": "$text", "customdata": "$report", "marker": look}
-        lines = {"line": {"color": "@run:60", "width": 1}} if "lines" in mode else {}
-        return {"type": "scatter", "mode": mode, "name": "@name", "hovertemplate": hover, **where, **lines}
+    """Return the charts of the page. `load` is the title of the load axis, `per` is ` per GPU` or empty."""
 
-    def line(name: str, of: str, dash: str, colour: str) -> dict[str, Any]:
-        where = {"x": f"${of}_x", "y": f"${of}_y", "line": {"color": colour, "width": 1.5, "dash": dash}}
-        look = {"type": "scatter", "mode": "lines", "name": name, "showlegend": False, "hoverinfo": "skip"}
-        return look | where
+    def points(hover: str, mode: str = "markers") -> dict[str, Any]:
+        style = {"color": "@run", "size": 9}
+        data = {"x": "$x", "y": "$y", "text": "$text", "customdata": "$report", "marker": style}
+        lines = {"line": {"color": "@run:60", "width": 1}} if "lines" in mode else {}
+        return {"type": "scatter", "mode": mode, "name": "@name", "hovertemplate": hover, **data, **lines}
+
+    def line(name: str, prefix: str, dash: str, colour: str) -> dict[str, Any]:
+        data = {"x": f"${prefix}_x", "y": f"${prefix}_y", "line": {"color": colour, "width": 1.5, "dash": dash}}
+        style = {"type": "scatter", "mode": "lines", "name": name, "showlegend": False, "hoverinfo": "skip"}
+        return style | data
 
     star: dict[str, Any] = {
         "type": "scatter",
@@ -333,7 +352,7 @@ def _charts(load: str, per: str) -> list[dict[str, Any]]:
     rate = {"title": {"text": f"output tokens/s{per}"}, "rangemode": "tozero"}
     hover = f"%{{text}}: %{{y:,.4~g}} tokens/s{per}, %{{x:.4~g}} "
     charts = []
-    for id_, title, said in (
+    for id_, title, unit in (
         ("frontier", "tokens/s per user", "tokens/s per user"),
         ("first", "TTFT (median), s", "s to the first token"),
     ):
@@ -341,19 +360,17 @@ def _charts(load: str, per: str) -> list[dict[str, Any]]:
             line("hardware limit", "limit", "dot", "@run:90"),
             line("predicted", "predicted", "dash", "@run"),
             line("frontier", "best", "solid", "@quiet"),
-            points(f"{hover}{said}<extra></extra>"),
+            points(f"{hover}{unit}<extra></extra>"),
             star,
         ]
-        axis = {
-            "title": {"text": title},
-            **({"type": "log", "dtick": "D2"} if id_ == "first" else {"rangemode": "tozero"}),
-        }
+        scale = {"type": "log", "dtick": "D2"} if id_ == "first" else {"rangemode": "tozero"}
+        axis = {"title": {"text": title}, **scale}
         layout = {"xaxis": axis, "yaxis": rate}
         names = {"load": "load", title: "x", f"output tokens/s{per}": "y", "report": "report"}
         charts.append({"id": id_, "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
     layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}}
     layout["yaxis"] = {"title": {"text": "good requests/s"}, "rangemode": "tozero"}
-    requested = line("asked for", "asked", "solid", "@grid") | {"mode": "lines"}
+    requested = line("requested", "asked", "solid", "@grid") | {"mode": "lines"}
     predicted = line("predicted", "predicted", "dash", "@run")
     traces = [requested, predicted, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]
     names = {"load": "load", "good requests/s": "y", "report": "report"}

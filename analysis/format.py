@@ -1,4 +1,4 @@
-"""Numbers, durations and names as people read them: one format for the terminal, the pages and every sentence."""
+"""Formats numbers, durations and names for people: in the terminal, on pages and in sentences."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
 OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
-"""Workloads that bring prompts, or sessions of them; a trace brings lengths."""
+"""Workloads with their own prompts or sessions. A trace has its own lengths only."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """A number with this many significant digits and thousands separated; never in exponent notation."""
+    """Return a number with this many significant digits and with thousands separators; never in exponent notation."""
     if value is None:
         return UNKNOWN
     if value == 0:
@@ -31,15 +31,15 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def scale_of(seconds: float | None) -> tuple[float, str]:
-    """Factor and unit in which this duration reads best, from s to ns."""
-    size = abs(seconds or 0.0)
-    if size == 0:
+    """Return the factor and the unit that suit this duration, from s to ns."""
+    magnitude = abs(seconds or 0.0)
+    if magnitude == 0:
         return 1e3, "ms"
-    return next((factor, unit) for minimum, factor, unit in _SCALES if size >= minimum)
+    return next((factor, unit) for minimum, factor, unit in _SCALES if magnitude >= minimum)
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
-    """A duration in the unit in which it reads best."""
+    """Return a duration in a suitable unit: `12.3 ms`."""
     if seconds is None:
         return UNKNOWN
     factor, unit = scale_of(seconds)
@@ -47,12 +47,12 @@ def duration(seconds: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage."""
+    """Return a share as a percentage: `12 %`."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:
-    """Bytes in the unit in which they read best: GiB and MiB, as the drivers' own tools count."""
+    """Return a number of bytes in GiB or MiB, the units of the GPU drivers' own tools."""
     if number is None:
         return UNKNOWN
     factor, unit = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
@@ -60,12 +60,12 @@ def byte_size(number: float | None, digits: int = 3) -> str:
 
 
 def pluralise(number: int, noun: str) -> str:
-    """`1 request`, `1,000 requests`."""
+    """Return a number with its noun: `1 request`, `1,000 requests`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def unit_of(figure: str, value: float | None) -> tuple[float, str]:
-    """Factor and unit in which a figure reads best, by its name as --assert knows it."""
+    """Return the factor and the unit that suit a figure, by the name that --assert uses."""
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
     if figure in ("complete", "attainment") or figure.endswith("_share"):
@@ -76,82 +76,87 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
 
 
 def figure_title(figure: str) -> str:
-    """What it is called, by its name as --assert knows it: `TTFT p99`; a rate by its title."""
+    """Return the title of a figure, by the name that --assert uses: `TTFT p99`, or the title of a rate."""
     key, _, statistic = figure.partition(".")
     if key in ("complete", "goodput", "attainment"):
         return key.capitalize()
     return f"{metric_by_key(key).short} {statistic}" if statistic else metric_by_key(key).title
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Without control characters, but for those `kept`: nobody's words may move the cursor, or turn the line about."""
+def printable(text: str, allowed: str = "") -> str:
+    """Replace control characters by spaces, except those in `allowed`.
+
+    Text from servers must not move the cursor or change the direction of writing."""
     if str.isprintable(text):
         return text
-    return "".join(character if character.isprintable() or character in kept else " " for character in text)
+    return "".join(character if character.isprintable() or character in allowed else " " for character in text)
 
 
 def simulated(summary: Summary) -> str:
-    """Return `SIMULATED`, with the speed of its clock if that is not 1, or `(virtual)`; empty for a real server."""
+    """Return `SIMULATED`, with `(virtual)` or the speed of its clock if that is not 1; empty for a real server."""
     server = summary.server
     if not server.simulated:
         return ""
     if server.virtual:
         return "SIMULATED (virtual)"
-    return f"SIMULATED{times_speed(speed_of(summary))}" if knows_speed(summary) else "SIMULATED at unknown speed"
+    if not knows_speed(summary):
+        return "SIMULATED at unknown speed"
+    return f"SIMULATED{times_speed(speed_of(summary))}"
 
 
 def page_mark(summaries: Iterable[Summary]) -> str:
-    """Return the mark of a page of these runs: the one they share, or `SIMULATED` with all speeds of simulated runs."""
+    """Return the mark of a page of these runs: their common mark, or `SIMULATED` with all speeds of simulated runs."""
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))
     return next(iter(marks), "") if len(marks) <= 1 else f"SIMULATED{times_speed(*map(speed_of, simulations))}"
 
 
 def knows_speed(summary: Summary) -> bool:
-    """Return whether it is known how fast the server's clock ran. A gateway can hide that of a simulated server."""
+    """Return whether the speed of the server's clock is known. A gateway can hide the speed of a simulated server."""
     server = summary.server
     return not server.simulated or server.virtual or server.speed is not None
 
 
 def speed_of(summary: Summary) -> float:
-    """Return how many times faster than real time the server's clock ran: 1 for real servers and in virtual time."""
+    """Return the speed of the server's clock relative to real time: 1 for real servers and in virtual time."""
     return summary.server.speed or 1.0
 
 
 def times_speed(*speeds: float) -> str:
-    """Return ` at 5 times speed` or ` at 1 and 5 times speed`, to follow a noun; empty where all are at real speed."""
+    """Return ` at 5 times speed` or ` at 1 and 5 times speed`, to follow a noun; empty if all are at real speed."""
     distinct = sorted(set(speeds))
     return f" at {' and '.join(f'{speed:g}' for speed in distinct)} times speed" if distinct not in ([], [1.0]) else ""
 
 
 def server_label(summary: Summary) -> str:
-    """The server, its version, and what it runs on where that was said."""
+    """Return the server's name and version, and its hardware if the plan states it."""
     server = summary.server
     name = " ".join(str(part) for part in (server.name, server.version) if part)
-    return f"{name} on {platform}" if (platform := server.platform) else name
+    return f"{name} on {server.platform}" if server.platform else name
 
 
 def workload_sentence(summary: Summary) -> str:
-    """What was asked, in one sentence without its full stop: how many requests, how long, when, how much back."""
+    """Describe the workload without a full stop: the number of requests, their prompts, arrivals and output lengths."""
     run = summary.run
-    what = "session" if run.load.sessions else "request"
-    number, until = pluralise(run.n or summary.requests.sent, what), ""
+    noun = "session" if run.load.sessions else "request"
+    count, duration_text = pluralise(run.n or summary.requests.sent, noun), ""
     if run.asked_s:
-        number, until = f"Up to {number}" if run.n else f"{what}s".capitalize(), f", for {run.asked_s:g} s"
-    when = f"{number}{_prompts(run)}, {run.load.text}{until}"
+        count = f"Up to {count}" if run.n else f"{noun}s".capitalize()
+        duration_text = f", for {run.asked_s:g} s"
+    requests = f"{count}{_prompts(run)}, {run.load.text}{duration_text}"
     if run.output_tokens == 0:
-        return f"{when}, {summary.server.endpoint}"
-    maximum, named = "at most " * run.may_end, str(run.output_tokens or 0).removeprefix("max:")
-    back = "the output lengths of its file"
+        return f"{requests}, {summary.server.endpoint}"
+    length = str(run.output_tokens or 0).removeprefix("max:")
+    output = "the output lengths of its file"
     if run.load.recorded and run.workload in (None, "synthetic"):
-        back = "the recorded output lengths"
-    elif named != "answers":
-        back = f"{token_length(named).replace('token', 'output token')} each"
-    return f"{when}, {maximum}{back}"
+        output = "the recorded output lengths"
+    elif length != "answers":
+        output = f"{token_length(length).replace('token', 'output token')} each"
+    return f"{requests}, {'at most ' * run.may_end}{output}"
 
 
 def _prompts(run: RunInfo) -> str:
-    """Where prompts come from and how long they are."""
+    """Describe the source and the length of the prompts, to follow the number of requests."""
     kind, _, rest = (run.workload or "synthetic").partition(":")
     about = "" if run.prompts_exact else "about "
     if rest.startswith("turns="):
@@ -167,19 +172,20 @@ def _prompts(run: RunInfo) -> str:
 
 
 def token_length(value: int | str | None) -> str:
-    """A number of tokens, or the canonical text of lengths, in words."""
+    """Describe a number of tokens, or the canonical text of a length distribution."""
     if value is None or isinstance(value, int) or value.isdecimal():
         return pluralise(int(value or 0), "token")
     kind, _, rest = value.partition(":")
-    if mean := re.search(r"mean=([\d.]+)", rest):
+    mean = re.search(r"mean=([\d.]+)", rest)
+    if mean:
         return f"about {significant(float(mean[1]))} tokens ({kind})"
     if kind == "uniform":
         return f"{rest.replace('..', ' to ')} tokens"
-    return f"as many tokens as {PurePath(rest).name} says" if kind == "empirical" else f"{value} tokens"
+    return f"a number of tokens from {PurePath(rest).name}" if kind == "empirical" else f"{value} tokens"
 
 
 def start_time(summary: Summary) -> str:
-    """When the run began, in UTC; as it stands in the run file where that is not a time."""
+    """Return the start time of the run in UTC, or the text of the run file if it is not a valid time."""
     try:
         return datetime.fromisoformat(summary.run.started_at).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except ValueError:

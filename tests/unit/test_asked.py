@@ -108,7 +108,7 @@ def test_lengths_have_words(text: str, words: str) -> None:
 def test_lengths_from_a_file_name_the_file() -> None:
     """Without its folders."""
     assert token_length("empirical:data/azure.csv,column=ContextTokens") == (
-        "as many tokens as azure.csv,column=ContextTokens says"
+        "a number of tokens from azure.csv,column=ContextTokens"
     )
 
 

@@ -1,7 +1,9 @@
-"""The driver sends each request at its due instant; its recorder takes what has ended. One of each per worker process.
+"""The driver sends each request at its due instant, and its recorder turns ended requests into Records.
 
-    next due ──> bytes encoded and sealed, connection attached    (before its instant; a burst: before the clock starts)
-    instant  ──> send, send, send ... ──> listen                  (a burst is nothing but `send` calls)
+Each worker process has one driver and one recorder.
+
+    next due ──> bytes encoded and sealed, connection attached    (before its instant; for a burst, before the start)
+    instant  ──> send, send, send ... ──> listen                  (a burst only makes `send` calls)
     readable ──> recvmsg, append, "ended?"                        (loadgen.servers.wire.transport.Exchange)
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
@@ -9,8 +11,8 @@ Nothing shifts the plan of an open loop: a request without a free connection goe
 the limit on requests in flight it is dropped and recorded. A closed loop never drops a request. It pauses when requests
 fail at once (loadgen.engine.back_off).
 
-A server may close an idle connection just as a request is sent on it. No byte of a response comes then, and the request
-is sent once more, on a new connection (`Driver._may_send_again`). Its TTFT counts from that second send.
+A server may close an idle connection just as a request is sent on it. If no byte of a response arrives, the request is
+sent once more, on a new connection (`Driver._may_send_again`). Its TTFT counts from that second send.
 """
 
 from __future__ import annotations
@@ -44,30 +46,38 @@ from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
-"""A stall shorter than this may go unseen; a longer one shows as at least its length less this."""
+"""Interval of the housekeeping ticks. A stall of the loop is measured with an error of up to this length."""
 TICKS_PER_CHECK, TICKS_PER_SAMPLE = 5, 20
+"""Ticks between checks of time limits and connections, and ticks between health samples."""
 SEND_AGAIN_NS = 5_000_000_000
 """A request is sent again only if its idle connection was closed within this time. A server that read the request
 before it closed the connection has usually worked on it for longer."""
 GROUP_LOOK_NS = 20_000_000
-"""Connections of a waiting group are not looked at when the group is due sooner than this: looking takes time."""
-MANY_IN_FLIGHT = 1024  # Of more requests in flight, what has come is counted once a second
-CHECKED_GROUP = 64  # Groups up to this size have their connections looked at once more right before they are sent
-BACKLOG, TURN_NS, QUIET_NS = 64, 20_000_000, 2_000_000
-"""One exchange is recorded per turn of the loop, once none has ended for QUIET_NS: others that end now come first, as
-the next requests may wait for them. With more than BACKLOG waiting they are as many as take TURN_NS, and
-with each BACKLOG at least one more: else a closed loop that ends faster than the loop turns would hold ever more."""
-TOGETHER, TOGETHER_BYTES = 16, 1 << 19  # Answers that are decoded at once, where many wait, and their bytes
+"""The connections of a waiting group are not checked if the group is due sooner than this, because checks take time."""
+MANY_IN_FLIGHT = 1024
+"""With more requests in flight than this, the live counters are updated once a second instead of four times."""
+CHECKED_GROUP = 64
+"""Groups up to this size have their connections checked once more right before they are sent."""
+BACKLOG = 64
+TURN_NS = 20_000_000
+QUIET_NS = 2_000_000
+"""How many ended exchanges are recorded in one turn of the event loop.
+
+Normally one, once no exchange has ended for QUIET_NS: exchanges that end now are more urgent, because the next requests
+may wait for them. With more than BACKLOG waiting, recording goes on for TURN_NS. It always records one more than the
+number of whole BACKLOGs that wait, because otherwise a fast closed loop would fill the memory."""
+TOGETHER, TOGETHER_BYTES = 16, 1 << 19
+"""Maximum number of responses, and of their bytes, that are decoded together while more than BACKLOG wait."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # Error kind and detail
 GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s"
 
 
 class Driver:
-    """Drives what `feed` gives over connections of `pool`, and has it recorded."""
+    """Sends the requests of `queue` over connections of `pool`, and passes ended requests to `recorder`."""
 
     def __init__(
         self,
-        feed: RequestQueue,
+        queue: RequestQueue,
         pool: Pool,
         exchange: Callable[[Callable[[Exchange], None]], Exchange],
         recorder: Recorder,
@@ -76,9 +86,9 @@ class Driver:
         timeout_s: float,
         in_flight_max: int | None,
     ) -> None:
-        """Drive `feed`. `exchange` makes an Exchange from the function to call at its end. While `in_flight_max`
+        """Drive `queue`. `exchange` makes an Exchange from the function to call at its end. While `in_flight_max`
         requests are in flight, further requests are dropped. None means no limit: a closed loop limits itself."""
-        self._feed = feed
+        self._queue = queue
         self._pool = pool
         self._exchange = exchange
         self._clock = clock
@@ -88,24 +98,24 @@ class Driver:
         self._recorder = recorder
         recorder.on_idle, recorder.on_turn, recorder.on_record = self._check_done, self._on_turn, self._on_record
         self._group: list[ScheduledRequest] = []
-        """Encoded or prepared, and waiting for its instant."""
+        """The next requests. They are prepared and wait for their instant."""
         self._in_flight: dict[Exchange, ScheduledRequest] = {}
         self._opening: dict[asyncio.Task[None], ScheduledRequest] = {}
-        """Requests that wait for a connection of their own. A request is here or in `_in_flight`, never in both."""
-        self._kept: deque[tuple[int, ScheduledRequest]] = deque()
+        """Requests that wait for a new connection. A request is here or in `_in_flight`, never in both."""
+        self._resendable: deque[tuple[int, ScheduledRequest]] = deque()
         """Requests that may have to be sent again, each with the instant (CLOCK_MONOTONIC) from which its payload is no
         longer needed for that."""
-        self._back_off = BackOff() if feed.closed else None
+        self._back_off = BackOff() if queue.closed else None
         self._looks_inside = False
         """Whether clients of the closed loop wait for the Record of a response with status 200."""
         self._gave_up: tuple[ErrorKind, str] | None = None
-        """The error kind and detail of what is left of a closed loop that has given up; None before that."""
+        """Error kind and detail of the remaining requests once a closed loop has given up; None before that."""
         self._last_failure: ErrorKind = "connect"
-        """Why no connection could be opened when that last failed: the server, or this machine."""
-        self._try_at_ns: int | None = None
-        """When the clock will next look for a waiting client of the closed loop."""
+        """Error kind of the last failure to open a connection: the server is the reason, or this machine."""
+        self._retry_at_ns: int | None = None
+        """When the next waiting client of the closed loop will retry."""
         self._thinking: list[ScheduledRequest] = []
-        """The next slots of closed loops and sessions, waiting for their instants."""
+        """The next requests of closed loops and sessions, which wait for their instants."""
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
@@ -131,17 +141,19 @@ class Driver:
         self._recorder.watch(self._in_flight.keys())
 
     def interrupt(self) -> None:
-        """Send nothing more and end what is in flight, keeping what came."""
+        """Send no more requests, and end those in flight. The bytes received so far are kept."""
         self._interrupted = True
         if not self._started:
-            return  # `run` comes back here once there is an instant 0
+            return  # `run` calls this method again once instant 0 is known
         for exchange in list(self._in_flight):
             exchange.give_up("cancelled", "cut off by an interrupt")
         for task in self._opening:
             task.cancel()
         if self._back_off is not None:
             self._back_off.clear()
-        waiting, self._group, self._thinking = [*self._group, *self._thinking], [], []
+        waiting = [*self._group, *self._thinking]
+        self._group = []
+        self._thinking = []
         for slot in waiting:
             self._give_up(slot, *NOT_SENT)
         self._check_done()
@@ -149,12 +161,12 @@ class Driver:
     # Before the instant.
 
     def _take_group(self) -> None:
-        self._group = self._feed.group()
+        self._group = self._queue.group()
         self._counts.due += sum(slot.turns for slot in self._group)
         self._prepare(self._group)
 
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
-        """Attach connections and seal the bytes, while there is time."""
+        """Attach connections and seal the bytes before the requests are due."""
         for slot in group:
             if slot.not_encoded:
                 continue
@@ -185,12 +197,12 @@ class Driver:
         return closed
 
     def _refresh_group(self, now_ns: int) -> None:
-        """While a group waits for its instant, replace connections that the server closes: servers close idle ones
-        after a few seconds, and a large group is sent without another look."""
+        """Replace connections that the server has closed while a group waits for its instant. Servers close idle
+        connections after a few seconds, and the connections of a large group are not checked again."""
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
             if self._close_gone():
-                self._pool.top_up()  # the next look takes them
+                self._pool.top_up()  # the next check takes them
 
     def _arm(self) -> None:
         if self._group:
@@ -235,28 +247,28 @@ class Driver:
 
     def _listen(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         if exchange.error_kind:
-            return  # the send failed, and that has been dealt with
+            return  # the send failed, and the request has been recorded
         if slot.reused and slot.first_sent_ns is None:
-            self._kept.append(((exchange.sent_ns or 0) + SEND_AGAIN_NS, slot))
+            self._resendable.append(((exchange.sent_ns or 0) + SEND_AGAIN_NS, slot))
         else:
             slot.payload = b""
         self._in_flight[exchange] = slot
         exchange.listen()
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
-        """Start to open a connection for this request alone."""
+        """Start a task that opens a connection for this request."""
         task = asyncio.get_running_loop().create_task(opening)
         self._opening[task] = slot
         task.add_done_callback(self._on_opened)
 
     def _end_opening(self) -> None:
-        """Note, in the task itself, that its request is no longer opening: it must not count as in flight as well."""
+        """Remove the request of the current task from the opening ones, before it counts as in flight."""
         task = asyncio.current_task()
         assert task is not None
         del self._opening[task]
 
     def _on_opened(self, task: asyncio.Task[None]) -> None:
-        """Account for a request whose task was cancelled before it began, and look whether the run is over."""
+        """Record a request whose task was cancelled before it began, and check whether the run is over."""
         slot = self._opening.pop(task, None)
         if slot is not None and task.cancelled():
             self._give_up(slot, *NOT_SENT)
@@ -308,7 +320,7 @@ class Driver:
     def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
         free, exchange.reusable_connection = exchange.reusable_connection, None
-        if free is not None and self._feed.more and not self._interrupted:
+        if free is not None and self._queue.more and not self._interrupted:
             free.reused = True
             self._pool.put(free)
         elif free is not None:
@@ -328,7 +340,7 @@ class Driver:
             self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
     def _give_up(self, slot: ScheduledRequest, kind: ErrorKind, detail: str) -> None:
-        """End a request of which nothing was sent."""
+        """Record a request of which nothing was sent."""
         slot.close()
         if kind in ("connect", "client_limit"):
             self._last_failure = kind
@@ -337,9 +349,9 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Use the time after a Record to draw ahead. A closed loop also learns here that a server rejects requests
-        inside responses with status 200: from then on its clients wait for the Record of such a response."""
-        self._feed.draw()
+        """Draw the next request in the time after a Record. A closed loop also learns here whether the server rejects
+        requests inside responses with status 200. From then on its clients wait for the Record of such a response."""
+        self._queue.draw()
         if self._back_off is None or slot.conversation is not None:
             return
         rejected = record.state == "rejected"
@@ -350,12 +362,12 @@ class Driver:
             self._follow(slot, refused=rejected)
 
     def _on_turn(self, slot: ScheduledRequest, record: Record, answer: str) -> None:
-        """A session's turn has been recorded: the next one follows the answer, or none does."""
-        assert isinstance(self._feed, Sessions)
+        """Schedule the next turn of a session after a turn was recorded, or end the session."""
+        assert isinstance(self._queue, Sessions)
         assert slot.conversation is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
-        going_on = record.state == "complete" and not self._interrupted
-        following = self._feed.next_turn(slot.conversation, answer, now_ns) if going_on else None
+        continues = record.state == "complete" and not self._interrupted
+        following = self._queue.next_turn(slot.conversation, answer, now_ns) if continues else None
         if following is not None:
             self._wait(following)
             return
@@ -369,12 +381,12 @@ class Driver:
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
-        """In a closed loop make the next request due: now, or after a pause if the last one failed at once."""
+        """Make the next request of a closed loop due: now, or after a pause if the last one failed at once."""
         if self._interrupted:
             return
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         if self._back_off is None:
-            self._feed.next_after_completion(now_ns)
+            self._queue.next_after_completion(now_ns)
             return
         if self._gave_up is not None:
             self._give_up_next()
@@ -388,7 +400,7 @@ class Driver:
 
     def _next(self, now_ns: int, *, is_retry: bool = False) -> bool:
         """Make the next request of a closed loop due. Return False when none is left."""
-        slot = self._feed.next_after_completion(now_ns)
+        slot = self._queue.next_after_completion(now_ns)
         if slot is None:
             return False
         slot.is_retry = is_retry
@@ -397,20 +409,20 @@ class Driver:
         return True
 
     def _arm_try(self) -> None:
-        """Have the clock look for a waiting client of the closed loop once the pause is over."""
+        """Set the clock to the end of the pause, if a client of the closed loop waits for it."""
         back_off = self._back_off
         if back_off is None or not back_off.waiting:
             return
-        if self._try_at_ns is None or back_off.next_try_ns < self._try_at_ns:
-            self._try_at_ns = back_off.next_try_ns
-            self._clock.at(self._recorder.start_ns + self._try_at_ns, self._on_try)
+        if self._retry_at_ns is None or back_off.next_try_ns < self._retry_at_ns:
+            self._retry_at_ns = back_off.next_try_ns
+            self._clock.at(self._recorder.start_ns + self._retry_at_ns, self._on_retry)
 
-    def _on_try(self) -> None:
-        """Let the waiting clients try whose pause is over. When the server counts as gone, end the loop."""
+    def _on_retry(self) -> None:
+        """Let the clients retry whose pause is over. If the server counts as gone, end the loop."""
         assert self._back_off is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
-        self._try_at_ns = None
-        if self._back_off.gives_up(now_ns) and not self._feed.timed:
+        self._retry_at_ns = None
+        if self._back_off.gives_up(now_ns) and not self._queue.timed:
             self._gave_up = self._last_failure, GAVE_UP
             clients = self._back_off.waiting
             self._back_off.clear()
@@ -426,8 +438,8 @@ class Driver:
         self._check_done()
 
     def _give_up_next(self) -> None:
-        """Record one client's next request as not sent, and then those after it, because the loop has given up."""
-        slot = self._feed.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
+        """Record one client's next request as not sent, then its later ones, because the loop has given up."""
+        slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
             self._check_done()
             return
@@ -453,28 +465,29 @@ class Driver:
         if not busy and not (self._back_off and self._back_off.waiting):
             self._all_done.set()
 
-    # Beside it all.
+    # Housekeeping.
 
     def _tick_again(self, ticks: int) -> None:
         due_ns = self._clock.now_ns() + int(TICK_S * 1e9)
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick, ticks, due_ns)
 
     def _tick(self, ticks: int, due_ns: int) -> None:
-        """Housekeeping: stalls at every tick, time limits and progress four times a second, health once."""
+        """Measure stalls at every tick, check time limits and connections four times a second, and sample the client's
+        health once a second."""
         now_ns = self._clock.now_ns()
         self._recorder.health.stall(now_ns - due_ns)
         if ticks % TICKS_PER_CHECK == 0:
             limit_ns = now_ns - int(self._timeout_s * 1e9)
-            for exchange in [*self._in_flight]:  # in the order in which they were sent
+            for exchange in [*self._in_flight]:  # in order of sending
                 if (exchange.sent_ns or now_ns) > limit_ns:
                     break
                 exchange.give_up("timeout", f"no end after {self._timeout_s:g} s")
             counts = len(self._in_flight) <= MANY_IN_FLIGHT or ticks % TICKS_PER_SAMPLE == 0
             self._recorder.watch(self._in_flight.keys(), counts=counts)
-            while self._kept and self._kept[0][0] <= now_ns:
-                self._kept.popleft()[1].payload = b""
+            while self._resendable and self._resendable[0][0] <= now_ns:
+                self._resendable.popleft()[1].payload = b""
             self._refresh_group(now_ns)
-            if self._feed.more:
+            if self._queue.more:
                 self._pool.top_up()
         if ticks % TICKS_PER_SAMPLE == 0:
             self._recorder.sample(now_ns)
@@ -487,14 +500,15 @@ def _kind_of(error: OSError) -> Literal["connect", "client_limit"]:
 
 
 class Recorder:
-    """Turns ended Exchanges into Records of one worker, one per turn of the loop as a rule, and keeps the counts."""
+    """Turns the ended Exchanges of one worker into Records, normally one per turn of the event loop, and updates the
+    live counters."""
 
     on_idle: Callable[[], None]
     """Called when everything taken has been recorded."""
     on_record: Callable[[ScheduledRequest, Record], object]
     """Called after each Record. This is the best moment for work that takes a while."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
-    """Called when a session's turn has been, with its Record and, where it is complete, the answer's text."""
+    """Called when a turn of a session was recorded, with its Record and, if it is complete, the answer's text."""
 
     def __init__(
         self,
@@ -503,10 +517,11 @@ class Recorder:
         worker: int,
         counts: LiveCounters,
         stamps: TimestampSource,
-        sweep_ns: Callable[[], int] = int,
+        max_read_delay_ns: Callable[[], int] = int,
         disk_spill: DiskSpill | None = None,
     ) -> None:
-        """`sweep_ns` says how far apart reads were at most since it was last asked; `disk_spill` takes what is long."""
+        """`max_read_delay_ns` returns the longest delay between reads since its last call. `disk_spill` takes long
+        unfinished responses."""
         self.start_ns = 0
         """CLOCK_MONOTONIC at the run's instant 0."""
         self.health = Health()
@@ -515,38 +530,40 @@ class Recorder:
         self._sink = sink
         self._worker = worker
         self._stamps = stamps
-        self._sweep_ns = sweep_ns
+        self._max_read_delay_ns = max_read_delay_ns
         self._disk_spill = disk_spill
         self._clocks = ClockPairs()
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
-        """Taken and still to be recorded."""
-        self._tokens = self._took_ns = 0
-        self._planned: asyncio.TimerHandle | None = None
+        """Ended requests that are not recorded yet, with error kind and detail if nothing was sent."""
+        self._tokens = 0
+        self._last_end_ns = 0
+        self._next_turn: asyncio.TimerHandle | None = None
         self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token_end, dialect=dialect))
 
     def begin(self, start_ns: int) -> None:
-        """The clock is about to start: read both clocks, and forget what the client's health was until now."""
+        """Read both clocks and reset the client's health counters. Called right before the run starts."""
         self.start_ns = start_ns
         self._clocks.take()
         self.health.sample()
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
-        """An ended request. Without an exchange nothing was sent, and `kind` and `detail` say why."""
+        """Queue an ended request for recording. Without an exchange nothing was sent; then `kind` and `detail` state
+        the reason."""
         self.ended.append((slot, exchange, kind, detail))
-        self._took_ns = time.monotonic_ns()
+        self._last_end_ns = time.monotonic_ns()
         if len(self.ended) in (1, BACKLOG):
             self._record_after(0)
 
     def sample(self, now_ns: int) -> None:
         """Read the clocks, write the client's health, and flush."""
         self._clocks.take()
-        values = self.health.sample() | self._stamps.counts() | {"sweep_ns_max": self._sweep_ns()}
+        values = self.health.sample() | self._stamps.counts() | {"sweep_ns_max": self._max_read_delay_ns()}
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
 
     def watch(self, in_flight: Set[Exchange], *, counts: bool = True) -> None:
-        """Take the stamps that have come, and bring the `counts` of unfinished requests up to date."""
+        """Collect timestamps. If `counts`, also update the live counters of unfinished requests."""
         self._stamps.collect()
         if counts:
             arriving = self._stamps.piece_counts(in_flight)
@@ -558,10 +575,11 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _record_first(self, count: int) -> None:
-        taken = [*islice(self.ended, count)]
-        received = [(exchange, slot.request) for slot, exchange, *_ in taken if exchange is not None]
+        """Record the first `count` ended requests. Their responses are decoded together."""
+        ended = [*islice(self.ended, count)]
+        received = [(exchange, slot.request) for slot, exchange, *_ in ended if exchange is not None]
         decoded = iter(build_records(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
-        for slot, exchange, kind, detail in taken:
+        for slot, exchange, kind, detail in ended:
             record = unsent_record(slot.request, kind, detail) if exchange is None else next(decoded)
             record.worker = self._worker
             record.due_ns = slot.due_ns
@@ -572,7 +590,8 @@ class Recorder:
             self._tokens += generated_tokens(record)
             self._first.take(exchange, record)
             setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
-            slot.exchange, slot.payload = None, b""
+            slot.exchange = None
+            slot.payload = b""
             if slot.conversation is not None:
                 complete = exchange is not None and record.state == "complete"
                 self.on_turn(slot, record, answer_text(exchange, self._dialect) if exchange and complete else "")
@@ -580,34 +599,44 @@ class Recorder:
             self.on_record(slot, record)
 
     def _record_after(self, wait_s: float) -> None:
-        if self._planned is not None:
-            self._planned.cancel()
-        self._planned = asyncio.get_running_loop().call_later(wait_s, self._record_some)
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        now_ns, first = time.monotonic_ns(), self.ended[0][0]
-        waited_for = first.conversation is not None or first.awaited
-        if now_ns - self._took_ns < QUIET_NS and len(self.ended) < BACKLOG and not waited_for:
+        """Record some of the ended requests in this turn of the event loop (see BACKLOG)."""
+        now_ns = time.monotonic_ns()
+        first = self.ended[0][0]
+        is_awaited = first.conversation is not None or first.awaited
+        if now_ns - self._last_end_ns < QUIET_NS and len(self.ended) < BACKLOG and not is_awaited:
+            # Exchanges are ending right now. Serve them first: no client waits for this Record.
             self._record_after(QUIET_NS / 1e9)
             return
-        left, done, minimum, until_ns = len(self.ended), 0, len(self.ended) // BACKLOG, now_ns + TURN_NS
-        while left and (done <= minimum or (len(self.ended) > BACKLOG and time.monotonic_ns() <= until_ns)):
-            count = self._ready(min(left, TOGETHER) if len(self.ended) > BACKLOG else 1)
+
+        # Requests that end during this turn are left for the next one.
+        remaining = len(self.ended)
+        recorded = 0
+        minimum = len(self.ended) // BACKLOG
+        until_ns = now_ns + TURN_NS
+        while remaining and (recorded <= minimum or (len(self.ended) > BACKLOG and time.monotonic_ns() <= until_ns)):
+            # A single response is decoded at once. With a backlog, decoding several together costs less.
+            count = self._ready_count(min(remaining, TOGETHER) if len(self.ended) > BACKLOG else 1)
             if not count:
-                self._record_after(RETRY_S)
+                self._record_after(RETRY_S)  # timestamps of the first response are still missing
                 return
             self._record_first(count)
-            left, done = left - count, done + count
+            remaining -= count
+            recorded += count
         if self.ended:
             self._record_after(0)
         else:
             self.on_idle()
 
-    def _ready(self, most: int) -> int:
-        """How many of the first that have ended can be decoded together now."""
+    def _ready_count(self, maximum: int) -> int:
+        """Return how many of the first `maximum` ended requests can be decoded together now."""
         size = 0
-        for count, (_, exchange, *_) in enumerate(islice(self.ended, most)):
+        for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):
             size += exchange.size if exchange is not None else 0
             if (count and size > TOGETHER_BYTES) or not (exchange is None or self._stamps.ready(exchange)):
                 return count
-        return most
+        return maximum

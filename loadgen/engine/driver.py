@@ -319,12 +319,12 @@ class Driver:
 
     def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
-        free, exchange.reusable_connection = exchange.reusable_connection, None
-        if free is not None and self._queue.more and not self._interrupted:
-            free.reused = True
-            self._pool.put(free)
-        elif free is not None:
-            free.close()
+        connection, exchange.reusable_connection = exchange.reusable_connection, None
+        if connection is not None and self._queue.more and not self._interrupted:
+            connection.reused = True
+            self._pool.put(connection)
+        elif connection is not None:
+            connection.close()
         if self._may_send_again(exchange, slot):
             self._open(slot, self._send_again(slot, exchange))
         else:

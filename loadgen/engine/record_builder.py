@@ -1,4 +1,4 @@
-"""From what was read to what is kept: an ended Exchange becomes a Record."""
+"""Turns an ended Exchange into a Record: decodes the response and timestamps its events."""
 
 from __future__ import annotations
 
@@ -28,61 +28,69 @@ from loadgen.workloads.request import Request
 COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
 ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
-"""The head of a response is looked for in this many bytes."""
+"""Bytes in which the head of a response is searched."""
 FULL_WINDOW_BYTES = 65_536
-"""A read this large found a full receive window, as Linux offers it on a new connection."""
+"""A read of this size or more found a full receive window: Linux offers this much on a new connection."""
 FEW_EVENTS = 4
+"""Events that are searched first for the first token."""
 _USUAL_EVENT = re.compile(rb"data: ?([^\r\n]+)\r?\n\r?\n")
 _OK = (b"HTTP/1.1 200", b"HTTP/1.0 200")
 
 
-class _Came(NamedTuple):
-    """What an exchange received, without its framing, and the Record that it is for."""
+class _Response(NamedTuple):
+    """The response of an exchange, without its framing, and the Record that is being built."""
 
     exchange: Exchange
     request: Request
     record: Record
-    bounds: array[int]
+    bounds: array[int]  # Start and end of each piece of the body
     coding: str
-    payloads: Sequence[bytes] | None  # None: nothing of it can be an answer
-    ends: Sequence[int]  # Where in all that came each of the payloads ended
+    payloads: Sequence[bytes] | None  # Of the events; None if the response cannot hold an answer
+    ends: Sequence[int]  # Offset in the received bytes at which each payload ended
 
 
 def build_records(
-    several: Sequence[tuple[Exchange, Request]],
+    exchanges: Sequence[tuple[Exchange, Request]],
     dialect: Dialect,
     clocks: ClockPairs,
     start_ns: int,
     health: Health,
-    stamps: TimestampSource = SocketTimestamps(),  # noqa: B008 - holds nothing; stamps that are there are used
+    stamps: TimestampSource = SocketTimestamps(),  # noqa: B008 - it has no state that matters here
 ) -> list[Record]:
-    """Decode what these exchanges received, with the timestamps of `stamps`, or of its fallback where those cannot be
-    right. Never raises on what a server sent. Each step runs over all exchanges: its code stays in the CPU cache."""
-    every = [_came(exchange, request, dialect, start_ns) for exchange, request in several]
-    received = [each for each in every if each.exchange.sizes]
+    """Decode the responses of these exchanges. Timestamps come from `stamps`, or from its fallback where those cannot
+    be right. Never raises because of what a server sent.
+
+    Each step runs over all exchanges before the next step, which keeps its code in the CPU cache.
+    """
+    responses = [_read_response(exchange, request, dialect, start_ns) for exchange, request in exchanges]
+    received = [response for response in responses if response.exchange.sizes]
     if health.wants_mark:
         _look_for_mark(received, health)
-    exchanges = [(each.exchange, array("q", (1, *each.ends))) for each in received]
-    stamped = checked_instants(stamps, exchanges, clocks.to_monotonic)
-    answers = [None if each.payloads is None else dialect.decode(each.payloads) for each in received]
-    for each, answer, (arrivals, instants) in zip(received, answers, stamped, strict=True):
-        exchange, record = each.exchange, each.record
+
+    # Timestamp the first byte (offset 1) and the end of each event.
+    offsets = [(response.exchange, array("q", (1, *response.ends))) for response in received]
+    stamped = checked_instants(stamps, offsets, clocks.to_monotonic)
+
+    answers = [None if response.payloads is None else dialect.decode(response.payloads) for response in received]
+    for response, answer, (arrivals, instants) in zip(received, answers, stamped, strict=True):
+        exchange = response.exchange
+        record = response.record
         late = [*map(sub, exchange.user_ns, arrivals)]
         if min(late) < 0:  # two clocks never agree to the last nanosecond
             late = [max(0, late_ns) for late_ns in late]
         record.late_ns_max = max(late)
-        first_token_read = _finish(each, answer, instants, dialect, start_ns)
-        full = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
-        health.add(late, record.coalesced_reads, full, exchange.window_checks, *exchange.losses)
-    return [each.record for each in every]
+        first_token_read = _complete(response, answer, instants, dialect, start_ns)
+        full_reads = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
+        health.add(late, record.coalesced_reads, full_reads, exchange.window_checks, *exchange.losses)
+    return [response.record for response in responses]
 
 
 def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
-    """Return the offset just past the first event that holds a token, in the beginning of a response; None where there
-    is none. Never raises on what a server sent.
+    """Return the offset just past the first event with a token in the beginning of a response, or None. Never raises
+    because of what a server sent.
 
-    The token is nearly always in one of the first events, and their lines are whole. Only these are decoded then, which
-    takes 10 us; a response that is written in another way takes 100 us."""
+    The token is nearly always in one of the first events, and these are complete. Then only they are decoded, which
+    takes 10 us. Any other response takes 100 us."""
     first = [*islice(_USUAL_EVENT.finditer(raw), FEW_EVENTS)]
     answer = dialect.decode([event[1] for event in first])
     index = next((index for index, count in enumerate(answer.tokens) if count), None)
@@ -94,6 +102,7 @@ def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
 
 
 def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
+    """Return what `first_token_end` returns, for any response."""
     framing = ResponseFraming()
     try:
         framing.scan(raw)
@@ -108,7 +117,8 @@ def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
     return None if index is None else raw_offsets(ends, bounds)[index]
 
 
-def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Came:
+def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Response:
+    """Find the events of a response, and start its Record."""
     record = record_for(
         request,
         "truncated" if exchange.error_kind == "truncated" else "failed",
@@ -121,68 +131,83 @@ def _came(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int)
         reads=len(exchange.sizes),
     )
     if not exchange.sizes:
-        return _Came(exchange, request, record, array("q"), "", None, ())
-    bounds, coding = _bounds(exchange, record), exchange.framing.coding
-    answer = exchange.framing.status == 200 and not coding
-    events = _events(exchange, bounds, dialect) if answer else (None, ())
-    return _Came(exchange, request, record, bounds, coding, *events)
+        return _Response(exchange, request, record, array("q"), "", None, ())
+    bounds = _bounds(exchange, record)
+    coding = exchange.framing.coding
+    may_answer = exchange.framing.status == 200 and not coding
+    payloads, ends = _events(exchange, bounds, dialect) if may_answer else (None, ())
+    return _Response(exchange, request, record, bounds, coding, payloads, ends)
 
 
-def _look_for_mark(came: Sequence[_Came], health: Health) -> None:
-    """Look into the first of these responses for the mark of a simulated server.
+def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
+    """Search these responses for the mark of a simulated server, until one of them holds an answer.
 
     One response per health sample is enough, and costs nothing per token. Errors may come from a gateway, so they do
     not end the search.
     """
-    for each in came:
-        head = bytes(each.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
-        payloads = each.payloads or ()
-        result = (marks.in_payload(payload) for payload in (*payloads[:2], *payloads[-2:]))
-        health.mark = health.mark or marks.in_head(head) or next(filter(None, result), None)
+    for response in responses:
+        head = bytes(response.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
+        payloads = response.payloads or ()
+        results = (marks.in_payload(payload) for payload in (*payloads[:2], *payloads[-2:]))
+        health.mark = health.mark or marks.in_head(head) or next(filter(None, results), None)
         if payloads or health.mark:
             health.wants_mark = False
             return
 
 
-def _finish(came: _Came, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
-    """Complete the Record. Which read brought the first token; how many there were where none did."""
-    exchange, record, (instants, by) = came.exchange, came.record, stamped
+def _complete(response: _Response, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
+    """Complete the Record. Return the index of the read that brought the first token, or the number of reads if no
+    token came. `stamped` has the instants of the first byte and of each event, and their source."""
+    exchange = response.exchange
+    record = response.record
+    instants, source = stamped
     first_token_read = len(exchange.sizes)
-    record.first_byte_ns, record.stamps = instants.pop(0) - start_ns, by.name
-    if answer is not None and came.payloads is not None:
-        if answer.error_detail:  # the server's words: a secret in them goes before they are cut
-            answer = dialect.decode([*map(hide_secrets, came.payloads)])
-        sizes, token_places = exchange.sizes, [*compress(came.ends, answer.tokens)]
-        first_token_read = bisect_left(sizes, token_places[0] if token_places else sizes[-1] + 1)
+    record.first_byte_ns = instants.pop(0) - start_ns
+    record.stamps = source.name
+    if answer is not None and response.payloads is not None:
+        if answer.error_detail:  # text of the server: remove secrets from it before it is shortened
+            answer = dialect.decode([*map(hide_secrets, response.payloads)])
+        sizes = exchange.sizes
+        token_ends = [*compress(response.ends, answer.tokens)]
+        first_token_read = bisect_left(sizes, token_ends[0] if token_ends else sizes[-1] + 1)
         _fill(record, answer, instants, start_ns)
-        if by.by_read:  # else every event has a stamp of its own, however many came in one read
-            _note_merged(record, [bisect_left(sizes, index) for index in token_places])
-        if not came.payloads:
-            _note_other_body(came, answer, dialect)
-        exact = dialect.fixed_output and came.request.ignore_eos
+        if source.by_read:  # else every event has its own timestamp, even if one read brought several
+            _note_merged(record, [bisect_left(sizes, end) for end in token_ends])
+        if not response.payloads:
+            _note_other_body(response, answer, dialect)
+        exact = dialect.fixed_output and response.request.ignore_eos
         verdict = _verdict(record, answer, exact=exact, piece_tokens=dialect.piece_tokens)
         record.state, record.error_kind, record.error_detail = verdict
     elif exchange.framing.status == 200:
-        record.state, record.error_kind, record.error_detail = "failed", "protocol", COMPRESSED.format(came.coding)
+        record.state = "failed"
+        record.error_kind = "protocol"
+        record.error_detail = COMPRESSED.format(response.coding)
     elif exchange.framing.status is not None:
-        record.state, record.error_kind = "failed", "http_status"
-        said = decompress(join_pieces(exchange.raw, came.bounds), came.coding, ERROR_LIMIT_BYTES)
-        record.error_detail = error_text(exchange.framing.status, hide_secrets(said))
-        if is_rejection(exchange.framing.status, said):
-            record.state, record.error_kind = "rejected", "rejected"
-    if record.state == "rejected" and (wait := hide_secrets(exchange.framing.retry_after)):
-        record.error_detail = one_line(f"{record.error_detail}; {_retry_words(wait)}")
-    if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # 40 us, which most need not pay
-        record.error_detail, record.finish_reason = (
-            hide_secrets(record.error_detail),
-            hide_secrets(record.finish_reason),
-        )
+        _note_http_error(response, exchange.framing.status)
+    if record.state == "rejected":
+        wait = hide_secrets(exchange.framing.retry_after)
+        if wait:
+            record.error_detail = one_line(f"{record.error_detail}; {_retry_words(wait)}")
+    if record.error_detail or record.finish_reason not in ("", "length", "stop"):  # takes 40 us, and is seldom needed
+        record.error_detail = hide_secrets(record.error_detail)
+        record.finish_reason = hide_secrets(record.finish_reason)
     return first_token_read
 
 
-def _note_other_body(came: _Came, answer: Answer, dialect: Dialect) -> None:
-    """If a response with status 200 holds something else than an event stream, quote it in the answer."""
-    body = join_pieces(came.exchange.raw, came.bounds)
+def _note_http_error(response: _Response, status: int) -> None:
+    """Note an HTTP status other than 200, with the server's message."""
+    record = response.record
+    body = decompress(join_pieces(response.exchange.raw, response.bounds), response.coding, ERROR_LIMIT_BYTES)
+    record.error_detail = error_text(status, hide_secrets(body))
+    if is_rejection(status, body):
+        record.state, record.error_kind = "rejected", "rejected"
+    else:
+        record.state, record.error_kind = "failed", "http_status"
+
+
+def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> None:
+    """If a response with status 200 does not hold an event stream, quote it in the answer's error."""
+    body = join_pieces(response.exchange.raw, response.bounds)
     if answer.error_kind or not body.strip() or (dialect.streams and is_event_stream(body)):
         return
     answer.error_kind = "protocol"
@@ -190,18 +215,21 @@ def _note_other_body(came: _Came, answer: Answer, dialect: Dialect) -> None:
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
+    """Return an instant as an offset from the run's start."""
     return None if instant is None else instant - start_ns
 
 
-def _full_reads(sizes: Sequence[int], first: int) -> int:
-    """Count the reads that found a full receive window, or nearly. Reads before the one with the `first` token do not
+def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
+    """Count the reads that found a full or nearly full receive window. Reads before the one with the first token do not
     count: they delayed no token, but brought one long event, such as an echo of the prompt."""
     if sizes[-1] < FULL_WINDOW_BYTES:
         return 0
-    return sum(after - before >= FULL_WINDOW_BYTES for before, after in islice(pairwise((0, *sizes)), first, None))
+    reads = islice(pairwise((0, *sizes)), first_token_read, None)
+    return sum(after - before >= FULL_WINDOW_BYTES for before, after in reads)
 
 
 def _bounds(exchange: Exchange, record: Record) -> array[int]:
+    """Return start and end of each piece of the body. Note an error of the framing in the Record."""
     try:
         return exchange.framing.body_bounds(exchange.raw)
     except ProtocolError as error:
@@ -210,11 +238,13 @@ def _bounds(exchange: Exchange, record: Record) -> array[int]:
 
 
 def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int]]:
-    """Return the payload of each event, and where in the buffer it ends."""
+    """Return the payload of each event, and the offset in the received bytes at which it ends."""
     raw = exchange.raw
-    known = dialect.streams and exchange.framing.events and exchange.framing.ended
-    if known and (payloads := payloads_of_chunks(raw, bounds)) is not None:
-        return payloads, bounds[1::2]
+    if dialect.streams and exchange.framing.events and exchange.framing.ended:
+        # The usual case: each chunk is one event.
+        chunk_payloads = payloads_of_chunks(raw, bounds)
+        if chunk_payloads is not None:
+            return chunk_payloads, bounds[1::2]
     body = join_pieces(raw, bounds)
     if dialect.streams:
         payloads, ends, _ = split_events(body, closed=exchange.framing.ended)
@@ -225,29 +255,34 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
 
 
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
-    """`reads` brought the chunks."""
+    """Note which chunks share a read. `reads` has the index of the read that brought each chunk."""
     record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
     record.first_token_merged = len(reads) > 1 and reads[0] == reads[1]
 
 
 def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int) -> None:
-    """What the answer says, with the instant of each of its events."""
+    """Fill the Record from the answer. `instants` has one instant per event."""
     record.chunk_ns = [instant - start_ns for instant in compress(instants, answer.tokens)]
     record.chunk_tokens = [*filter(None, answer.tokens)]
     record.finish_reason = answer.finish_reason
-    record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
-    record.counted_by, record.refuted_total = answer.counted_by, answer.refuted_total
-    record.chunk_counts, record.hidden_tokens = answer.chunk_counts, answer.hidden_tokens
-    record.text_bytes, record.phrase_chunks = answer.text_bytes, answer.phrase_chunks
+    record.prompt_tokens = answer.prompt_tokens
+    record.output_tokens = answer.output_tokens
+    record.counted_by = answer.counted_by
+    record.refuted_total = answer.refuted_total
+    record.chunk_counts = answer.chunk_counts
+    record.hidden_tokens = answer.hidden_tokens
+    record.text_bytes = answer.text_bytes
+    record.phrase_chunks = answer.phrase_chunks
     if answer.end_event is not None:
         record.end_ns = instants[answer.end_event] - start_ns
 
 
 def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
-    """Where each event ends in the buffer: `ends` count in the body, whose pieces in the buffer have these bounds."""
+    """Convert the ends of events in the body to offsets in the received bytes. `bounds` are start and end of each piece
+    of the body in the received bytes."""
     stops = bounds[1::2]
     passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]
-    at_stop = dict(zip(passed, stops, strict=True))  # where most events end
+    at_stop = dict(zip(passed, stops, strict=True))  # most events end where a piece ends
     for end in [end for end in ends if end not in at_stop]:
         piece = bisect_left(passed, end)
         at_stop[end] = stops[piece] - passed[piece] + end
@@ -255,12 +290,12 @@ def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """State, error kind and detail. Complete needs the end marker, no in-band error and, where the server was held to
-    it (`exact`), the length asked for. A server that generates in pieces ends with a whole piece."""
+    """Return state, error kind and detail. A complete response has the end marker, no in-band error, and the requested
+    length if the server must give it (`exact`). A server that generates in pieces ends with a whole piece."""
     if answer.error_kind == "rejected":
         if not record.chunk_ns:
             return "rejected", "rejected", answer.error_detail
-        return "failed", "in_band_error", answer.error_detail  # a request with tokens was taken, and failed later
+        return "failed", "in_band_error", answer.error_detail  # a request with tokens was accepted and failed later
     if answer.error_kind:
         return "failed", answer.error_kind, answer.error_detail
     if record.error_kind == "protocol":
@@ -269,9 +304,8 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
         kind: NoneOrKind = record.error_kind or "truncated"
         detail = record.error_detail or "the answer ended"
         state: State = "truncated" if kind == "truncated" else "failed"
-        received = (
-            "after tokens had come" if record.chunk_ns else "before any token"
-        )  # no number: like failures are one
+        # Without the number of tokens, so that failures of the same kind have the same text.
+        received = "after tokens had come" if record.chunk_ns else "before any token"
         return state, kind, f"{detail}, {received} and without the end marker"
     return _length_verdict(record, exact=exact, piece_tokens=piece_tokens)
 
@@ -282,7 +316,10 @@ def _retry_words(wait: str) -> str:
 
 
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    requested, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
+    """Return state, error kind and detail of a response that ended properly, by its number of tokens."""
+    requested = record.output_tokens_asked
+    got = record.output_tokens or 0
+    reason = record.finish_reason
     if not requested:  # embeddings, scores
         return "complete", "", ""
     if not record.chunk_ns and got:

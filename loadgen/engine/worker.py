@@ -1,7 +1,7 @@
-"""One worker process: opens its share of the connections, waits for the common start, drives, and writes its part.
+"""A worker process: opens its connections, waits for the common start, runs its driver, and writes its part file.
 
 worker                          coordinator
-imports, encodes                reads the server for the first time
+imports, encodes                reads the server's metrics for the first time
             <── ("connect",) ──
 connect ... ── ("ready", (stamps, scheduling)) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from loadgen.servers.wire.timestamps import Share, TimestampSource
 
 CONNECT_LIMIT_S = 30.0
-"""A connection that takes longer than this, or than the request's own time limit, is given up."""
+"""Time limit for opening a connection, if the timeout of a request is not shorter."""
 
 
 class WorkerTask(msgspec.Struct, frozen=True):
-    """What one worker process is given: its part of the prompts, of the schedule and of the Run."""
+    """The task of one worker process: its share of the schedule and the prompts, and its part file."""
 
     worker: int
     workers: int
@@ -72,26 +72,29 @@ class WorkerTask(msgspec.Struct, frozen=True):
     model: str
     headers: dict[str, str]
     stamps: str
-    """The source of arrival instants that is wanted, a key of loadgen.servers.wire.timestamp_sources.SOURCES."""
+    """The requested timestamp source: `auto`, or a key of loadgen.servers.wire.timestamp_sources.SOURCES."""
     client_priority: str
     """`auto`, `realtime` or `normal` (loadgen.engine.priority)."""
     part: Path
 
     def requests(self) -> Iterator[Request]:
-        """Draws this worker's Requests, the same ones each time, in order of id; of sessions, all turns of each."""
+        """Yield this worker's Requests in order of id, the same ones at every call. Of a session, yield every turn."""
         if self.prompts.has_sessions:
             return chain.from_iterable(
                 (session.request(), *session.remaining_requests()) for session in self.conversations()
             )
 
-        def own(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-            """Of the others nobody looks at the prompts, and to draw them takes long."""
-            return self.prompts.prompt(number, input_tokens, shared) if number % self.workers == self.worker else ""
+        def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
+            """Build only the prompts of this worker, because building them is slow."""
+            if number % self.workers != self.worker:
+                return ""
+            return self.prompts.prompt(number, input_tokens, shared)
 
-        return islice(replace(self.prompts, prompt=own).requests(), self.worker, None, self.workers)
+        return islice(replace(self.prompts, prompt=own_prompt).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
-        """How many requests it would have sent in the end; `due` of them where only the clock was to end it."""
+        """Return how many requests this worker would have sent by the end of the run. That is `due` if a duration ends
+        the run."""
         if self.schedule.until_ns is not None:
             return due
         if self.schedule.due_ns is None or self.prompts.has_sessions:
@@ -99,16 +102,18 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return len(self.schedule.due_ns)
 
     def conversations(self) -> Iterator[Conversation]:
-        """Draws this worker's sessions, where the workload is of sessions."""
+        """Yield this worker's sessions, if the workload has sessions."""
         return islice(self.prompts.conversations(), self.worker, None, self.workers)
 
     def warmup(self) -> Sequence[Request]:
-        """What it sends before the clock starts; their Records are marked."""
+        """Return this worker's warm-up requests, which are sent before the run and marked in their Records."""
         return self.prompts.warmup()[self.worker :: self.workers]
 
-    def slot(self, request: Request, due_ns: int, conversation: Conversation | None = None) -> ScheduledRequest:
-        """Return the slot of a request with every byte that will be sent. A request that cannot be encoded gets a slot
-        that says why, so that it fails alone and the other requests of the worker go on."""
+    def schedule_request(
+        self, request: Request, due_ns: int, conversation: Conversation | None = None
+    ) -> ScheduledRequest:
+        """Schedule a request with every byte that will be sent. If it cannot be encoded, the result states the reason,
+        so that it fails alone and the worker's other requests are sent."""
         headers = {**self.headers, "X-Request-Id": str(request.id)}
         payload, not_encoded = b"", ""
         try:
@@ -116,28 +121,38 @@ class WorkerTask(msgspec.Struct, frozen=True):
             payload = encode_post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
         except Exception as error:
             not_encoded = encoding_problem(error)
-        said = replace(request, prompt="", messages=(), images=())  # in the payload, and twice is too much room
-        return ScheduledRequest(said, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
+        # The payload has the prompt. A second copy of it would take too much memory.
+        without_prompt = replace(request, prompt="", messages=(), images=())
+        return ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
 
-    def turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
-        """The present turn of a session."""
-        return self.slot(conversation.request(), due_ns, conversation)
+    def schedule_turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
+        """Schedule the current turn of a session."""
+        return self.schedule_request(conversation.request(), due_ns, conversation)
 
-    def feed(self) -> RequestQueue:
-        """This worker's slots, encoded as they are drawn."""
-        schedule, sessions = self.schedule, self.prompts.has_sessions
+    def request_queue(self) -> RequestQueue:
+        """Return the queue of this worker's requests, which encodes them as they are drawn."""
+        schedule = self.schedule
         due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
-        slots = map(self.turn, self.conversations(), due_ns) if sessions else map(self.slot, self.requests(), due_ns)
-        feed: OpenLoop | ClosedLoop = (
-            ClosedLoop(slots, schedule.clients, schedule.think_ns, schedule.until_ns)
-            if schedule.due_ns is None
-            else OpenLoop(slots)
-        )
-        return Sessions(feed, self.turn) if sessions else feed
+        if self.prompts.has_sessions:
+            slots = map(self.schedule_turn, self.conversations(), due_ns)
+        else:
+            slots = map(self.schedule_request, self.requests(), due_ns)
+        queue: OpenLoop | ClosedLoop
+        if schedule.due_ns is None:
+            queue = ClosedLoop(slots, schedule.clients, schedule.think_ns, schedule.until_ns)
+        else:
+            queue = OpenLoop(slots)
+        return Sessions(queue, self.schedule_turn) if self.prompts.has_sessions else queue
+
+    def warmup_queue(self, requests: Sequence[Request]) -> RequestQueue:
+        """Return the queue of these warm-up requests."""
+        slots = (self.schedule_request(request, 0) for request in requests)
+        return ClosedLoop(slots, self.schedule.clients) if self.schedule.due_ns is None else OpenLoop(slots)
 
 
 def preload(tasks: Sequence[WorkerTask]) -> None:
-    """Import what several workers need once for all; of one alone, what its coordinator needs too in the end."""
+    """Import the modules that several workers need, once, before they are forked. A single worker imports them itself,
+    while its coordinator does other work."""
     preload_source(tasks[0].stamps)
     if len(tasks) > 1:
         import uvloop  # noqa: F401
@@ -146,17 +161,18 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
 
 
 def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
-    """The worker process's main function. `inherited` are the coordinator's pipe ends, which a fork copies; `share`
-    says which of this machine's workers it is."""
+    """Run the worker process. `inherited` are the coordinator's pipe ends, which the fork copied. `share` is the index
+    of this worker and the number of workers on this machine."""
     for other in inherited:
-        other.close()  # Otherwise no worker would notice the coordinator's death
+        other.close()  # otherwise no worker would notice the coordinator's death
     close_inherited()
-    for number in INTERRUPTS:  # a terminal or a service manager sends them to all: the coordinator decides
+    for number in INTERRUPTS:  # terminals and service managers send them to all processes: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
-    with ThreadPoolExecutor(1) as beside:  # the kernel takes 20 ms to open a packet ring, and imports as long
-        opening = beside.submit(_open_stamps, task, share)
-        set_packet_capability(effective=False)  # of this thread alone, and of those that it starts
-        end_with_parent(parent.pid if (parent := parent_process()) else None, pipe.fileno())
+    with ThreadPoolExecutor(1) as executor:  # the kernel takes 20 ms to open a packet ring, as long as the imports
+        opening = executor.submit(_open_stamps, task, share)
+        set_packet_capability(effective=False)  # for this thread, and threads that it starts later
+        parent = parent_process()
+        end_with_parent(parent.pid if parent else None, pipe.fileno())
         import asyncio
 
         import uvloop
@@ -173,19 +189,20 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
 
 
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
-    """In a thread of its own, whose rights end with it."""
+    """Open the timestamp source. This runs in a separate thread, whose capability ends with it."""
     set_packet_capability(effective=True)
     return open_source(task.stamps, task.target.addresses, share)
 
 
 async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCounters, stamps: TimestampSource) -> None:
+    """Send this worker's requests and write their Records to `part`."""
     import asyncio
 
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
     from loadgen.engine.record_buffer import RecordBuffer
     from loadgen.servers.wire.addresses import Connector
-    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, RECEIVE_BUFFER_BYTES, SELDOM, ReadPacer
+    from loadgen.servers.wire.deferred_reads import RECEIVE_BUFFER_BYTES, SELDOM, ReadPacer
     from loadgen.servers.wire.disk_spill import DiskSpill
     from loadgen.servers.wire.poller import Poller
     from loadgen.servers.wire.pool import Pool
@@ -193,60 +210,86 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))
-    allowed: asyncio.Future[None] = loop.create_future()
-    started: asyncio.Future[int] = loop.create_future()
-    due_ns, maximum = task.schedule.due_ns, task.schedule.in_flight
-    waited_for = task.prompts.has_sessions or due_ns is None or maximum < len(due_ns)
-    apart = OFTEN if waited_for else SELDOM if task.schedule.at_once == maximum else MODERATE
-    sweeps = (
-        None
-        if stamps.by_read
-        else ReadPacer(*apart, rate_dropped=stamps.rate_dropped, by_read=lambda: stamps.active_source.by_read)
-    )
-    room = RECEIVE_BUFFER_BYTES if sweeps is not None and apart is SELDOM else 0
-    aside = None if sweeps is None else DiskSpill(task.part.parent)
-    clock, exchange = SystemClock(loop), partial(Exchange, Poller(loop, sweeps))
 
-    def driver_of(feed: RequestQueue, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
+    # Where packets are timestamped, reads may be deferred. A burst then needs larger receive buffers.
+    pacer: ReadPacer | None = None
+    disk_spill: DiskSpill | None = None
+    receive_buffer = 0
+    if not stamps.by_read:
+        max_delay_s, busy = _read_policy(task)
+        pacer = ReadPacer(
+            max_delay_s, busy, rate_dropped=stamps.rate_dropped, by_read=lambda: stamps.active_source.by_read
+        )
+        disk_spill = DiskSpill(task.part.parent)
+        receive_buffer = RECEIVE_BUFFER_BYTES if (max_delay_s, busy) == SELDOM else 0
+    clock = SystemClock(loop)
+    exchange = partial(Exchange, Poller(loop, pacer))
+
+    def build_driver(queue: RequestQueue, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
-        connecting = Connector(task.target, limit_s, stamps, room, first=task.worker)
-        pool = Pool(connecting, spare=spare, meanwhile=feed.draw)
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, sweeps.widest_ns if sweeps else int, aside)
-        in_flight_max = None if feed.closed else task.schedule.in_flight
+        connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.worker)
+        pool = Pool(connector, spare=spare, meanwhile=queue.draw)
+        max_read_delay_ns = pacer.widest_ns if pacer else int
+        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, max_read_delay_ns, disk_spill)
+        in_flight_max = None if queue.closed else task.schedule.in_flight
         return Driver(
-            feed, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_max=in_flight_max
+            queue, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_max=in_flight_max
         )
 
-    driver = driver_of(task.feed(), part, counts, task.schedule.spare)
+    # Encode the first requests, then wait until the coordinator allows connections.
+    driver = build_driver(task.request_queue(), part, counts, task.schedule.spare)
     drivers = [driver]
-    loop.add_reader(pipe.fileno(), _obey, pipe, drivers, allowed, started)
+    allowed: asyncio.Future[None] = loop.create_future()
+    started: asyncio.Future[int] = loop.create_future()
+    loop.add_reader(pipe.fileno(), _on_order, pipe, drivers, allowed, started)
     await allowed
-    held, warmup, warm_ns = RecordBuffer(), task.warmup(), 0
-    if warmup:
-        slots, clients = (task.slot(request, 0) for request in warmup), task.schedule.clients
-        feed = ClosedLoop(slots, clients) if due_ns is None else OpenLoop(slots)
-        drivers.append(driver_of(feed, held, LiveCounters(), len(warmup) if due_ns is not None else clients))
+
+    # Send the warm-up requests. Their Records wait in memory for the run's instant 0.
+    warmup = RecordBuffer()
+    warmup_requests = task.warmup()
+    warmup_start_ns = 0
+    if warmup_requests:
+        spare = len(warmup_requests) if task.schedule.due_ns is not None else task.schedule.clients
+        drivers.append(build_driver(task.warmup_queue(warmup_requests), warmup, LiveCounters(), spare))
         await drivers[-1].open()
-        warm_ns = time.monotonic_ns()
-        await drivers[-1].run(warm_ns)
+        warmup_start_ns = time.monotonic_ns()
+        await drivers[-1].run(warmup_start_ns)
+
+    # Open the connections, report that this worker is ready, and wait for the start.
     await driver.open()
     gc.collect()
     gc.freeze()
-    gc.disable()  # what the run makes has no cycles worth finding, and a collection would delay reads
+    gc.disable()  # a run makes hardly any reference cycles, and a collection would delay reads
     with raised_priority(task.client_priority, own_session=True) as scheduling:
-        with contextlib.suppress(OSError):  # the coordinator is gone: `_obey` hears of it
+        with contextlib.suppress(OSError):  # the coordinator has died: `_on_order` notices it
             pipe.send(("ready", (stamps.active_source.name, scheduling)))
         start_ns = await started
-        for record in held.records:
-            part.add(shift_record(structs.replace(record, phase="warmup"), warm_ns - start_ns))
+        for record in warmup.records:
+            part.add(shift_record(structs.replace(record, phase="warmup"), warmup_start_ns - start_ns))
         await driver.run(start_ns)
     loop.remove_reader(pipe.fileno())
 
 
-def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]) -> None:
+def _read_policy(task: WorkerTask) -> tuple[float, float]:
+    """Return how far reads may be deferred, for ReadPacer."""
+    from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
+
+    schedule = task.schedule
+    ends_are_awaited = task.prompts.has_sessions or schedule.due_ns is None or schedule.in_flight < len(schedule.due_ns)
+    if ends_are_awaited:
+        return OFTEN
+    if schedule.at_once == schedule.in_flight:  # a burst
+        return SELDOM
+    return MODERATE
+
+
+def _on_order(
+    pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]
+) -> None:
+    """Follow an order of the coordinator."""
     try:
         order = pipe.recv()
-    except (EOFError, OSError):  # the coordinator is gone: nobody waits for this run any more
+    except (EOFError, OSError):  # the coordinator has died, so the run has no reader any more
         started.get_loop().remove_reader(pipe.fileno())
         order = ("stop",)
     if not allowed.done():
@@ -261,8 +304,10 @@ def _obey(pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], 
 
 
 def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug of ours in a callback must not leave a run waiting for ever, nor lose what was recorded."""
-    if (error := context.get("exception")) is not None:
+    """End the process after an exception in a callback. Such a bug must neither make the run wait forever nor lose what
+    was recorded."""
+    error = context.get("exception")
+    if error is not None:
         traceback.print_exception(error, file=sys.stderr)
         part.close()
         os._exit(70)

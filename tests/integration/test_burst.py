@@ -69,7 +69,7 @@ from loadgen.engine import prepare
 from loadgen.plan import Plan
 plan = Plan(server="tgi", url=sys.argv[1], n=20, seed=int(sys.argv[2]))
 with prepare.prepare(plan, Path("."), lambda line: None) as prepared:
-    sent = b"".join(slot.payload for task in prepared.tasks for slot in task.feed().group())
+    sent = b"".join(slot.payload for task in prepared.tasks for slot in task.request_queue().group())
 print(hashlib.sha256(sent).hexdigest(), len(sent))
 """
 

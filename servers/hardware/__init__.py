@@ -1,18 +1,18 @@
-"""What GPUs, links and models can do at best; nothing of ours.
+"""Data-sheet figures and measured constants of GPUs, links, models, number formats and inference engines.
 
-Pure, so that the simulator, the matrix and the analysis can all use it. Every table is a CSV file of this folder, one
-row per entry: a new GPU is one row of gpus.csv, or, at run time, one table of a TOML file with the same columns:
+The functions only read tables, so that the simulator, the matrix and the analysis can all use them. Every table is a
+CSV file in this folder with one row per entry. Users add GPUs and models in a TOML file with the same columns:
 
     [gpus."My card"]
     bf16_TFLOPs = 148
     memory_GB = 96
     memory_GBps = 4000
-    link_GBps = 900         # both directions together; pcie_GBps where it has none
+    link_GBps = 900         # both directions together; use pcie_GBps for a GPU without such a link
 
     [models."My-7B"]
     layers = 32             # and hidden, intermediate, heads, kv_heads, head_dim, vocabulary, parameters
 
-How long a step takes on them: servers/hardware/kernels.py and inference.py.
+kernels.py and inference.py in this folder predict from these figures how long a step takes.
 """
 
 from __future__ import annotations
@@ -31,113 +31,117 @@ from loadgen.servers.errors import read_toml
 
 _Entry = TypeVar("_Entry")
 
-FOLDER = Path(__file__).parent  # Where the tables are
+FOLDER = Path(__file__).parent  # Holds the tables
 DEFAULT_GPU = "A800-80GB SXM"
 DEFAULT_MODEL = "Llama-2-7B"
 DEFAULT_FORMAT = "bf16"
-DEFAULT_LINK = "NVLink 4"  # Of a user's GPU that has a link_GBps and names none; its architecture likewise
-DEFAULT_ARCHITECTURE = "Hopper"
+DEFAULT_LINK = "NVLink 4"  # For a user's GPU that has a link_GBps but names no link
+DEFAULT_ARCHITECTURE = "Hopper"  # For a user's GPU that names no architecture
 TABLES = ("gpus", "models", "formats", "architectures", "links", "frameworks", "constants")
 
 
 class HardwareError(ValueError):
-    """A GPU, model or number format that is not known, or not described as its table wants it."""
+    """An unknown GPU, model or number format, or an entry with invalid columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What kernels reach on GPUs of one design: a row of architectures.csv, with what it was measured on."""
+    """Efficiency of kernels on GPUs of one design: a row of architectures.csv, which names the measured GPU."""
 
     name: str
-    compute_share: float  # Of the peak FLOP/s, by the best large GEMM: power and clocks
-    watts_per_TFLOP: float  # noqa: N815 - Of the GPU on which that was measured
-    memory_share: float  # Of the memory bandwidth
-    attention_share: float  # Of the peak FLOP/s, by attention over long prompts
-    load_share: float  # Of the rate at which SMs can load from L2, while they compute
-    launch_s: float  # To start and end a GEMM
-    tile_s: float  # To start and end one of its tiles
-    attention_launch_s: float  # As launch_s; it is often two kernels
-    attention_turn_s: float  # One sequence and KV head in decoding attention, however short
+    compute_share: float  # Share of the peak FLOP/s that the best large GEMM reaches; power and clocks limit it
+    watts_per_TFLOP: float  # noqa: N815 - of the GPU on which compute_share was measured
+    memory_share: float  # Share of the memory bandwidth that kernels reach
+    attention_share: float  # Share of the peak FLOP/s that attention over long prompts reaches
+    load_share: float  # Share of the L2 load rate of the SMs that is reached during computation
+    launch_s: float  # Time to start and end a GEMM
+    tile_s: float  # Time to start and end one tile of a GEMM
+    attention_launch_s: float  # Same for attention, which is often two kernels
+    attention_turn_s: float  # Minimum time for one sequence and KV head in decode attention
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How GPUs reach each other: a row of links.csv, and one GPU's rate."""
+    """A connection between GPUs: a row of links.csv with the rate of one GPU."""
 
     name: str
-    bytes_per_s: float  # One way
-    share: float  # Of that, by rings and direct reads
-    switch_share: float  # Of that, where the switch itself adds (NVLS); 0 where it cannot
-    custom_s: float  # To start an all-reduce of direct reads, and for each GPU that takes part
-    peer_s: float
-    two_shot_s: float  # More, where it needs two rounds
-    nccl_s: float  # To start a collective of NCCL, and for each of its steps
-    step_s: float
+    bytes_per_s: float  # In one direction
+    share: float  # Share of that rate that rings and direct reads reach
+    switch_share: float  # Share of that rate when the switch does the sums (NVLS); 0 if it cannot
+    custom_s: float  # Time to start an all-reduce by direct reads
+    peer_s: float  # Additional time of that all-reduce per participating GPU
+    two_shot_s: float  # Additional time if that all-reduce needs two rounds
+    nccl_s: float  # Time to start an NCCL collective
+    step_s: float  # Time per step of an NCCL collective
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How numbers are stored and computed."""
+    """A number format: how values are stored and in which type GEMMs compute."""
 
     name: str
-    weight_bytes: float
-    activation_bytes: float  # What a GEMM reads beside its weights
-    compute_type: str  # The peak that holds: bf16, fp8, int8 or fp4
-    operand_bytes: float  # What loading one operand costs a tile
-    quantise_s: float = 0.0  # To make activations of it, with a scale per token or block
-    read_share: float = 1.0  # How fast its weights are read, of what 16-bit weights reach
+    weight_bytes: float  # Bytes per weight
+    activation_bytes: float  # Bytes per activation that a GEMM reads
+    compute_type: str  # Type that selects the peak FLOP/s: bf16, fp8, int8 or fp4
+    operand_bytes: float  # Bytes that a tile loads per operand
+    quantise_s: float = 0.0  # Time to start quantising activations, with one scale per token or block
+    read_share: float = 1.0  # Read rate of the weights relative to 16-bit weights
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What an engine adds to its kernels: a row of frameworks.csv, with what it was measured on."""
+    """Overhead that an inference engine adds to its kernels: a row of frameworks.csv, which names the measurement."""
 
     name: str
-    layer_s: float  # Per layer: launches and gaps between its kernels
+    layer_s: float  # Per layer: launches and gaps between kernels
     step_s: float  # Per step: scheduling, sampling, detokenising
-    sequence_s: float  # More per step, for each sequence in it
-    sync_s: float  # Per all-reduce: until all GPUs have come to it
-    kv_share: float  # How fast it reads the KV cache, of what the best kernel reaches
-    prefill_share: float  # How fast it computes prompts, of what the best kernels reach
-    interference: float  # Of the prompts of others, the part that is computed while one decodes rather than waits
-    server_s: float  # From a request to its first step, and from the first token to the client
-    request_s: float  # More, for each request in flight
-    queueing: float  # Of the wait there is when all requests come at once; 0 where they come apart
-    chunk_tokens: float  # Tokens in one step at most
-    scaled: float  # Bytes that loading one 8-bit operand costs a tile: 2 where scales are applied there; 1 in engines
-    nccl: float  # 1 where all-reduces are NCCL's, 0 where they read from each other directly
-    fp8_kv: float  # 1 where models in fp8 and fp4 have their KV cache in fp8
+    sequence_s: float  # Per step and sequence in it
+    sync_s: float  # Per all-reduce: wait until every GPU has reached it
+    kv_share: float  # Read rate of the KV cache relative to the best kernel
+    prefill_share: float  # Speed of prompt computation relative to the best kernels
+    interference: float  # Share of the other prompts that is computed during a request's decode, not during its wait
+    server_s: float  # From a request's arrival to its first step, plus from the first token to the client
+    request_s: float  # Additional server time per request in flight
+    queueing: float  # Share of the worst-case queueing time, in which all requests arrive at once; 0 if they are spread
+    chunk_tokens: float  # Maximum tokens in one step
+    scaled: float  # Bytes that a tile loads per 8-bit operand: 2 if scales are applied there, 1 in engines
+    nccl: float  # 1 if all-reduces use NCCL, 0 if GPUs read from each other directly
+    fp8_kv: float  # 1 if models in fp8 and fp4 have their KV cache in fp8
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU's data-sheet figures."""
+    """Data-sheet figures of one GPU."""
 
     name: str
     architecture: Architecture
-    peaks: Mapping[str, float]  # Dense FLOP/s with fp32 accumulation, by what is computed: bf16, fp8, int8, fp4
+    peaks: Mapping[str, float]  # Dense FLOP/s with fp32 accumulation, by type: bf16, fp8, int8, fp4
     memory_bytes: float
     memory_bytes_per_s: float
     sms: int
     clock_hz: float
-    watts: float  # 0 where nobody says
+    watts: float  # 0 if unknown
     l2_bytes: float
-    link: Link  # To the other GPUs: NVLink where there is one, else PCIe
+    link: Link  # To the other GPUs: NVLink if there is one, else PCIe
     pcie: Link
-    source: str = ""  # The data sheet
+    source: str = ""  # Address of the data sheet
 
     @property
     def flops_per_s(self) -> float:
+        """Peak FLOP/s in bf16."""
         return self.peaks["bf16"]
 
     def effective_format(self, number_format: Format) -> Format:
-        """The format as this GPU computes it: where its tensor cores do not know it, weights alone are stored so."""
+        """Return the format as this GPU computes it.
+
+        If the tensor cores do not support the format, only weights are stored in it, and GEMMs compute in bf16.
+        """
         if number_format.compute_type in self.peaks:
             return number_format
         return replace(number_format, activation_bytes=2.0, compute_type="bf16", operand_bytes=2.0)
 
     def link_for(self, gpus: int) -> Link:
-        """A bridge joins two."""
+        """Return the link between `gpus` GPUs. An NVLink bridge joins only two; more communicate over PCIe."""
         return self.pcie if self.link.name == "NVLink bridge" and gpus > 2 else self.link
 
 
@@ -154,39 +158,44 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     parameters: int
-    mlp_matrices: int = 3  # Two where the MLP has no gate
-    tied: int = 0  # 1 where the output head is the embedding
+    mlp_matrices: int = 3  # 2 if the MLP has no gate
+    tied: int = 0  # 1 if the output head shares the embedding's matrix
 
     @property
     def layer_parameters(self) -> int:
-        """Matrix elements that every token passes: Q and output, K and V, and three matrices of the MLP, per layer."""
+        """Matrix elements that every token passes, over all layers: Q, K, V, output, and the MLP's matrices."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + self.mlp_matrices * self.hidden * self.intermediate)
 
     @property
     def head_parameters(self) -> int:
-        """Elements of the output head, which only the last token of a sequence passes."""
+        """Elements of the output head. Only the last token of a sequence passes it."""
         return self.hidden * self.vocabulary
 
     @property
     def kv_values(self) -> int:
-        """Values in the KV cache of one token, over all layers."""
+        """Values that the KV cache holds per token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 def gpu(name: str, file: Path | None = None) -> Gpu:
-    """A GPU of gpus.csv or of a TOML file, which wins. Raises HardwareError, which names the nearest one and all."""
+    """Return a GPU of gpus.csv or of a user's TOML file, which takes precedence.
+
+    Raises HardwareError for an unknown name; the message suggests the nearest one and lists all.
+    """
     return _find_entry("GPU", name, "gpus", _gpu_from_row, file)
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
-    """How many GPUs, and the name of one: of `H100`, or `4 x A100`. Raises HardwareError."""
-    several = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
-    return (int(several[1]), gpu(text[several.end() :]).name) if several else (1, gpu(text).name)
+    """Return the count and the name of GPUs written as `H100` or `4 x A100`. Raises HardwareError."""
+    match = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
+    if match is None:
+        return 1, gpu(text).name
+    return int(match[1]), gpu(text[match.end() :]).name
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
-    """As `listed_model`, or the path of a Hugging Face config.json or its folder."""
+    """Return a model by name, as `listed_model`, or by the path of a Hugging Face config.json or its folder."""
     if name.endswith(".json") or os.path.isfile(f"{name}/config.json"):  # noqa: PTH113 - False where Path raises
         from loadgen.servers.hardware.huggingface import shape_of
 
@@ -195,37 +204,22 @@ def model(name: str, file: Path | None = None) -> ModelShape:
 
 
 def listed_model(name: str, file: Path | None = None) -> ModelShape:
-    """A model of models.csv, or of a TOML file, as `gpu`; also by the name under which it is served. Opens no file that
-    `name` names: a server may say anything."""
+    """Return a model of models.csv or of a user's TOML file, also by the name under which servers offer it.
+
+    The function never opens a file called `name`, because the name may come from a server. Raises HardwareError.
+    """
     name = _VARIANT_SUFFIX.sub("", name.rpartition("/")[2])
     return _find_entry("model", name, "models", shape_from_row, file)
 
 
 def number_format(name: str) -> Format:
-    """A number format of formats.csv, as `gpu`."""
-    return _find_entry(
-        *("number format", name, "formats"),
-        lambda name, row: Format(
-            *(
-                name,
-                _read_number(name, row, "bytes_per_value"),
-                _read_number(name, row, "activation_bytes"),
-                str(row["computes"]),
-            ),
-            operand_bytes=_read_number(name, row, "operand_bytes"),
-            quantise_s=_read_figure(name, row, "quantise_s"),
-            read_share=_read_number(name, row, "read_share"),
-        ),
-    )
+    """Return a number format of formats.csv. Raises HardwareError."""
+    return _find_entry("number format", name, "formats", _format_from_row)
 
 
 def framework(name: str) -> Framework:
-    """An engine of frameworks.csv, as `gpu`."""
-    figures = [field.name for field in fields(Framework)[1:]]
-    return _find_entry(
-        *("framework", name, "frameworks"),
-        lambda name, row: Framework(name, *(_read_figure(name, row, figure) for figure in figures)),
-    )
+    """Return an engine of frameworks.csv. Raises HardwareError."""
+    return _find_entry("framework", name, "frameworks", _framework_from_row)
 
 
 GPU_SETTINGS = {
@@ -235,43 +229,51 @@ GPU_SETTINGS = {
     "clock": ("clock_hz", "Hz"),
     "sms": ("sms", ""),
 }
-"""Figures of a Gpu by the names that `--set` takes, and their unit; `compute` and `link_bandwidth` beside them."""
+"""Names that `--set` takes, each with a field of Gpu and its unit. `compute` and `link_bandwidth` are handled apart."""
 _VARIANT_SUFFIX = re.compile(r"^meta-(?=llama)|[-_](instruct|chat|hf|it|base|v\d\.\d)\b", re.IGNORECASE)
-"""What names of served models have more than the names of their shapes."""
+"""Parts of a served model's name that do not affect its shape."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FLOPs|)")
+_PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
-    """A GPU with other figures, each as `memory_bandwidth=8TB/s`. Raises HardwareError."""
+    """Return the GPU with changed figures, each written as `memory_bandwidth=8TB/s`. Raises HardwareError."""
     for change in changes:
         name, _, text = change.partition("=")
         known = [*GPU_SETTINGS, "compute", "link_bandwidth"]
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            raise HardwareError(f"cannot set {name!r}{meant}: choose one of {', '.join(known)}, as memory=192GB")
-        if not (result := _QUANTITY.fullmatch(text)) or not float(result[1]):
-            raise HardwareError(f"{change}: write a positive number with its unit, such as memory_bandwidth=8TB/s")
-        value = float(result[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[result[2]]
-        if name == "compute":  # formats keep their ratio, and the power grows with them
-            ratio = value / card.flops_per_s
-            peaks = {which: rate * ratio for which, rate in card.peaks.items()}
-            card = replace(card, peaks=peaks, watts=ratio * card.watts)
-        elif name == "link_bandwidth":  # both directions together, as data sheets say
-            card = replace(card, link=replace(card.link, bytes_per_s=value / 2))
-        else:
-            figure: Any = {GPU_SETTINGS[name][0]: int(value) if name == "sms" else value}
-            card = replace(card, **figure)
+            suggestion = f" (did you mean {near[0]}?)" if near else ""
+            raise HardwareError(f"cannot set {name!r}{suggestion}: choose one of {', '.join(known)}, as memory=192GB")
+        card = _with_setting(card, name, _parse_quantity(change, text))
     return card
 
 
+def _parse_quantity(change: str, text: str) -> float:
+    quantity = _QUANTITY.fullmatch(text)
+    if quantity is None or not float(quantity[1]):
+        raise HardwareError(f"{change}: write a positive number with its unit, such as memory_bandwidth=8TB/s")
+    return float(quantity[1]) * _PREFIXES[quantity[2]]
+
+
+def _with_setting(card: Gpu, name: str, value: float) -> Gpu:
+    if name == "compute":  # the ratios between number formats stay, and the power scales with the FLOP/s
+        ratio = value / card.flops_per_s
+        peaks = {compute_type: rate * ratio for compute_type, rate in card.peaks.items()}
+        return replace(card, peaks=peaks, watts=ratio * card.watts)
+    if name == "link_bandwidth":  # both directions together, as on data sheets
+        return replace(card, link=replace(card.link, bytes_per_s=value / 2))
+    figure: Any = {GPU_SETTINGS[name][0]: int(value) if name == "sms" else value}
+    return replace(card, **figure)
+
+
 def tables() -> dict[str, list[dict[str, str]]]:
-    """Every row of every table with all its columns, for the documentation."""
+    """Return every row of every table with all columns, for the documentation."""
     return {table: [dict(row) for row in _builtin_table(FOLDER, table).values()] for table in TABLES}
 
 
 def constant(name: str) -> float:
-    """A figure of constants.csv, which says what it means and where it is from."""
+    """Return a constant of constants.csv. The table states its meaning and source."""
     return _constants()[name]
 
 
@@ -282,46 +284,68 @@ def _constants() -> dict[str, float]:
 
 @cache
 def _architectures() -> dict[str, Architecture]:
-    return {
-        name: Architecture(name, *(_read_figure(name, row, field.name) for field in fields(Architecture)[1:]))
-        for name, row in _builtin_table(FOLDER, "architectures").items()
-    }
+    columns = [field.name for field in fields(Architecture)[1:]]
+    rows = _builtin_table(FOLDER, "architectures")
+    return {name: Architecture(name, **_read_figures(name, row, columns)) for name, row in rows.items()}
 
 
 @cache
 def gpu_links() -> dict[str, Link]:
-    """Every row of links.csv by its name, at the rate that it names."""
-    figures = [field.name for field in fields(Link)[2:]]
-    return {
-        name: Link(
-            name, 1e9 * _read_number(name, row, "GBps", 0) / 2, *(_read_figure(name, row, figure) for figure in figures)
-        )
-        for name, row in _builtin_table(FOLDER, "links").items()
-    }
+    """Return every link of links.csv by name, at the rate that its row gives."""
+    columns = [field.name for field in fields(Link)[2:]]
+    links = {}
+    for name, row in _builtin_table(FOLDER, "links").items():
+        one_way_bytes_per_s = 1e9 * _read_number(name, row, "GBps", 0) / 2
+        links[name] = Link(name, one_way_bytes_per_s, **_read_figures(name, row, columns))
+    return links
+
+
+def _read_figures(name: str, row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
+    return {column: _read_figure(name, row, column) for column in columns}
 
 
 def _read_figure(name: str, row: Mapping[str, Any], field: str) -> float:
-    """A column in microseconds as seconds, any other as it is."""
+    """Read the column of a field; a missing one is 0. A field in seconds has a column in microseconds."""
     if field.endswith("_s"):
         return 1e-6 * _read_number(name, row, field.removesuffix("_s") + "_us", 0)
     return _read_number(name, row, field, 0)
 
 
+def _format_from_row(name: str, row: Mapping[str, Any]) -> Format:
+    return Format(
+        name,
+        weight_bytes=_read_number(name, row, "bytes_per_value"),
+        activation_bytes=_read_number(name, row, "activation_bytes"),
+        compute_type=str(row["computes"]),
+        operand_bytes=_read_number(name, row, "operand_bytes"),
+        quantise_s=_read_figure(name, row, "quantise_s"),
+        read_share=_read_number(name, row, "read_share"),
+    )
+
+
+def _framework_from_row(name: str, row: Mapping[str, Any]) -> Framework:
+    columns = [field.name for field in fields(Framework)[1:]]
+    return Framework(name, **_read_figures(name, row, columns))
+
+
 def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
     pcie = replace(gpu_links()["PCIe"], bytes_per_s=1e9 * _read_number(name, row, "pcie_GBps", 64) / 2)
-    if both_ways_gb := _read_number(name, row, "link_GBps", 0):
-        link = replace(gpu_links()[row.get("link") or DEFAULT_LINK], bytes_per_s=1e9 * both_ways_gb / 2)
+    link_gb_per_s = _read_number(name, row, "link_GBps", 0)  # both directions together
+    if link_gb_per_s:
+        link = replace(gpu_links()[row.get("link") or DEFAULT_LINK], bytes_per_s=1e9 * link_gb_per_s / 2)
     else:
-        _read_number(name, row, "pcie_GBps")
+        _read_number(name, row, "pcie_GBps")  # raises if missing: the GPU needs one of the two
         link = pcie
-    computes = {"bf16": "bf16_TFLOPs", "fp8": "fp8_TFLOPs", "int8": "int8_TOPs", "fp4": "fp4_TFLOPs"}
-    rates = {name_: 1e12 * _read_number(name, row, column, 0) for name_, column in computes.items() if name_ != "bf16"}
+    peaks = {"bf16": 1e12 * _read_number(name, row, "bf16_TFLOPs")}
+    for compute_type, column in {"fp8": "fp8_TFLOPs", "int8": "int8_TOPs", "fp4": "fp4_TFLOPs"}.items():
+        rate = 1e12 * _read_number(name, row, column, 0)
+        if rate:
+            peaks[compute_type] = rate
     family = str(row.get("architecture") or "").partition(" ")[0]
     return Gpu(
         name=name,
         architecture=_architectures().get(family) or _architectures()[DEFAULT_ARCHITECTURE],
-        peaks={"bf16": 1e12 * _read_number(name, row, "bf16_TFLOPs")}
-        | {each: rate for each, rate in rates.items() if rate},
+        peaks=peaks,
         memory_bytes=1e9 * _read_number(name, row, "memory_GB"),
         memory_bytes_per_s=1e9 * _read_number(name, row, "memory_GBps"),
         sms=int(_read_number(name, row, "sms", 132)),
@@ -335,75 +359,80 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
 
 
 def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
-    """A model by the columns of models.csv. Raises HardwareError."""
-    needed = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
+    """Return a model from a row with the columns of models.csv. Raises HardwareError."""
+    required = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
-    figures = {each: _read_number(name, row, each) for each in needed}
-    figures |= {each: _read_number(name, row, each, default) for each, default in defaults.items()}
-    return ModelShape(name, **{each: int(figure) for each, figure in figures.items()})
+    figures = {column: _read_number(name, row, column) for column in required}
+    figures |= {column: _read_number(name, row, column, default) for column, default in defaults.items()}
+    return ModelShape(name, **{column: int(figure) for column, figure in figures.items()})
 
 
 def _read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
-    """A figure of one entry. An empty cell is one that is not known."""
+    """Return the number in one column of an entry, or the default for an empty cell. Raises HardwareError.
+
+    Without a default the number must be positive, with a default it may be 0.
+    """
     value = row.get(column)
     if value in (None, "") and default is not None:
         return default
     try:
-        figure = float("nothing" if value is None or value == "" else value)
+        number = float(value)  # type: ignore[arg-type]  # None is a TypeError
     except (TypeError, ValueError):
-        figure = -1.0
-    if figure < 0 or (figure == 0 and default is None):
+        number = -1.0
+    if number < 0 or (number == 0 and default is None):
         raise HardwareError(f"{name}: {column} must be a positive number, not {value!r}")
-    return figure
+    return number
 
 
 @cache
 def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
-    """Rows of a table by name."""
+    """Return the rows of a table by name."""
     with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
         return {next(iter(row.values())): row for row in csv.DictReader(lines)}
 
 
 def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
-    """As a file has them. Raises HardwareError."""
+    """Return the entries of one table in a user's TOML file. Raises HardwareError."""
     try:
-        told = read_toml(file)
+        content = read_toml(file)
     except (OSError, ValueError) as problem:
         raise HardwareError(f"{file}: {problem}") from None
-    if unknown := sorted(told.keys() - {"gpus", "models"}):
-        raise HardwareError(f"{file}: no table {', '.join(unknown)}: it holds gpus and models")
-    entries: dict[str, Mapping[str, Any]] = told.get(table, {})
+    unknown = sorted(content.keys() - {"gpus", "models"})
+    if unknown:
+        raise HardwareError(f"{file}: unknown table {', '.join(unknown)}: use gpus and models")
+    entries: dict[str, Mapping[str, Any]] = content.get(table, {})
     _, *columns = next(iter(_builtin_table(FOLDER, table).values()))
     for name, row in entries.items():
         if not isinstance(row, dict) or row.keys() - set(columns):
-            raise HardwareError(f"{file}: {table}.{name!r} may have {', '.join(columns)} and nothing else")
+            raise HardwareError(f"{file}: {table}.{name!r} must be a table with only the columns {', '.join(columns)}")
     return entries
 
 
 def _find_entry(
-    kind: str, name: str, table: str, made: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
+    kind: str, name: str, table: str, from_row: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
 ) -> _Entry:
-    """The entry that is so called, by its name or another of its column `also`, however it is spelt."""
-    told = _read_user_table(table, file) if file else {}
-    for each, row in told.items():
-        made(each, row)  # all: a mistake in any of them is told
-    rows = _builtin_table(FOLDER, table) | told
+    """Return the entry with this name or alias (column `also`). Case, spaces and hyphens do not matter."""
+    user_rows = _read_user_table(table, file) if file else {}
+    for user_name, row in user_rows.items():
+        from_row(user_name, row)  # validates every entry, so that an error in an unused one is reported too
+    rows = _builtin_table(FOLDER, table) | user_rows
     if name not in rows:
-        others = {each: str(row.get("also") or "").split(";") for each, row in rows.items()}
-        names = {_normalise_name(also): each for each, those in others.items() for also in those if also}
-        names |= {_normalise_name(row): row for row in rows}
-        if (result := names.get(_normalise_name(name))) is None:
-            near = dict.fromkeys(
-                names[get_close_match]
-                for get_close_match in get_close_matches(_normalise_name(name), names, n=3, cutoff=0.6)
-            )
-            meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-            raise HardwareError(f"unknown {kind} {name!r}{meant}: choose one of {', '.join(rows)}")
-        name = result
-    return made(name, rows[name])
+        names = {}
+        for row_name, row in rows.items():
+            aliases = filter(None, str(row.get("also") or "").split(";"))
+            names.update({_normalise_name(alias): row_name for alias in aliases})
+        names.update({_normalise_name(row_name): row_name for row_name in rows})
+        plain = _normalise_name(name)
+        if plain not in names:
+            matches = get_close_matches(plain, names, n=3, cutoff=0.6)
+            near = dict.fromkeys(names[match] for match in matches)
+            suggestion = f" (did you mean {' or '.join(near)}?)" if near else ""
+            raise HardwareError(f"unknown {kind} {name!r}{suggestion}: choose one of {', '.join(rows)}")
+        name = names[plain]
+    return from_row(name, rows[name])
 
 
 def _normalise_name(name: str) -> str:
-    """A name without what people write differently: capitals, spaces, hyphens, the maker."""
-    plain = "".join(each for each in name.casefold() if each.isalnum() or each == ".")
+    """Return a name without capitals, spaces, hyphens and the manufacturer, which people write differently."""
+    plain = "".join(character for character in name.casefold() if character.isalnum() or character == ".")
     return plain.removeprefix("nvidia")

@@ -1,4 +1,4 @@
-"""The shape of a model from its config.json, as Hugging Face's transformers write it."""
+"""Reads the shape of a model from its config.json, as Hugging Face's transformers write it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from loadgen.servers.hardware import HardwareError, ModelShape, shape_from_row
 
 
 def shape_of(path: Path) -> ModelShape:
-    """By the names of Llama, GPT-2 and their kin. Raises HardwareError."""
+    """Return the shape of a dense model with the keys of Llama, GPT-2 or related models. Raises HardwareError.
+
+    `path` is a config.json or the folder that holds one.
+    """
     path = path if path.suffix == ".json" else path / "config.json"
     try:
-        told = json.decode(read_settings(path).encode(), type=dict[str, Any])
+        config = json.decode(read_settings(path).encode(), type=dict[str, Any])
     except (OSError, ValueError, *DECODE_ERRORS) as problem:
         raise HardwareError(f"{path}: {problem}") from None
-    told |= told.get("text_config") or {}
-    if any("expert" in key and value for key, value in told.items()):
+    config |= config.get("text_config") or {}
+    if any("expert" in key and value for key, value in config.items()):
         raise HardwareError(f"{path}: mixtures of experts are not modelled: choose a dense model")
 
     def first(*names: str, default: Any = None) -> Any:
-        return next((told[name] for name in names if told.get(name)), default)
+        return next((config[name] for name in names if config.get(name)), default)
 
-    hidden, heads = first("hidden_size", "n_embd", "d_model"), first("num_attention_heads", "n_head")
-    kind = str(told.get("model_type", ""))
-    gated = 2 if kind.startswith(("gpt", "bloom", "opt", "falcon", "phi")) and kind != "phi3" else 3
+    hidden = first("hidden_size", "n_embd", "d_model")
+    heads = first("num_attention_heads", "n_head")
+    model_type = str(config.get("model_type", ""))
+    ungated = model_type.startswith(("gpt", "bloom", "opt", "falcon", "phi")) and model_type != "phi3"
+    tied = config.get("tie_word_embeddings", model_type.startswith(("gpt2", "bloom", "opt")))
     row = {
         "layers": first("num_hidden_layers", "n_layer"),
         "hidden": hidden,
@@ -37,9 +42,9 @@ def shape_of(path: Path) -> ModelShape:
         "kv_heads": first("num_key_value_heads", default=heads),
         "head_dim": first("head_dim", default=(hidden or 0) // (heads or 1)),
         "vocabulary": first("vocab_size"),
-        "mlp_matrices": gated,
-        "tied": int(bool(told.get("tie_word_embeddings", kind.startswith(("gpt2", "bloom", "opt"))))),
-        "parameters": 1,
+        "mlp_matrices": 2 if ungated else 3,
+        "tied": int(bool(tied)),
+        "parameters": 1,  # replaced below: the file does not state it
     }
-    result = shape_from_row(str(told.get("_name_or_path") or path.parent.name or path.name), row)
-    return replace(result, parameters=result.layer_parameters + (2 - result.tied) * result.head_parameters)
+    shape = shape_from_row(str(config.get("_name_or_path") or path.parent.name or path.name), row)
+    return replace(shape, parameters=shape.layer_parameters + (2 - shape.tied) * shape.head_parameters)

@@ -1,8 +1,8 @@
-"""How long one step of an inference engine takes: every GEMM, attention, all-reduce and what lies between them.
+"""Predicts how long one step of an inference engine takes: GEMMs, attention, all-reduces and the work in between.
 
-A step takes `prompts` of `tokens` new tokens each (0 for none), and one more token for each of `decoding` sequences
-that hold `context` tokens. Numbers or NumPy arrays; the parts are seconds. What the hardware allows at best is the same
-without latencies and overheads, each resource at the data sheet's rate: `lower_bounds_s`.
+A step computes `prompts` prompts of `tokens` new tokens each (0 for none), and one more token for each of `decoding`
+sequences that hold `context` tokens. Arguments are numbers or NumPy arrays, and times are in seconds. `lower_bounds_s`
+gives the times without latencies and overheads, with each resource at the rate of the data sheet.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from loadgen.servers.hardware.kernels import (
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, where
 
 ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
-"""All-reduces per layer. How they meet its blocks, after Ladder Residual (arXiv 2501.06589): each waits for its own;
-attention and MLP share one; each runs beside the next block; there are none (what could be gained at most)."""
+"""All-reduces per layer, by architecture (Ladder Residual, arXiv 2501.06589).
+
+`standard`: each block waits for its all-reduce. `parallel`: attention and MLP share one. `ladder`: each all-reduce runs
+during the next block. `no-communication`: there is none, which shows the maximum gain.
+"""
 HEAD_FORMAT = "bf16"
-"""Engines leave the output head in 16 bits where they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
+"""Engines keep the output head in 16 bits when they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on GPUs: `tensor` of them share each layer, and `pipeline` groups of those share the layers."""
+    """A model on `tensor * pipeline` GPUs: `tensor` GPUs share each layer, and `pipeline` stages divide the layers."""
 
     gpu: Gpu
     model: ModelShape
@@ -40,9 +43,9 @@ class Deployment:
     tensor: int = 1
     pipeline: int = 1
     kv_bytes: float = 2.0
-    """Of one value in the KV cache."""
+    """Bytes per value in the KV cache."""
     architecture: str = "standard"
-    """How all-reduces meet the layers; see `ARCHITECTURES`."""
+    """A key of `ARCHITECTURES`. Raises HardwareError for any other value."""
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -54,29 +57,34 @@ class Deployment:
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs."""
         return self.tensor * self.pipeline
 
     @property
     def kv_heads(self) -> int:
-        """On each GPU: where there are fewer than GPUs, each holds one whole."""
+        """KV heads on each GPU. If there are fewer KV heads than GPUs, each GPU holds a whole one."""
         return -(-self.model.kv_heads // self.tensor)
 
     @property
     def kv_token_bytes(self) -> float:
-        """KV cache of one token, over all layers, on all GPUs that hold it together."""
+        """Bytes of KV cache per token, over all layers and all GPUs that share it."""
         copies = self.kv_heads * self.tensor / self.model.kv_heads
         return self.model.kv_values * self.kv_bytes * copies
 
     @property
     def weight_bytes(self) -> float:
-        """Of all GPUs: layers as they are stored, output head and embedding in 16 bits."""
+        """Bytes of weights on all GPUs: layers in the format of the weights, output head and embedding in 16 bits."""
         model = self.model
         return model.layer_parameters * self.weights.weight_bytes + model.head_parameters * 2.0 * (2 - model.tied)
 
     def kv_tokens(self, memory_fraction: float) -> int:
-        """Tokens of KV cache beside the weights in that part of the memory. Raises HardwareError for no room."""
-        room_bytes = self.gpus * self.gpu.memory_bytes * memory_fraction - self.weight_bytes
-        if (tokens := int(room_bytes / self.kv_token_bytes)) < 1:
+        """Return how many tokens of KV cache fit next to the weights in `memory_fraction` of the memory.
+
+        Raises HardwareError if not even one token fits.
+        """
+        free_bytes = self.gpus * self.gpu.memory_bytes * memory_fraction - self.weight_bytes
+        tokens = int(free_bytes / self.kv_token_bytes)
+        if tokens < 1:
             raise HardwareError(
                 f"{self.model.name} does not fit {self.gpus} x {self.gpu.name} in {self.weights.name}: "
                 "choose more GPUs (--tp), a larger GPU, a smaller model or a smaller format"
@@ -86,40 +94,49 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where the time of a step goes, in seconds."""
+    """Time of one step in seconds, by part."""
 
     gemm: Seconds
     attention: Seconds
     all_reduce: Seconds
     elementwise: Seconds  # Norms, rotary embedding, activations, residuals
-    layers: Seconds  # Launches and gaps, per layer
-    step: Seconds  # Scheduling and sampling, per step and sequence
+    layers: Seconds  # Launches and gaps in all layers
+    step: Seconds  # Scheduling and sampling
 
     @property
     def total(self) -> Seconds:
+        """Sum of all parts."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """One of the GEMMs of a layer, or the output head, on one GPU: the weights are n by k."""
+    """One GEMM of a layer, or the output head, on one GPU. Its weights are an n by k matrix."""
 
     name: str
     n: int
     k: int
-    count: int  # In the whole model
+    count: int  # How often the whole model computes it per step
     format: Format
 
 
-GEMM_BLOCKS = (0, 0, 1, 1, 2)  # To which block of a layer each of `model_gemms` belongs: attention, MLP, neither
+ATTENTION, MLP, OUTPUT_HEAD = range(3)
+GEMM_BLOCKS = (ATTENTION, ATTENTION, MLP, MLP, OUTPUT_HEAD)
+"""The part of the model that each GEMM of `model_gemms` belongs to."""
 
 
 def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
-    """After Megatron-LM (arXiv 1909.08053): the first of each pair is split by columns, the second by rows."""
-    model, tensor, stored = deployment.model, deployment.tensor, deployment.gpu.effective_format(deployment.weights)
+    """Return the GEMMs on one GPU under tensor parallelism as in Megatron-LM (arXiv 1909.08053).
+
+    The first GEMM of each pair is split by columns, the second by rows.
+    """
+    model = deployment.model
+    tensor = deployment.tensor
+    stored = deployment.gpu.effective_format(deployment.weights)
     if stored.compute_type in ("fp8", "int8"):
         stored = replace(stored, operand_bytes=deployment.framework.scaled)
-    heads, layers = -(-model.heads // tensor), model.layers
+    layers = model.layers
+    heads = -(-model.heads // tensor)
     wide = (model.mlp_matrices - 1) * model.intermediate // tensor
     qkv = (heads + 2 * deployment.kv_heads) * model.head_dim
     return (
@@ -134,46 +151,69 @@ def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
 def predict_step(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0, before: Any = 0
 ) -> Step:
-    """One step, as this module says; `before` tokens of each prompt are computed already. Under pipeline parallelism
-    the sequences are split over the stages, and a step lasts until each has been through all of them."""
-    gpu, model, framework = deployment.gpu, deployment.model, deployment.framework
-    prompts, tokens, decoding, context = (as_float(each) for each in (prompts, tokens, decoding, context))
+    """Return the time of one step with the arguments that the module describes.
+
+    `before` tokens of each prompt are already in the KV cache. Under pipeline parallelism the sequences are divided
+    among the stages, and a step lasts until each sequence has passed all stages.
+    """
+    model = deployment.model
+    framework = deployment.framework
+    prompts, tokens, decoding, context = (as_float(argument) for argument in (prompts, tokens, decoding, context))
     rows = (prompts * tokens + decoding) / deployment.pipeline
     sequences = (prompts + decoding) / deployment.pipeline
-    blocks: list[Any] = [0.0, 0.0, 0.0]  # attention, MLP, output head
-    for block, each in zip(GEMM_BLOCKS, model_gemms(deployment), strict=True):
-        m = sequences if block == 2 else rows
-        blocks[block] = blocks[block] + gemm_s(gpu, each.format, elementwise_max(m, 1e-9), each.n, each.k)
-    heads, dim = -(-model.heads // deployment.tensor), model.head_dim
-    decode = decode_attention_s(
-        gpu, decoding / deployment.pipeline, context, deployment.kv_heads, dim, deployment.kv_bytes
-    )
-    prefill = prefill_attention_s(gpu, prompts / deployment.pipeline, elementwise_max(tokens, 1), heads, dim, before)
-    attention = where(decoding > 0, decode, 0) / framework.kv_share + where(prompts > 0, prefill, 0)
+    attention_gemms, mlp_gemms, head_gemm = _gemm_times(deployment, rows, sequences)
+    attention = _attention_time(deployment, prompts, tokens, decoding, context, before)
     message = rows * model.hidden * 2.0
-    moved = rows * _elementwise_bytes(deployment) / rates(gpu, deployment.weights).bytes_per_s
-    faster = where(prompts > 0, framework.prefill_share, 1.0)
-    beside = [block / faster + (moved + framework.layer_s) / 2 for block in blocks[:2]]
-    beside[0] = beside[0] + attention
-    link = gpu.link_for(deployment.tensor)
+    elementwise = rows * _elementwise_bytes(deployment) / rates(deployment.gpu, deployment.weights).bytes_per_s
+    speed = where(prompts > 0, framework.prefill_share, 1.0)
+    attention_block = attention_gemms / speed + (elementwise + framework.layer_s) / 2 + attention
+    mlp_block = mlp_gemms / speed + (elementwise + framework.layer_s) / 2
+    link = deployment.gpu.link_for(deployment.tensor)
     reduce = all_reduce_s(link, deployment.tensor, message, "nccl" if framework.nccl else "custom")
     if deployment.tensor > 1:
         reduce = reduce + framework.sync_s
-    hop = ring_s(gpu.link_for(deployment.gpus), 2, message, "point to point") if deployment.pipeline > 1 else 0.0
+    all_reduces = exposed_all_reduce_s(deployment.architecture, model.layers, reduce, attention_block, mlp_block)
+    hop = 0.0  # from one pipeline stage to the next
+    if deployment.pipeline > 1:
+        hop = ring_s(deployment.gpu.link_for(deployment.gpus), 2, message, "point to point")
     return Step(
-        gemm=(model.layers * (blocks[0] + blocks[1]) + blocks[2]) / faster,
+        gemm=(model.layers * (attention_gemms + mlp_gemms) + head_gemm) / speed,
         attention=model.layers * attention,
-        all_reduce=exposed_all_reduce_s(deployment.architecture, model.layers, reduce, *beside)
-        + (deployment.pipeline - 1) * hop,
-        elementwise=model.layers * moved,
+        all_reduce=all_reduces + (deployment.pipeline - 1) * hop,
+        elementwise=model.layers * elementwise,
         layers=model.layers * framework.layer_s + 0 * rows,
         step=framework.step_s + framework.sequence_s * sequences * deployment.pipeline,
     )
 
 
+def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
+    """Return the seconds of the GEMMs in one attention block, in one MLP, and in the output head."""
+    times: list[Any] = [0.0, 0.0, 0.0]
+    for block, gemm in zip(GEMM_BLOCKS, model_gemms(deployment), strict=True):
+        m = sequences if block == OUTPUT_HEAD else rows
+        times[block] = times[block] + gemm_s(deployment.gpu, gemm.format, elementwise_max(m, 1e-9), gemm.n, gemm.k)
+    return times
+
+
+def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any) -> Any:
+    """Return the seconds of attention in one layer, for decoding sequences and prompts."""
+    gpu = deployment.gpu
+    head_dim = deployment.model.head_dim
+    heads = -(-deployment.model.heads // deployment.tensor)
+    decode = decode_attention_s(
+        gpu, decoding / deployment.pipeline, context, deployment.kv_heads, head_dim, deployment.kv_bytes
+    )
+    prefill = prefill_attention_s(
+        gpu, prompts / deployment.pipeline, elementwise_max(tokens, 1), heads, head_dim, before
+    )
+    return where(decoding > 0, decode, 0) / deployment.framework.kv_share + where(prompts > 0, prefill, 0)
+
+
 def _elementwise_bytes(deployment: Deployment) -> float:
-    """What a layer reads and writes of each token outside GEMMs and attention, in 16 bits: two norms with residuals,
-    on every GPU; rotary embedding and cache, and the activation of the MLP, split."""
+    """Return the bytes per token that one layer reads and writes outside GEMMs and attention, in 16 bits.
+
+    Every GPU computes two norms with residuals. The rotary embedding with the cache and the MLP's activation are split.
+    """
     model = deployment.model
     rotary = 2 * (model.heads + model.kv_heads) * model.head_dim
     activation = model.mlp_matrices * model.intermediate
@@ -181,46 +221,55 @@ def _elementwise_bytes(deployment: Deployment) -> float:
 
 
 def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
-    """What so many layers wait for their all-reduces. A ladder's runs beside the block that follows, and must still be
-    joined; the last has none."""
+    """Return how long `layers` layers wait for their all-reduces of `reduce` seconds each.
+
+    In a ladder, an all-reduce runs during the next block and must still be joined. The last one has no next block.
+    """
     if architecture == "ladder":
         joining = constant("join_s")
-        return (
-            layers * elementwise_max(reduce - mlp, joining)
-            + (layers - 1) * elementwise_max(reduce - attention, joining)
-            + reduce
-        )
+        after_attention = layers * elementwise_max(reduce - mlp, joining)
+        after_mlp = (layers - 1) * elementwise_max(reduce - attention, joining)
+        return after_attention + after_mlp + reduce
     return ARCHITECTURES[architecture] * layers * reduce
 
 
 def lower_bounds_s(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0
 ) -> dict[str, Any]:
-    """The least time of a step by each resource alone, in seconds: no step is faster than the slowest of them."""
-    gpu, model = deployment.gpu, deployment.model
-    prompts, decoding = prompts / deployment.pipeline, decoding / deployment.pipeline  # as `predict_step` has it
-    rows, sequences = prompts * tokens + decoding, prompts + decoding
-    computing: Any = 0.0
-    reading: Any = 0.0
+    """Return the minimum seconds of a step for compute, memory and network. The slowest of them bounds the step."""
+    gpu = deployment.gpu
+    model = deployment.model
+    prompts = prompts / deployment.pipeline  # as in predict_step
+    decoding = decoding / deployment.pipeline
+    rows = prompts * tokens + decoding
+    sequences = prompts + decoding
+    compute_s: Any = 0.0
+    read_bytes: Any = 0.0
     for gemm in model_gemms(deployment):
         m = sequences if gemm.count == 1 else rows
         peak = gpu.peaks[gemm.format.compute_type]
-        computing = computing + gemm.count * 2 * m * gemm.n * gemm.k / peak
-        reading = reading + gemm.count * gemm.n * gemm.k * gemm.format.weight_bytes
+        compute_s = compute_s + gemm.count * 2 * m * gemm.n * gemm.k / peak
+        read_bytes = read_bytes + gemm.count * gemm.n * gemm.k * gemm.format.weight_bytes
     heads = model.heads / deployment.tensor
-    pairs = prompts * tokens * (tokens + 1) / 2 + decoding * context
-    computing = computing + 4 * model.layers * heads * model.head_dim * pairs / gpu.peaks["bf16"]
-    reading = reading + deployment.kv_token_bytes / deployment.tensor * (decoding * context + prompts * tokens)
+    pairs = prompts * tokens * (tokens + 1) / 2 + decoding * context  # of a query and a key
+    compute_s = compute_s + 4 * model.layers * heads * model.head_dim * pairs / gpu.peaks["bf16"]
+    cached_tokens = decoding * context + prompts * tokens
+    read_bytes = read_bytes + deployment.kv_token_bytes / deployment.tensor * cached_tokens
+    all_reduces = ARCHITECTURES[deployment.architecture] * model.layers
     return {
-        "compute": computing,
-        "memory": reading / gpu.memory_bytes_per_s,
-        "network": ARCHITECTURES[deployment.architecture] * model.layers * all_reduce_lower_bound_s(deployment, rows),
+        "compute": compute_s,
+        "memory": read_bytes / gpu.memory_bytes_per_s,
+        "network": all_reduces * all_reduce_lower_bound_s(deployment, rows),
     }
 
 
 def all_reduce_lower_bound_s(deployment: Deployment, rows: Any) -> Seconds:
-    """The least time for one all-reduce of so many rows: each byte goes up and comes down once where the switch adds,
-    or twice but for one part around a ring."""
-    link, tensor = deployment.gpu.link_for(deployment.tensor), deployment.tensor
-    crossing = min(1.0, tensor - 1.0) if link.switch_share else 2 * (tensor - 1) / tensor
-    return rows * deployment.model.hidden * 2.0 * crossing / link.bytes_per_s
+    """Return the minimum seconds of one all-reduce of `rows` tokens.
+
+    If the switch does the sums, each byte crosses the link once in each direction. In a ring of N GPUs each byte
+    crosses it 2 * (N - 1) / N times.
+    """
+    link = deployment.gpu.link_for(deployment.tensor)
+    tensor = deployment.tensor
+    crossings = min(1.0, tensor - 1.0) if link.switch_share else 2 * (tensor - 1) / tensor
+    return rows * deployment.model.hidden * 2.0 * crossings / link.bytes_per_s

@@ -1,5 +1,7 @@
-"""What the formulas need of numbers and of NumPy arrays alike. NumPy is imported where an array is given: a command
-that asks for one load starts twice as fast without."""
+"""Elementwise functions that accept numbers and NumPy arrays.
+
+NumPy is imported only when an argument is an array. A command that computes one load starts twice as fast without it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 
 def as_float(value: Any) -> Any:
-    """As a float, or an array of floats."""
+    """Return a number as a float, or anything else as an array of floats."""
     if isinstance(value, int | float):
         return float(value)
     import numpy as np
@@ -17,6 +19,7 @@ def as_float(value: Any) -> Any:
 
 
 def ceiling(value: Any) -> Any:
+    """Round up to whole numbers, as floats."""
     if isinstance(value, float | int):
         return float(math.ceil(value))
     import numpy as np
@@ -24,33 +27,35 @@ def ceiling(value: Any) -> Any:
     return np.ceil(value)
 
 
-def elementwise_max(one: Any, other: Any) -> Any:
-    if isinstance(one, float | int) and isinstance(other, float | int):
-        return max(one, other)
+def elementwise_max(first: Any, second: Any) -> Any:
+    """Return the larger of two numbers, or of each pair of elements."""
+    if isinstance(first, float | int) and isinstance(second, float | int):
+        return max(first, second)
     import numpy as np
 
-    return np.maximum(one, other)
+    return np.maximum(first, second)
 
 
-def elementwise_min(one: Any, other: Any) -> Any:
-    if isinstance(one, float | int) and isinstance(other, float | int):
-        return min(one, other)
+def elementwise_min(first: Any, second: Any) -> Any:
+    """Return the smaller of two numbers, or of each pair of elements."""
+    if isinstance(first, float | int) and isinstance(second, float | int):
+        return min(first, second)
     import numpy as np
 
-    return np.minimum(one, other)
+    return np.minimum(first, second)
 
 
-def where(holds: Any, yes: Any, no: Any) -> Any:
-    """One or the other, element by element."""
-    if isinstance(holds, bool):
-        return yes if holds else no
+def where(condition: Any, if_true: Any, if_false: Any) -> Any:
+    """Choose between two values, element by element for an array."""
+    if isinstance(condition, bool):
+        return if_true if condition else if_false
     import numpy as np
 
-    return np.where(holds, yes, no)
+    return np.where(condition, if_true, if_false)
 
 
 def log2(value: Any) -> Any:
-    """The logarithm to base 2."""
+    """Return the logarithm to base 2."""
     if isinstance(value, float | int):
         return math.log2(value)
     import numpy as np

@@ -1,5 +1,6 @@
-"""What a GPU allows for a model and a load, and what a framework is expected to make of it: the document behind
-`loadgen limits`. How far a run is from the first, `loadgen.analysis.hardware_limit` says.
+"""Computes hardware limits of a model and a load, and the times that a framework is expected to reach.
+
+`loadgen limits` prints the resulting `Limits`. `loadgen.analysis.hardware_limit` compares runs with such limits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.servers.hardware import HardwareError, ModelShape, framework, gpu, model, number_format, with_changes
-from loadgen.servers.hardware.inference import Deployment, all_reduce_lower_bound_s, model_gemms
+from loadgen.servers.hardware.inference import Deployment, Gemm, all_reduce_lower_bound_s, model_gemms
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
 from loadgen.servers.hardware.throughput_model import (
     Load,
@@ -22,36 +23,39 @@ from loadgen.servers.hardware.throughput_model import (
 )
 
 MEMORY_FRACTION = 0.9
-"""Of a GPU's memory, what weights and KV cache may fill."""
+"""Share of the GPU memory that weights and KV cache may use."""
 DEFAULT_FRAMEWORK = "vLLM"
 ALL_REDUCED_GEMMS = ("attention output", "down")
-"""GEMMs of which each GPU has a part of the sum: an all-reduce follows."""
+"""GEMMs whose results are partial sums on each GPU and need an all-reduce."""
 CURVE_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Of the latency-throughput curve."""
+"""Numbers of requests in flight at which the latency-throughput curve is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Of a load in steady state."""
+    """Latency and throughput of a load in steady state."""
 
     ttft_s: float
     tpot_s: float
     prefill_s: float
-    """All prompts in flight at once, as a static batch."""
+    """Prefill time of all prompts in flight at once, as a static batch."""
     prompt_prefill_s: float
-    """One prompt alone."""
+    """Prefill time of one prompt alone."""
     decode_step_s: float
     output_tokens_per_s: float
     output_tokens_per_s_per_gpu: float
     kv_tokens: int
-    """That the KV cache holds, over all GPUs of the deployment."""
+    """Tokens that the KV cache holds, over all GPUs."""
     bound: str
-    """What is busiest: compute, memory or network; overhead too where it is expected."""
+    """Busiest resource: compute, memory or network. In expected figures it may also be overhead."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmBound:
-    """One of a layer's GEMMs, in prefill or decode. Network binds those whose results take longer to add up."""
+    """Limits of one of the model's GEMMs in prefill or decode. An m by k matrix is multiplied by k by n weights.
+
+    `bound` is compute, memory, or network if the following all-reduce takes longer than either.
+    """
 
     gemm: str
     phase: str
@@ -66,7 +70,7 @@ class GemmBound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What `loadgen limits --json` prints."""
+    """Result of `loadgen limits`, as `--json` prints it."""
 
     gpu: str
     model: str
@@ -77,16 +81,16 @@ class Limits:
     output_tokens: int
     in_flight: int
     running: int
-    """Of those in flight, how many the KV cache holds at a time."""
+    """Requests in flight that the KV cache holds at a time."""
     flops_per_byte: float
-    """Of the GPU: a GEMM with fewer is bound by memory."""
+    """Peak FLOP/s over memory bandwidth of the GPU. A GEMM with fewer FLOPs per byte is bound by memory."""
     limit: LoadFigures
     expected: LoadFigures
     shares: Mapping[str, float]
-    """Of the expected decode step: compute, memory, network and overhead."""
+    """Shares of compute, memory, network and overhead in the expected decode step."""
     gemms: Sequence[GemmBound]
     curve: Mapping[str, Sequence[float]]
-    """Expected TTFT, TPOT and tokens per second by the number in flight, and the limits of the last two."""
+    """Expected TTFT, TPOT and tokens/s by requests in flight, and the limits of TPOT and tokens/s."""
 
 
 def make_deployment(
@@ -120,14 +124,14 @@ def make_deployment(
 def compute_limits(
     deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION, replicas: int = 1
 ) -> Limits:
-    """All of it; `load` is that of one of `replicas`, figures are those of all together. Raises HardwareError where
-    the model does not fit."""
-    best, likely = limit_times(deployment, load, memory_fraction), expected_times(deployment, load, memory_fraction)
+    """Return the limits of `replicas` deployments together, each of which serves `load`.
+
+    Raises HardwareError if the model does not fit the memory.
+    """
+    best = limit_times(deployment, load, memory_fraction)
+    likely = expected_times(deployment, load, memory_fraction)
     kv_tokens = deployment.kv_tokens(memory_fraction)
     spent = decode_step_parts(deployment, load, memory_fraction)
-    loads = [Load(load.prompt_tokens, load.output_tokens, number) for number in CURVE_IN_FLIGHT]
-    curve = [expected_times(deployment, load, memory_fraction) for load in loads]
-    best_curve = [limit_times(deployment, load, memory_fraction) for load in loads]
     peak = deployment.gpu.peaks[deployment.gpu.effective_format(deployment.weights).compute_type]
     return Limits(
         gpu=deployment.gpu.name,
@@ -144,15 +148,22 @@ def compute_limits(
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
-        curve={
-            "in_flight": [replicas * number for number in CURVE_IN_FLIGHT],
-            "ttft_s": [each.ttft_s for each in curve],
-            "tpot_s": [each.tpot_s for each in curve],
-            "output_tokens_per_s": [replicas * each.output_tokens_per_s for each in curve],
-            "limit_tpot_s": [each.tpot_s for each in best_curve],
-            "limit_output_tokens_per_s": [replicas * each.output_tokens_per_s for each in best_curve],
-        },
+        curve=_curve(deployment, load, memory_fraction, replicas),
     )
+
+
+def _curve(deployment: Deployment, load: Load, memory_fraction: float, replicas: int) -> dict[str, list[Any]]:
+    loads = [Load(load.prompt_tokens, load.output_tokens, in_flight) for in_flight in CURVE_IN_FLIGHT]
+    likely = [expected_times(deployment, point, memory_fraction) for point in loads]
+    best = [limit_times(deployment, point, memory_fraction) for point in loads]
+    return {
+        "in_flight": [replicas * in_flight for in_flight in CURVE_IN_FLIGHT],
+        "ttft_s": [times.ttft_s for times in likely],
+        "tpot_s": [times.tpot_s for times in likely],
+        "output_tokens_per_s": [replicas * times.output_tokens_per_s for times in likely],
+        "limit_tpot_s": [times.tpot_s for times in best],
+        "limit_output_tokens_per_s": [replicas * times.output_tokens_per_s for times in best],
+    }
 
 
 def _figures(times: LoadTimes, deployment: Deployment, kv_tokens: int, replicas: int, busiest: str) -> LoadFigures:
@@ -170,27 +181,28 @@ def _figures(times: LoadTimes, deployment: Deployment, kv_tokens: int, replicas:
 
 
 def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list[GemmBound]:
-    card, rows = deployment.gpu, []
-    for phase, tokens in (("prefill", prompt_tokens), ("decode", batch)):
-        for gemm in model_gemms(deployment):
-            m = tokens if gemm.count > 1 else (1 if phase == "prefill" else batch)
-            flops, moved = 2.0 * m * gemm.n * gemm.k, float(gemm_bytes(gemm.format, m, gemm.n, gemm.k))
-            minimum = {
-                "compute": flops / card.peaks[gemm.format.compute_type],
-                "memory": moved / card.memory_bytes_per_s,
-            }
-            if gemm.name in ALL_REDUCED_GEMMS:
-                minimum["network"] = float(all_reduce_lower_bound_s(deployment, m))
-            rows.append(
-                GemmBound(
-                    *(gemm.name, phase, m, gemm.n, gemm.k, flops / moved),
-                    bound=max(minimum, key=lambda name: minimum[name]),
-                    limit_s=max(minimum["compute"], minimum["memory"]),
-                    expected_s=_seconds(gemm_s(card, gemm.format, m, gemm.n, gemm.k)),
-                )
-            )
-    return rows
+    prefill = [_gemm_bound(deployment, gemm, "prefill", prompt_tokens, 1) for gemm in model_gemms(deployment)]
+    decode = [_gemm_bound(deployment, gemm, "decode", batch, batch) for gemm in model_gemms(deployment)]
+    return prefill + decode
 
 
-def _seconds(value: Any) -> float:
-    return float(value)
+def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, sequences: int) -> GemmBound:
+    """Return the limits of a GEMM over all tokens, or over the last token of each sequence for the output head."""
+    card = deployment.gpu
+    m = tokens if gemm.count > 1 else sequences
+    flops = 2.0 * m * gemm.n * gemm.k
+    moved_bytes = float(gemm_bytes(gemm.format, m, gemm.n, gemm.k))
+    bounds = {"compute": flops / card.peaks[gemm.format.compute_type], "memory": moved_bytes / card.memory_bytes_per_s}
+    if gemm.name in ALL_REDUCED_GEMMS:
+        bounds["network"] = float(all_reduce_lower_bound_s(deployment, m))
+    return GemmBound(
+        gemm=gemm.name,
+        phase=phase,
+        m=m,
+        n=gemm.n,
+        k=gemm.k,
+        flops_per_byte=flops / moved_bytes,
+        bound=max(bounds, key=lambda name: bounds[name]),
+        limit_s=max(bounds["compute"], bounds["memory"]),
+        expected_s=float(gemm_s(card, gemm.format, m, gemm.n, gemm.k)),
+    )

@@ -1,14 +1,14 @@
-"""What a load sees: prompts and answers of given lengths with so many requests in flight, each followed by the next.
+"""Predicts latency and throughput of a closed loop with a fixed number of requests in flight.
 
-In such a closed loop each step decodes for all that run, and on the way of one answer the prompts of all others are
-computed once, in steps that they share with decoding (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
+Each step decodes one token for every running request. While one response is generated, the prompts of all other
+requests are computed once, in steps that also decode (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
     TPOT = (1 - share) * decode step + share * step with a prompt
-    share = interference * (in flight - 1) / output; where that is more than 1, each step has so many prompts
+    share = interference * (in flight - 1) / output tokens; above 1, each step computes `share` prompts
     TTFT = server path + half a step + step with the prompt + queueing
 
-Queueing is that of requests that came at once: the first prompt alone, then as many as fit a step. Requests that find
-no room in the KV cache wait for others to end.
+Queueing assumes requests that arrive at once: the first prompt is computed alone, the following ones in groups that
+fit a step. Requests that find no room in the KV cache wait until others have ended.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.servers.hardware import constant
-from loadgen.servers.hardware.inference import Deployment, Step, lower_bounds_s, predict_step
+from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step
 from loadgen.servers.hardware.numeric import ceiling, elementwise_max, elementwise_min
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of each request, and how many there are at any time. The last may be an array."""
+    """Tokens of each request, and the number of requests in flight, which may be an array."""
 
     prompt_tokens: int
     output_tokens: int
@@ -32,115 +32,128 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What such a load sees on average. Numbers, or arrays where `in_flight` was one."""
+    """Average times under a load. The values are arrays if `in_flight` is one."""
 
     ttft_s: Any
     tpot_s: Any
-    prefill_s: Any  # All prompts in flight at once: a static batch
-    prompt_prefill_s: Any  # One prompt, alone
-    decode_step_s: Any  # One token for each that runs, halfway through its answer
+    prefill_s: Any  # All prompts in flight at once, as a static batch
+    prompt_prefill_s: Any  # One prompt alone
+    decode_step_s: Any  # One token for each running request, halfway through its response
     output_tokens_per_s: Any
-    running: Any  # How many of those in flight find room in the KV cache
+    running: Any  # Requests in flight that find room in the KV cache
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
-    """How many the KV cache holds, of those in flight: each with its prompt and, on average, half its answer."""
-    held = load.prompt_tokens + load.output_tokens / 2
-    return elementwise_min(elementwise_max(deployment.kv_tokens(memory_fraction) // held, 1), load.in_flight)
+    """Return how many requests in flight fit the KV cache, each with its prompt and, on average, half its response."""
+    request_tokens = load.prompt_tokens + load.output_tokens / 2
+    capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)
+    return elementwise_min(capacity, load.in_flight)
 
 
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """With the measured constants of the deployment's framework; never better than `limit_times`."""
-    framework, prompt, output = deployment.framework, load.prompt_tokens, load.output_tokens
-    best = limit_times(deployment, load, memory_fraction)
-    batch, context = best.running, prompt + output / 2
-    decode = _total(predict_step(deployment, decoding=batch, context=context))
-    without = _total(predict_step(deployment, decoding=batch - 1, context=context)) * (batch > 1)
-    share = framework.interference * (batch - 1) / output  # prompts of others per step
-    mixed = _total(predict_step(deployment, elementwise_max(share, 1), prompt, decoding=batch, context=context))
-    alone = _total(predict_step(deployment, 1, prompt))
-    tpot = decode + elementwise_min(share, 1) * (mixed - decode)
+    """Return the times with the measured overheads of the framework. They are never better than `limit_times`."""
+    framework = deployment.framework
+    prompt = load.prompt_tokens
+    limit = limit_times(deployment, load, memory_fraction)
+    batch = limit.running
+    context = prompt + load.output_tokens / 2
+    decode = predict_step(deployment, decoding=batch, context=context).total
+    decode_of_others = predict_step(deployment, decoding=batch - 1, context=context).total * (batch > 1)
+    prompts_per_step = framework.interference * (batch - 1) / load.output_tokens  # of other requests
+    mixed = predict_step(
+        deployment, elementwise_max(prompts_per_step, 1), prompt, decoding=batch, context=context
+    ).total
+    prompt_alone = predict_step(deployment, 1, prompt).total
+    static_batch = predict_step(deployment, load.in_flight, prompt).total
+    tpot = decode + elementwise_min(prompts_per_step, 1) * (mixed - decode)
     server = framework.server_s + framework.request_s * load.in_flight
-    ttft = server + without / 2 + mixed + framework.queueing * _queue_s(deployment, prompt, batch, alone)
+    queueing = framework.queueing * _queueing_time(deployment, prompt, batch, prompt_alone)
+    ttft = server + decode_of_others / 2 + mixed + queueing
     return _with_kv_wait(
-        *(load, batch, elementwise_max(ttft, best.prompt_prefill_s), elementwise_max(tpot, best.tpot_s)),
-        prefill=elementwise_max(_total(predict_step(deployment, load.in_flight, prompt)), best.prefill_s),
-        prompt_prefill=elementwise_max(alone, best.prompt_prefill_s),
-        decode_step=elementwise_max(decode, best.decode_step_s),
+        load,
+        batch,
+        elementwise_max(ttft, limit.prompt_prefill_s),
+        elementwise_max(tpot, limit.tpot_s),
+        prefill=elementwise_max(static_batch, limit.prefill_s),
+        prompt_prefill=elementwise_max(prompt_alone, limit.prompt_prefill_s),
+        decode_step=elementwise_max(decode, limit.decode_step_s),
     )
 
 
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """What the data sheet allows: every FLOP, byte and message at its peak, all three at once, and nothing else."""
-    prompt, output = load.prompt_tokens, load.output_tokens
+    """Return the times that the data sheet allows: compute, memory and network at their peaks, fully overlapped."""
+    prompt = load.prompt_tokens
     batch = running_requests(deployment, load, memory_fraction)
-    context = prompt + output / 2
-    decode, one = lower_bounds_s(deployment, 0, 0, batch, context), lower_bounds_s(deployment, 1, prompt, 0, 0)
-    both = lower_bounds_s(deployment, (batch - 1) / output, prompt, batch, context)
-    ttft, prefill = _slowest(one), _slowest(lower_bounds_s(deployment, load.in_flight, prompt, 0, 0))
+    context = prompt + load.output_tokens / 2
+    decode = _slowest(lower_bounds_s(deployment, 0, 0, batch, context))
+    one_prompt = _slowest(lower_bounds_s(deployment, 1, prompt, 0, 0))
+    mixed = _slowest(lower_bounds_s(deployment, (batch - 1) / load.output_tokens, prompt, batch, context))
     return _with_kv_wait(
-        *(load, batch, ttft, elementwise_max(_slowest(decode), _slowest(both))),
-        prefill=prefill,
-        prompt_prefill=ttft,
-        decode_step=_slowest(decode),
+        load,
+        batch,
+        one_prompt,
+        elementwise_max(decode, mixed),
+        prefill=_slowest(lower_bounds_s(deployment, load.in_flight, prompt, 0, 0)),
+        prompt_prefill=one_prompt,
+        decode_step=decode,
     )
 
 
 def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:
-    """The resource that is busiest while the load decodes, at the data sheet's rates."""
+    """Return the busiest resource while the load decodes at the data sheet's rates: compute, memory or network."""
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
-    parts = lower_bounds_s(deployment, (batch - 1) / load.output_tokens, load.prompt_tokens, batch, context)
-    return max(parts, key=lambda name: float(parts[name]))
+    bounds = lower_bounds_s(deployment, (batch - 1) / load.output_tokens, load.prompt_tokens, batch, context)
+    return max(bounds, key=lambda name: float(bounds[name]))
 
 
 def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> dict[str, float]:
-    """Where the expected decode step goes: seconds by compute, memory, network and overhead."""
+    """Return the seconds of the expected decode step for compute, memory, network and overhead."""
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
-    took, minimum = (
-        predict_step(deployment, decoding=batch, context=context),
-        lower_bounds_s(deployment, 0, 0, batch, context),
-    )
-    busiest = "compute" if minimum["compute"] > minimum["memory"] else "memory"
-    split = {"compute": 0.0, "memory": float(took.attention + took.elementwise), "network": float(took.all_reduce)}
-    split[busiest] += float(took.gemm)
-    return split | {"overhead": float(took.layers + took.step)}
+    step = predict_step(deployment, decoding=batch, context=context)
+    bounds = lower_bounds_s(deployment, 0, 0, batch, context)
+    gemm_bound = "compute" if bounds["compute"] > bounds["memory"] else "memory"
+    seconds = {
+        "compute": 0.0,
+        "memory": float(step.attention + step.elementwise),
+        "network": float(step.all_reduce),
+        "overhead": float(step.layers + step.step),
+    }
+    seconds[gemm_bound] += float(step.gemm)
+    return seconds
 
 
 def _with_kv_wait(
     load: Load, batch: Any, ttft: Any, tpot: Any, *, prefill: Any, prompt_prefill: Any, decode_step: Any
 ) -> LoadTimes:
-    """Those that find no room wait until others have ended: TTFT holds that wait."""
-    answer = ttft + (load.output_tokens - 1) * tpot
-    waiting = answer * (load.in_flight / batch - 1)
+    """Return the times with the wait for room in the KV cache added to the TTFT."""
+    response = ttft + (load.output_tokens - 1) * tpot
+    kv_wait = response * (load.in_flight / batch - 1)
     return LoadTimes(
-        ttft_s=ttft + waiting,
+        ttft_s=ttft + kv_wait,
         tpot_s=tpot,
         prefill_s=prefill,
         prompt_prefill_s=prompt_prefill,
         decode_step_s=decode_step,
-        output_tokens_per_s=batch * load.output_tokens / answer,
+        output_tokens_per_s=batch * load.output_tokens / response,
         running=batch,
     )
 
 
-def _queue_s(deployment: Deployment, prompt: int, batch: Any, alone: Any) -> Any:
-    """What the mean of `batch` prompts that come at once waits longer than one alone. With many groups they drift
-    apart, because each answer's end is the next one's start."""
-    others = elementwise_max(batch - 1, 1e-9)
-    together = elementwise_min(
-        elementwise_max(deployment.framework.chunk_tokens // prompt, 1), elementwise_max(others, 1)
-    )
-    groups = ceiling(others / together)
-    group = _total(predict_step(deployment, together, prompt))
-    mean = (alone + (batch - 1) * (alone + group * (groups + 1) / 2)) / batch
-    return (mean - alone) / (1 + groups / constant("drift_groups"))
+def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone: Any) -> Any:
+    """Return how much longer than a single prompt the mean of `batch` simultaneous prompts takes.
+
+    Many groups of prompts drift apart over time, because each request starts when another one ends.
+    """
+    following = elementwise_max(batch - 1, 1e-9)
+    prompts_per_step = elementwise_max(deployment.framework.chunk_tokens // prompt, 1)
+    group_size = elementwise_min(prompts_per_step, elementwise_max(following, 1))
+    groups = ceiling(following / group_size)
+    group = predict_step(deployment, group_size, prompt).total
+    mean = (prompt_alone + (batch - 1) * (prompt_alone + group * (groups + 1) / 2)) / batch
+    return (mean - prompt_alone) / (1 + groups / constant("drift_groups"))
 
 
-def _total(each: Step) -> Any:
-    return each.total
-
-
-def _slowest(by_resource: dict[str, Any]) -> Any:
-    return elementwise_max(elementwise_max(by_resource["compute"], by_resource["memory"]), by_resource["network"])
+def _slowest(bounds: dict[str, Any]) -> Any:
+    return elementwise_max(elementwise_max(bounds["compute"], bounds["memory"]), bounds["network"])

@@ -1,7 +1,7 @@
-"""Write the reference pages that come from the code, or check that they are current.
+"""Generates the reference pages from the code, or checks that they are current.
 
-python docs/generate.py           write them
-python docs/generate.py --check   exit code 1 and their names when some are stale
+python docs/generate.py           write all pages that differ
+python docs/generate.py --check   print the pages that differ, and exit with 1 if there are any
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ NOTE = "<!-- Written by `make docs` from the code itself. -->"
 
 
 def command_line() -> str:
-    """The page of every command, argument and option, in the words of `--help`."""
+    """Return the page of all commands, arguments and options, with the text of `--help`."""
     from loadgen.cli import app
 
     sections = _sections("loadgen", typer.main.get_command(app), None)
-    return "\n".join([f"# Command line\n\n{NOTE}\n", *sections])
+    return "\n".join([f"# Command line\n\n{NOTE}\n\n{COMMAND_LINE}\n", *sections])
 
 
-LIMITS = """`Integer` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, `Tokens` one from 0 to
-10,000,000; a line with any other is damaged."""
+COMMAND_LINE = """For everyone who looks for an option. This page lists every command with its arguments and options, as
+`--help` prints them. [Which command for which job](../which-command.md) helps to choose a command."""
+RUN_FILE = """For everyone who reads `run.jsonl` with a program of their own. This page lists every field of its four
+kinds of lines. [The run file](../concepts/run-file.md) explains how the file is written and read.
+
+`Integer` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, and `Tokens` one from 0 to 10,000,000. A
+line with any other number is damaged."""
 
 
 def run_file() -> str:
-    """The page of every field in a run file, from the annotations and docstrings of its structs."""
+    """Return the page of all fields of a run file, from the annotations and docstrings of its structs."""
     modules = [
         ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")
     ]
@@ -41,13 +46,11 @@ def run_file() -> str:
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
         for name in ("Header", "Record", "Telemetry", "Footer")
     ]
-    return "\n".join(
-        [f"# Run file\n\n{NOTE}\n\nWhat it is for: [The run file](../concepts/run-file.md).\n\n{LIMITS}\n", *sections]
-    )
+    return "\n".join([f"# Run file\n\n{NOTE}\n\n{RUN_FILE}\n", *sections])
 
 
 def summary() -> str:
-    """The page of every field of summary.json, from its structs in the order of the file."""
+    """Return the page of all fields of summary.json, from its structs in the order of the file."""
     structs = _summary_structs()
     sections = [
         f"## {name}\n\n{_text(ast.get_docstring(struct) or '')}\n\n{_fields(struct)}\n"
@@ -58,7 +61,7 @@ def summary() -> str:
 
 
 def summary_schema() -> str:
-    """The JSON Schema of summary.json, with what each field says of itself."""
+    """Return the JSON Schema of summary.json, with the docstrings of the fields as descriptions."""
     import msgspec
 
     from loadgen.analysis.summary import FORMAT, Summary
@@ -66,17 +69,19 @@ def summary_schema() -> str:
     schema, structs = msgspec.json.schema(Summary), _summary_structs()
     for name, definition in schema["$defs"].items():
         meanings = {field: meaning for field, _, meaning in _fields_of(structs[name])} if name in structs else {}
-        for field, told in definition["properties"].items():
-            if meaning := meanings.get(field):
-                told["description"] = " ".join(meaning.split())
-    memory = schema["$defs"]["Summary"]["properties"]["memory"]  # {} in the file where it is None in Python
-    memory["anyOf"] = [each if "$ref" in each else {"type": "object", "maxProperties": 0} for each in memory["anyOf"]]
+        for field, description in definition["properties"].items():
+            if meanings.get(field):
+                description["description"] = " ".join(meanings[field].split())
+    # `memory` is None in Python and {} in the file.
+    memory = schema["$defs"]["Summary"]["properties"]["memory"]
+    empty = {"type": "object", "maxProperties": 0}
+    memory["anyOf"] = [option if "$ref" in option else empty for option in memory["anyOf"]]
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "summary.json", "version": FORMAT}
     return json.dumps(about | schema, indent=2) + "\n"
 
 
 def _summary_structs() -> dict[str, ast.ClassDef]:
-    """Those that summary.json is made of, in its order; the fields of a base belong to what it is of."""
+    """Return the class definitions of summary.json by name, in its order. Fields of base classes are included."""
     import msgspec
 
     from loadgen.analysis.summary import Summary
@@ -84,48 +89,52 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
     files = [f"analysis/{name}.py" for name in ("summary", "hardware_limit", "prediction", "objectives")]
     files += ["analysis/run/runfile.py", "workloads/arrival_facts.py"]
     modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]
-    found = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
-    for node in found.values():
-        for base in (found[each] for each in map(ast.unparse, node.bases) if each in found):
+    classes = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
+    for node in classes.values():
+        base_names = [ast.unparse(base) for base in node.bases]
+        for base in [classes[name] for name in base_names if name in classes]:
             node.body = [node.body[0], *base.body[1:], *node.body[1:]]
-    return {name: found[name] for name in msgspec.json.schema(Summary)["$defs"]}
+    return {name: classes[name] for name in msgspec.json.schema(Summary)["$defs"]}
 
 
 def metrics() -> str:
-    """The page of every metric and of the client's limits, from their registries."""
+    """Return the page of all metrics and of the client's limits, from their registries."""
     from loadgen.analysis.client_health import LIMITS, figure_text
     from loadgen.analysis.metrics import METRICS
     from loadgen.analysis.stats import PERCENTILES, samples_needed
 
     rows = {
         "{metrics}": [
-            f"| `{each.name}` | {each.title} | {each.unit} | {each.per} | {each.direction} | {each.definition} |"
-            for each in METRICS.values()
+            f"| `{metric.name}` | {metric.title} | {metric.unit} | {metric.per} | {metric.direction} "
+            f"| {metric.definition} |"
+            for metric in METRICS.values()
         ],
         "{percentiles}": [
             f"| {name.replace('_', '.')} | {samples_needed(share):,} |" for name, share in PERCENTILES.items()
         ],
-        "{limits}": [f"| {each.title} | {figure_text(each.figure, each.most)} | {each.meaning} |" for each in LIMITS],
+        "{limits}": [
+            f"| {limit.title} | {figure_text(limit.figure, limit.most)} | {limit.meaning} |" for limit in LIMITS
+        ],
     }
     return _filled("reference/metrics.template", rows)
 
 
 def dialects() -> str:
-    """The page of every server's endpoints, from their kinds."""
+    """Return the page of all servers' endpoints, from the registry of backends."""
     from loadgen.servers.backends import BACKENDS
 
-    yes = {True: "yes", False: "no"}
-    rows = [
-        f"| {kind.name} | {f'**{endpoint}**' if endpoint == kind.native else endpoint} | `{dialect.path}` "
-        f"| {yes[dialect.token_ids]} | {'truncated' if dialect.fixed_output else 'complete'} |"
-        for kind in BACKENDS.values()
-        for endpoint, dialect in kind.dialects.items()
-    ]
+    rows = []
+    for backend in BACKENDS.values():
+        for endpoint, dialect in backend.dialects.items():
+            name = f"**{endpoint}**" if endpoint == backend.native else endpoint
+            token_ids = "yes" if dialect.token_ids else "no"
+            short = "truncated" if dialect.fixed_output else "complete"
+            rows.append(f"| {backend.name} | {name} | `{dialect.path}` | {token_ids} | {short} |")
     return _filled("reference/dialects.template", {"{dialects}": rows})
 
 
 def telemetry() -> str:
-    """The page of the vocabulary, from the tables by which pages are read and the curves that are drawn of them."""
+    """Return the page of all telemetry names, from the tables that read metrics pages, and of all curves."""
     from loadgen.analysis.telemetry import CURVES
     from loadgen.servers.telemetry import COUNTERS, DCGM, metric_tables
 
@@ -133,7 +142,7 @@ def telemetry() -> str:
 
     words = list(dict.fromkeys(word for names in servers.values() for word in names))
     names = {
-        server: {word: "<br>".join(f"`{_code(each)}`" for each in names.get(word, ())) for word in words}
+        server: {word: "<br>".join(f"`{_code(name)}`" for name in names.get(word, ())) for word in words}
         for server, names in servers.items()
     }
     rows = {
@@ -143,14 +152,15 @@ def telemetry() -> str:
             + " |"
             for word in words
         ],
-        "{servers}": [" | ".join(["| word", "kind", *servers]) + " |", "| --- " * (len(servers) + 2) + "|"],
+        "{servers}": [" | ".join(["| name", "type", *servers]) + " |", "| --- " * (len(servers) + 2) + "|"],
         "{gpus}": [f"| `{word}` | `{name}` | {factor:,.12g} |" for word, (name, factor) in DCGM.items()],
-        "{curves}": [f"| `{each.name}` | {each.title} | {each.unit} | {each.source} |" for each in CURVES],
+        "{curves}": [f"| `{curve.name}` | {curve.title} | {curve.unit} | {curve.source} |" for curve in CURVES],
     }
     return _filled("reference/telemetry.template", rows)
 
 
 def _filled(template: str, rows: dict[str, list[str]]) -> str:
+    """Return a template with each placeholder replaced by its lines."""
     page = (DOCS / template).read_text("utf-8").replace("{note}", NOTE)
     for mark, lines in rows.items():
         page = page.replace(mark, "\n".join(lines))
@@ -158,7 +168,7 @@ def _filled(template: str, rows: dict[str, list[str]]) -> str:
 
 
 def exported() -> str:
-    """The page of every exported table and column, from their registry."""
+    """Return the page of all exported tables and columns, from their registry."""
     from loadgen.analysis.export import MEANINGS, TABLES
 
     parts = []
@@ -171,7 +181,7 @@ def exported() -> str:
 
 
 def hardware() -> str:
-    """The page of every GPU, model and number format that a model of time can be asked about, from their tables."""
+    """Return the page of all GPUs, models, number formats and constants of the hardware model."""
     from loadgen.servers.hardware import tables
 
     parts = []
@@ -184,43 +194,49 @@ def hardware() -> str:
     return "\n".join([head_lines, *parts])
 
 
-HARDWARE = """What `loadgen limits`, `loadgen sim --clock batching` and the estimate of `loadgen matrix` know: data
-sheets' figures, dense, per GPU, with decimal prefixes; link rates count both directions together, and 0 means that GPUs
-talk over PCIe. `also` are other names. What each constant means, and what becomes of it: [What the hardware could
-do](../concepts/hardware.md) and [When a simulated server's tokens leave](../concepts/simulated-timing.md)."""
+HARDWARE = """For everyone who wants to know which GPUs, models and engines the hardware model includes, and where its
+constants come from. `loadgen limits`, `simulate`, `plan-capacity`, `sim --clock batching` and the estimate of `loadgen
+matrix` use these tables.
+
+Figures are those of the data sheets: dense, per GPU, with decimal prefixes. Link rates are the sum of both directions,
+and 0 means that GPUs communicate over PCIe. `also` lists other names. [What the hardware could
+do](../concepts/hardware.md) and [When a simulated server's tokens leave](../concepts/simulated-timing.md) explain the
+constants and how they are used."""
 
 
 def validation() -> str:
-    """The page of how far the hardware model is from measurements, the worst first."""
+    """Return the page that compares the hardware model with published measurements, the largest errors first."""
     import numpy as np
 
     from benchmarks import hardware_model as bench
 
     def row(name: str, points: list[bench.Point], kept: str) -> tuple[float, str]:
-        errors = [each.error for each in points]
+        errors = [point.error for point in points]
         p50, p90 = np.quantile(errors, (0.5, 0.9))
-        bias = np.median([each.predicted / each.measured for each in points]) - 1
+        bias = np.median([point.predicted / point.measured for point in points]) - 1
         cells = (name, f"{len(points):,}", f"{100 * p50:.0f} %", f"{100 * p90:.0f} %", f"{100 * bias:+.0f} %", kept)
         return float(p50), f"| {' | '.join(cells)} |"
 
-    def listed(rows: list[tuple[float, str]], first: str) -> str:
-        head = f"| {first} | points | median | p90 | bias |  |"
-        worst_first = [text for _, text in sorted(rows, key=lambda each: -each[0])]
+    def table(rows: list[tuple[float, str]], first_column: str) -> str:
+        head = f"| {first_column} | points | median | p90 | bias | budget |"
+        worst_first = [text for _, text in sorted(rows, key=lambda entry: -entry[0])]
         return "\n".join([head, "| --- | --: | --: | --: | --: | --- |", *worst_first])
 
-    sources, groups = [], []
-    fitted = {each.name: (each.points(), "kept" if each.kept() else "NOT KEPT") for each in bench.BUDGETS}
-    for name, (points, kept) in (fitted | {name: (made(), "") for name, made in bench.BESIDE.items()}).items():
+    sources = []
+    groups = []
+    with_budget = {entry.name: (entry.points(), "met" if entry.kept() else "NOT MET") for entry in bench.BUDGETS}
+    without_budget = {name: (points_of(), "") for name, points_of in bench.BESIDE.items()}
+    for name, (points, kept) in (with_budget | without_budget).items():
         sources.append(row(name, points, kept))
         by_group: dict[tuple[str, int], list[bench.Point]] = {}
-        for each in points:
-            by_group.setdefault((each.gpu, each.tp), []).append(each)
-        groups += [row(f"{name}: {gpu}, TP {tp}", of, "") for (gpu, tp), of in by_group.items()]
-    filled = {"{sources}": listed(sources, "what"), "{groups}": listed(groups, "what, GPU, tensor parallel")}
-    page = (DOCS / "reference/hardware-validation.template").read_text("utf-8").replace("{note}", NOTE)
-    for mark, table in filled.items():
-        page = page.replace(mark, table)
-    return page
+        for point in points:
+            by_group.setdefault((point.gpu, point.tp), []).append(point)
+        groups += [row(f"{name}: {gpu}, TP {tp}", members, "") for (gpu, tp), members in by_group.items()]
+    tables = {
+        "{sources}": [table(sources, "quantity")],
+        "{groups}": [table(groups, "quantity, GPU, tensor parallel")],
+    }
+    return _filled("reference/hardware-validation.template", tables)
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -238,7 +254,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
+    """Write or check the pages. Return the exit code."""
     stale = [name for name, page in PAGES.items() if _present(DOCS / name) != page()]
     if "--check" in arguments:
         print(*(f"docs/{name} is stale: run `make docs`." for name in stale), sep="\n", end="")
@@ -255,20 +271,26 @@ def _present(page: Path) -> str:
 
 
 def _sections(name: str, command: Any, parent: Any) -> Iterator[str]:
-    """One section per command, depth first. Untyped, because typer brings a click of its own in some versions."""
+    """Yield one section per command, depth first. Untyped, because some versions of typer bundle their own click."""
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     yield _section(command, context)
-    for part in command.list_commands(context) if hasattr(command, "list_commands") else ():
-        yield from _sections(part, command.get_command(context, part), context)
+    for subcommand in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        yield from _sections(subcommand, command.get_command(context, subcommand), context)
 
 
 def _section(command: Any, context: Any) -> str:
-    arguments = [each.name.upper() + "..." * (each.nargs != 1) for each in command.params if not _is_option(each)]
-    usage = " ".join([context.command_path, *(["COMMAND"] if hasattr(command, "list_commands") else []), *arguments])
-    rows = [f"| `{_code(_names(each))}` | {_text(_meaning(each))} |" for each in command.params]
+    usage = [context.command_path]
+    if hasattr(command, "list_commands"):
+        usage.append("COMMAND")
+    usage += [
+        parameter.name.upper() + ("" if parameter.nargs == 1 else "...")
+        for parameter in command.params
+        if not _is_option(parameter)
+    ]
+    rows = [f"| `{_code(_names(parameter))}` | {_text(_meaning(parameter))} |" for parameter in command.params]
     table = "\n".join(["| argument or option | meaning |", "| --- | --- |", *rows])
-    says = (command.help or "").strip().replace("<", "&lt;")
-    return f"## {context.command_path}\n\n{says}\n\n    {usage} [OPTIONS]\n\n{table}\n"
+    description = (command.help or "").strip().replace("<", "&lt;")
+    return f"## {context.command_path}\n\n{description}\n\n    {' '.join(usage)} [OPTIONS]\n\n{table}\n"
 
 
 def _is_option(parameter: Any) -> bool:
@@ -276,17 +298,20 @@ def _is_option(parameter: Any) -> bool:
 
 
 def _names(parameter: Any) -> str:
-    """From the plain attributes, because `--help` lays them out differently in each version of typer."""
+    """Return the names of a parameter, from its attributes: the layout of `--help` varies with typer's version."""
     if not _is_option(parameter):
         return str(parameter.name.upper())
     return ", ".join(parameter.opts) + "".join(f" / {name}" for name in parameter.secondary_opts)
 
 
 def _meaning(parameter: Any) -> str:
+    text = parameter.help or ""
     default = parameter.default
-    shown = isinstance(default, (int, float, str)) and not isinstance(default, bool)
-    ending = " Required." if parameter.required else f" Default: `{default}`." if shown else ""
-    return (parameter.help or "") + ending
+    if parameter.required:
+        return text + " Required."
+    if isinstance(default, (int, float, str)) and not isinstance(default, bool):
+        return text + f" Default: `{default}`."
+    return text
 
 
 def _fields(struct: ast.ClassDef) -> str:
@@ -295,16 +320,17 @@ def _fields(struct: ast.ClassDef) -> str:
 
 
 def _fields_of(struct: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
-    """Name in the file, type and meaning of each."""
+    """Yield the name in the file, the type and the meaning of each field."""
     for index, node in enumerate(struct.body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names = [each.value for each in getattr(node.value, "keywords", ()) if each.arg == "name"]
+            keywords = getattr(node.value, "keywords", ())
+            names = [keyword.value for keyword in keywords if keyword.arg == "name"]
             name = ast.literal_eval(names[0]) if names else node.target.id
-            yield name, ast.unparse(node.annotation), _said_after(struct, index)
+            yield name, ast.unparse(node.annotation), _field_docstring(struct, index)
 
 
-def _said_after(struct: ast.ClassDef, index: int) -> str:
-    """The string that stands below a field, which is its docstring."""
+def _field_docstring(struct: ast.ClassDef, index: int) -> str:
+    """Return the string literal below a field, or an empty string."""
     following = struct.body[index + 1] if index + 1 < len(struct.body) else None
     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
         return str(following.value.value)
@@ -312,11 +338,12 @@ def _said_after(struct: ast.ClassDef, index: int) -> str:
 
 
 def _text(text: str) -> str:
-    """Help texts and docstrings are plain text: an angle bracket in them is no HTML."""
+    """Escape a help text or docstring for a table cell. Angle brackets in it are not HTML."""
     return _code(text).replace("<", "&lt;")
 
 
 def _code(text: str) -> str:
+    """Escape a text for a table cell inside backticks."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -1,5 +1,5 @@
-"""Every fault of a stream in every dialect: what is recorded, and what is read of it. The page is written anew by
-`PYTHONPATH=. python tests/contract/test_wire_faults.py`."""
+"""Checks how every fault of a stream is recorded, in every dialect. `PYTHONPATH=. python
+tests/contract/test_wire_faults.py` writes the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEARTBEATS = ": keep-alive\n\ndata:\n\nevent: ping\ndata: ping\n\nid: 7\n\n"
 TOKENS_OF_ANOTHER_TYPE = {"generate": '{"token":"a"}', "completions": '{"choices":"a"}', "chat": '{"choices":"a"}'}
 OPENAI = [key for key in DIALECTS if key[1] != "generate"]
 Fault = Callable[[Key], tuple[list[str], dict[str, Any]] | None]
-"""Of a dialect its events, and how they are sent; None where there is no such fault in it."""
+"""Returns the events of a dialect and how they are sent, or None if the dialect cannot have this fault."""
 
 
 def _events(spoil: Callable[[Key], list[str]], *, generate: bool = True, **more: Any) -> Fault:
@@ -57,72 +57,74 @@ def _one_more(key: Key) -> str:
 
 FAULTS: dict[str, Fault] = {
     "nothing is wrong": _events(whole),
-    "the connection is closed before any answer": _bytes(
+    "the connection is closed before any response": _bytes(
         b"", cut=("connect", "the server closed the connection before any answer")
     ),
-    "what answers does not speak HTTP": _bytes(b"SSH-2.0-OpenSSH_9.2\r\n"),
+    "the peer does not speak HTTP": _bytes(b"SSH-2.0-OpenSSH_9.2\r\n"),
     "status 500": _bytes(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nboom"),
     "status 429": _bytes(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%b" % (len(BUSY), BUSY)),
     "status 503 with a Retry-After header": _bytes(
         b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\nContent-Length: %d\r\n\r\n%b" % (len(LOADING), LOADING)
     ),
-    "an error event that says overload, before any token": _events(lambda _: [OVERLOAD, DONE]),
-    "an error event that says overload, after a token": _events(lambda key: [whole(key)[0], OVERLOAD, DONE]),
-    "a 200 that is no event stream": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
-    "a length of the body that is no number": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"),
+    "an error event that reports overload, before any token": _events(lambda _: [OVERLOAD, DONE]),
+    "an error event that reports overload, after a token": _events(lambda key: [whole(key)[0], OVERLOAD, DONE]),
+    "status 200 without an event stream": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
+    "a Content-Length that is not a number": _bytes(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"),
     "the connection is closed before the first token": _events(
         lambda _: [], cut=("truncated", "the server closed the connection")
     ),
     "the connection is closed between tokens": _events(
         lambda key: whole(key)[:2], cut=("truncated", "the server closed the connection")
     ),
-    "the answer ends as HTTP wants it, without the end marker": _events(lambda key: whole(key)[:2]),
+    "the response ends correctly in HTTP, but without the end marker": _events(lambda key: whole(key)[:2]),
     "no end within the time limit": _events(lambda key: whole(key)[:2], cut=("timeout", "no end after 600 s")),
     "the run is interrupted": _events(lambda key: whole(key)[:2], cut=("cancelled", "cut off by an interrupt")),
     "an event that is not JSON": _events(lambda key: [whole(key)[0], "{nonsense", *whole(key)[2:]]),
     "an error event": _events(lambda key: [whole(key)[0], f"{{{ERROR}}}", DONE]),
-    "an error beside a token": _events(lambda key: [f"{whole(key)[0][:-1]},{ERROR}}}", *whole(key)[1:]]),
+    "an error in the event of a token": _events(lambda key: [f"{whole(key)[0][:-1]},{ERROR}}}", *whole(key)[1:]]),
     "a field `error` before the end marker": _written(lambda key: _interrupted(key, "error: " + BOOM)),
     "an event named `error` before the end marker": _written(
         lambda key: _interrupted(key, f"event: error\ndata: {BOOM}")
     ),
     "an error without a field before the end marker": _written(lambda key: _interrupted(key, f'{{"error":{BOOM}}}')),
-    "an error in words before the end marker": _written(lambda key: _interrupted(key, "upstream connect error: boom")),
+    "an error as plain text before the end marker": _written(
+        lambda key: _interrupted(key, "upstream connect error: boom")
+    ),
     "the finish reason `error`": _events(lambda key: whole(key, reason="error")),
-    "the end marker, and no token": _events(lambda _: [DONE], generate=False),
-    "the end marker, and a total of 0": _events(lambda _: [usage(0), DONE], generate=False),
-    "the end marker, and a total of 3 without a token": _events(lambda _: [usage(3), DONE], generate=False),
-    "a total of 0 beside three tokens": _events(lambda key: whole(key, total=0)),
+    "the end marker, without any token": _events(lambda _: [DONE], generate=False),
+    "the end marker and a total of 0": _events(lambda _: [usage(0), DONE], generate=False),
+    "the end marker and a total of 3, without any token": _events(lambda _: [usage(3), DONE], generate=False),
+    "a total of 0 with three tokens": _events(lambda key: whole(key, total=0)),
     "heartbeats of every form": _written(lambda key: HEARTBEATS + HEARTBEATS.join(_stream([e]) for e in whole(key))),
     "no blank line at the end": _written(lambda key: _stream(whole(key)).rstrip("\n")),
     "lines that end with CR LF, and a byte order mark": _written(
         lambda key: "\ufeff" + _stream(whole(key)).replace("\n", "\r\n")
     ),
     "no blank line between events": _written(lambda key: _stream(whole(key)).replace("\n\n", "\n")),
-    "fields of other types than usual": _events(
+    "unused fields of another type": _events(
         lambda key: [f'{whole(key)[0][:-1]},"usage":[],"created":"now"}}', *whole(key)[1:]], generate=False
     ),
     "the tokens in a field of another type": _events(lambda key: [TOKENS_OF_ANOTHER_TYPE[key[1]], *whole(key)[1:]]),
-    "fewer tokens than asked": _events(lambda key: whole(key, 2, reason="stop")),
-    "more tokens than asked": _events(lambda key: whole(key, 4)),
+    "fewer tokens than requested": _events(lambda key: whole(key, 2, reason="stop")),
+    "more tokens than requested": _events(lambda key: whole(key, 4)),
     "the finish reason `content_filter`": _events(lambda key: whole(key, reason="content_filter")),
     "a token after the end marker": _events(lambda key: [*whole(key), _one_more(key)]),
     "a count of -7": _events(lambda key: whole(key, total=-7)),
     "a count of 1e30": _events(lambda key: whole(key, total="1e30")),
-    "a count past 64 bits": _events(lambda key: whole(key, total=2**65)),
+    "a count of more than 64 bits": _events(lambda key: whole(key, total=2**65)),
 }
 
 
 WHOLE = {
-    *("nothing is wrong", "a total of 0 beside three tokens", "heartbeats of every form", "no blank line at the end"),
+    *("nothing is wrong", "a total of 0 with three tokens", "heartbeats of every form", "no blank line at the end"),
     *("lines that end with CR LF, and a byte order mark", "no blank line between events"),
-    "fields of other types than usual",
+    "unused fields of another type",
 }
-"""What a response may have and be complete."""
+"""Faults of which a response may have any and be complete."""
 
 
 def page() -> str:
-    """One row per fault and outcome."""
+    """Return the page, with one row per fault and outcome."""
     rows = []
     for name, fault in FAULTS.items():
         outcomes: dict[tuple[str, str, str], list[str]] = {}
@@ -138,9 +140,12 @@ def page() -> str:
 
 <!-- Written by `PYTHONPATH=. python tests/contract/test_wire_faults.py`. -->
 
-What becomes of an answer of three tokens when something is wrong with it, in every dialect: the state and the error
-kind of its Record, and the reason that terminal and page give. Only *complete* requests are in latencies; see
-[What counts](../concepts/burst.md#what-counts).
+For everyone who sees an error kind in a report and wants to know what the server did. This page lists faults of a
+response, and how loadgen records each of them.
+
+Each row is a response of three tokens with one fault. It shows the state and the error kind of its Record, and the
+reason that terminal and page print. Only *complete* requests are in latencies ([What
+counts](../concepts/burst.md#what-counts)).
 
 | fault | dialects | state | error kind | reason |
 | --- | --- | --- | --- | --- |
@@ -149,17 +154,17 @@ kind of its Record, and the reason that terminal and page give. Only *complete* 
 
 
 def test_the_page_says_what_is_recorded() -> None:
-    """Each fault in each dialect ends as the documentation has it."""
+    """Each fault in each dialect is recorded as documented."""
     assert PAGE.read_text("utf-8") == page()
 
 
 def test_only_what_is_whole_is_complete() -> None:
-    """No fault passes, but that of a server which cannot be made to go on (TGI)."""
+    """No fault passes, except a short response of TGI, which cannot be made to continue."""
     for name, fault in FAULTS.items():
         for key in DIALECTS:
             if (made := fault(key)) is not None:
                 state, kind, detail = ending(key, *made[0], **made[1])
-                spared = name in WHOLE or (name == "fewer tokens than asked" and key[0] == "tgi")
+                spared = name in WHOLE or (name == "fewer tokens than requested" and key[0] == "tgi")
                 assert (state == "complete") == spared, (name, key)
                 assert bool(kind) == bool(detail) == (not spared)
 

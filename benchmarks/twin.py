@@ -63,7 +63,7 @@ def trace() -> tuple[dict[str, float], list[Compared], float]:
     ]
     ends_s = arrived_s + told_ttft_s + told_tpot_s * (output - 1)
     off = _running_off(arrived_s, ends_s, float(arrived_s[FITTED]))
-    return dict(zip(problem.names, np.exp(found).tolist(), strict=True)), compared, off
+    return dict(zip(problem.constants, np.exp(found).tolist(), strict=True)), compared, off
 
 
 def _running_off(arrived_s: Floats, ends_s: Floats, from_s: float) -> float:

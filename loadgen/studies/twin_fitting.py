@@ -1,10 +1,10 @@
-"""From real runs to a Twin: constants with which a replay of the same requests gives the latencies that were measured.
+"""Fits a Twin to real runs: the constants with which a replay of the same requests has the measured latencies.
 
-    Run ─ observed ─> Observed ─┐   start: the hardware model's, or by least squares of what decoding took
-    Run ─ observed ─> Observed ─┴─> fit: Gauss-Newton on replays, pulled to the start ─> draws: other blocks of requests
+    Run ─ observe_run ─> ObservedRun ─┐  start values: from the hardware model, or from a linear fit of decoding times
+    Run ─ observe_run ─> ObservedRun ─┴─> solve: Gauss-Newton on replays, pulled to the start ─> bootstrap draws
 
-A replay sends each request when it was really sent, so a closed loop needs no model of its clients. Residuals are
-logarithms of TTFT and TPOT, simulated over measured, each run with the same weight.
+A replay sends each request at its real send time, so a closed loop needs no model of its clients. The residuals are
+log(simulated / measured) of TTFT, TPOT and E2E. Every run has the same weight.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import streamed_tokens
 from loadgen.errors import PlanError
@@ -36,72 +37,85 @@ from loadgen.studies.twin import (
     step_time_with,
 )
 from loadgen.workloads import workload
-from loadgen.workloads.workload import SharedPrefix
+from loadgen.workloads.workload import SharedPrefix, Workload
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 MAX_REQUESTS = 2000
-"""Of a run that are replayed; those after them came too late to matter to them much."""
+"""Requests of a run that are replayed. Later requests hardly affect the latencies of earlier ones."""
 MIN_COMPLETE = 10
-"""Complete requests without which there is no fit."""
+"""Minimum complete requests of a run for a fit."""
 BLOCKS = 10
-"""Of a run, in order of time: what is drawn again, because requests that meet share what happens to them."""
+"""Blocks in time order into which a run is divided. The bootstrap draws blocks, because requests that are in flight
+together are not independent."""
 DRAWS = 24
+"""Number of bootstrap draws."""
 NOISE = 0.1
-"""How far latencies of one request may be off, as a factor's logarithm, ..."""
+"""Assumed standard deviation of the log latency of one request."""
 INDEPENDENT_REQUESTS = 20
-"""... and how many independent ones a run is worth: against the pull of the start."""
+"""Number of independent requests that a run counts as, relative to the pull of the start values."""
 OUTLIER = 0.3
-"""Past which a residual counts less than its square."""
+"""Residuals above this value count less than quadratically."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
-"""Budgets of a step that are tried, beside the rules' own."""
+"""Token budgets of a step that are tried in addition to the engine's default."""
 MIN_IMPROVEMENT = 0.1
-"""How much better one of them has to be, as a factor's logarithm."""
+"""How much smaller the error of another token budget must be (difference of log step counts)."""
 UNKNOWN_KV = 1 << 24
-"""Where nobody says how many tokens the KV cache holds: no limit."""
+"""KV cache size in tokens if it is unknown: large enough to be no limit."""
 DEFAULT_START = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
-"""Where neither hardware tables nor stamps say."""
+"""Start values that neither hardware tables nor timestamps provide."""
 REQUEST_STARTS = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)))
-"""What a fit is begun with of the front end and of the way behind it."""
+"""Start values of `request_s` and `path_s` that are tried."""
 MEDIAN_TO_DEVIATION = 1.4826
-"""Of normal residuals, so that a few blocks far off do not make all intervals wide."""
+"""Standard deviation of a normal distribution per median absolute deviation. The median keeps a few outlying blocks
+from widening all intervals."""
 DERIVATIVE_STEP = 0.15
-"""Of a constant, for a derivative: smaller ones see the steps of the tables."""
+"""Change of a log constant for a numerical derivative. Smaller changes see the steps of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
-    """What one run says: its requests in order of sending, and their latencies, NaN where there is none."""
+    """Requests of a measured run in order of sending, with their latencies. Missing latencies are NaN."""
 
     name: str
     sent_ns: list[int]
+    """Send time after the first request."""
     prompt_tokens: list[int]
     output_tokens: list[int]
     prompts: list[Sequence[int]]
-    """Token ids that stand for those of prompts with a common beginning."""
+    """Stand-in token ids of prompts that share a prefix; empty for other prompts."""
     ttft_s: Floats
     tpot_s: Floats
     ended_s: float
-    """The last token."""
+    """Time of the last token."""
     tokens: Floats
-    """Rows of all output tokens in order of time: instant in s, which request, how many with it."""
+    """One row per chunk in time order: time in s, index of the request, number of tokens."""
 
     @property
-    def blocks(self) -> NDArray[np.int64]:
-        """To which block each request belongs: as many with a latency in each."""
+    def blocks(self) -> Integers:
+        """Block number of each request. All blocks hold the same number of requests with a latency."""
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
 
+    @property
+    def later_tokens(self) -> Integers:
+        """Output tokens after the first one, per request."""
+        return np.array(self.output_tokens) - 1
+
     def prefill_steps(self, ttft_s: Floats) -> int:
-        """How many steps computed the ends of prompts, had these been their first tokens: those that come together, far
-        within the time of a token, are of one step."""
-        at_s = np.sort((np.array(self.sent_ns) / 1e9 + ttft_s)[~np.isnan(self.ttft_s + ttft_s)])
-        apart_s = np.nanmedian(self.tpot_s) / 4 if not np.isnan(self.tpot_s).all() else 1e-3
-        return 1 + int((np.diff(at_s) > apart_s).sum())
+        """Return the number of engine steps that completed a prompt, if the requests had these TTFTs.
+
+        First tokens that arrive within a quarter of the median TPOT belong to the same step.
+        """
+        first_token_s = np.array(self.sent_ns) / 1e9 + ttft_s
+        first_token_s = np.sort(first_token_s[~np.isnan(self.ttft_s + ttft_s)])
+        min_gap_s = 1e-3 if np.isnan(self.tpot_s).all() else np.nanmedian(self.tpot_s) / 4
+        return 1 + int((np.diff(first_token_s) > min_gap_s).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """By what a server fills its steps. None: the rules' own."""
+    """Limits of one engine step. None means the engine's default."""
 
     rules: Engine
     kv_tokens: int
@@ -110,104 +124,141 @@ class StepLimits:
 
     @property
     def policy(self) -> Policy:
+        """Scheduling policy with these limits."""
         return self.rules.policy_for(self.kv_tokens, self.running, self.step_tokens)
 
 
 def observe_run(run: Run) -> ObservedRun:
-    """Raises PlanError for a run with too few complete requests."""
+    """Return the requests and latencies of a run. Raises PlanError if too few requests are complete."""
     sent = [record for record in run.records if record.phase == "measured" and record.sent_ns is not None]
-    sent = sorted(sent, key=lambda each: (each.sent_ns or 0, each.id))[:MAX_REQUESTS]
+    sent.sort(key=lambda record: (record.sent_ns or 0, record.id))
     name = run.path.resolve().parent.name
-    sent = [each for each in sent if each.chunk_ns and (each.prompt_tokens or each.prompt_tokens_asked)]
-    complete = [each.state == "complete" for each in sent]
-    if sum(complete) < MIN_COMPLETE:
+    records = [
+        record
+        for record in sent[:MAX_REQUESTS]
+        if record.chunk_ns and (record.prompt_tokens or record.prompt_tokens_asked)
+    ]
+    complete = sum(record.state == "complete" for record in records)
+    if complete < MIN_COMPLETE:
         raise PlanError(
-            f"{name}: {sum(complete)} complete requests, and a fit takes {MIN_COMPLETE}", "Name a longer run."
+            f"{name}: only {complete} complete requests; a fit needs at least {MIN_COMPLETE}", "Name a longer run."
         )
-    begun_ns = sent[0].sent_ns or 0
-    ttft, tpot, tokens = [], [], []
-    for index, (each, whole) in enumerate(zip(sent, complete, strict=True)):
-        counts = streamed_tokens(each).counts
+    begin_ns = records[0].sent_ns or 0
+    ttft_s = np.full(len(records), np.nan)
+    tpot_s = np.full(len(records), np.nan)
+    tokens: list[tuple[float, int, int]] = []
+    for index, record in enumerate(records):
+        counts = streamed_tokens(record).counts
+        for at_ns, count in zip(record.chunk_ns, counts, strict=True):
+            tokens.append(((at_ns - begin_ns) / 1e9, index, count))
+        if record.state != "complete":
+            continue
+        ttft_s[index] = (record.chunk_ns[0] - (record.sent_ns or 0)) / 1e9
         later = sum(counts[1:])
-        ttft.append((each.chunk_ns[0] - (each.sent_ns or 0)) / 1e9 if whole else np.nan)
-        tpot.append((each.chunk_ns[-1] - each.chunk_ns[0]) / 1e9 / later if whole and later else np.nan)
-        tokens += [((at_ns - begun_ns) / 1e9, index, count) for at_ns, count in zip(each.chunk_ns, counts, strict=True)]
-    outputs = [each.output_tokens or sum(each.chunk_tokens) or each.output_tokens_asked for each in sent]
-    prompt_tokens = [each.prompt_tokens or each.prompt_tokens_asked for each in sent]
-    shared = workload.parse(str(run.header.plan.get("workload") or "synthetic"))
-    prompts: list[Sequence[int]] = [()] * len(sent)
-    for index, (each, length) in enumerate(zip(sent, prompt_tokens, strict=True)):
-        if each.session is not None:
-            prompts[index] = range(each.session << 32, (each.session << 32) + length)
-        elif isinstance(shared, SharedPrefix):
-            first = (each.id % shared.groups) << 32
-            own = range((each.id + shared.groups) << 32, ((each.id + shared.groups) << 32) + length)
-            prompts[index] = (*range(first, first + shared.tokens), *own)[:length]
+        if later:
+            tpot_s[index] = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / later
     rows = np.array(sorted(tokens), float)
+    lengths = [record.prompt_tokens or record.prompt_tokens_asked for record in records]
+    source = workload.parse(str(run.header.plan.get("workload") or "synthetic"))
     return ObservedRun(
-        name,
-        [(each.sent_ns or 0) - begun_ns for each in sent],
-        prompt_tokens,
-        outputs,
-        prompts,
-        np.array(ttft),
-        np.array(tpot),
-        float(rows[-1, 0]),
-        rows,
+        name=name,
+        sent_ns=[(record.sent_ns or 0) - begin_ns for record in records],
+        prompt_tokens=lengths,
+        output_tokens=[
+            record.output_tokens or sum(record.chunk_tokens) or record.output_tokens_asked for record in records
+        ],
+        prompts=[_prompt_ids(record, length, source) for record, length in zip(records, lengths, strict=True)],
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        ended_s=float(rows[-1, 0]),
+        tokens=rows,
     )
+
+
+def _prompt_ids(record: Record, length: int, source: Workload) -> Sequence[int]:
+    """Return token ids for the prefix cache. Prompts share ids exactly where the workload's prompts share tokens."""
+    if record.session is not None:
+        first_id = record.session << 32
+        return range(first_id, first_id + length)
+    if isinstance(source, SharedPrefix):
+        prefix_id = (record.id % source.groups) << 32
+        own_id = (record.id + source.groups) << 32
+        ids = (*range(prefix_id, prefix_id + source.tokens), *range(own_id, own_id + length))
+        return ids[:length]
+    return ()
 
 
 def replay(
     run: ObservedRun, limits: StepLimits, step_time: StepDurations, values: Mapping[str, float]
 ) -> tuple[Floats, Floats, float]:
-    """TTFT and TPOT of each request, and the instant of the last token, had they been simulated. NaN for what the
-    cache can never hold."""
+    """Simulate the requests of a run. Return TTFT and TPOT of each request in s, and the time of the last token in s.
+
+    Latencies are NaN for requests that the cache can never hold.
+    """
     engine = VirtualEngine(Scheduler(limits.policy, limits.kv_tokens), step_time)
-    front_end = FrontEnd(round(1e9 * values["request_s"]), round(1e9 * values["path_s"]))
-    waiting = deque[Job]()
-    lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
-    for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
-        while front_end.busy_until_ns <= sent_ns:
-            waiting += front_end.release()
-        front_end.accept(Job(prompt, output, sent_ns, owner=index, prompt=run.prompts[index]), sent_ns)
-    while front_end.busy_until_ns < FOREVER_NS:
-        waiting += front_end.release()
-    ttft_s, tpot_s, ended_ns = np.full(len(run.sent_ns), np.nan), np.full(len(run.sent_ns), np.nan), 0
+    waiting = _through_front_end(run, FrontEnd(round(1e9 * values["request_s"]), round(1e9 * values["path_s"])))
+    ttft_s = np.full(len(run.sent_ns), np.nan)
+    tpot_s = np.full(len(run.sent_ns), np.nan)
+    ended_ns = 0
     while waiting or engine.busy:
         while waiting and (waiting[0].arrived_ns <= engine.now_ns or not engine.busy):
             try:
                 engine.submit(waiting.popleft())
             except ValueError:
                 continue
-        for answer in engine.run(waiting[0].arrived_ns if waiting else FOREVER_NS):
-            index, first_ns, last_ns = answer.job.owner, answer.instants[0], answer.instants[-1]
+        for response in engine.run(waiting[0].arrived_ns if waiting else FOREVER_NS):
+            index = response.job.owner
+            first_ns = response.instants[0]
+            last_ns = response.instants[-1]
             ttft_s[index] = (first_ns - run.sent_ns[index]) / 1e9
-            tpot_s[index] = (last_ns - first_ns) / 1e9 / max(1, len(answer.instants) - 1)
+            tpot_s[index] = (last_ns - first_ns) / 1e9 / max(1, len(response.instants) - 1)
             ended_ns = max(ended_ns, last_ns)
     return ttft_s, tpot_s, ended_ns / 1e9
 
 
+def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
+    """Return the jobs of a run in the order in which they reach the scheduler."""
+    jobs = deque[Job]()
+    lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
+    for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
+        while front_end.busy_until_ns <= sent_ns:
+            jobs += front_end.release()
+        front_end.accept(Job(prompt, output, sent_ns, owner=index, prompt=run.prompts[index]), sent_ns)
+    while front_end.busy_until_ns < FOREVER_NS:
+        jobs += front_end.release()
+    return jobs
+
+
 def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: Mapping[str, Any]) -> Twin:
-    """`known` are fields of the Twin that somebody has named: limits among them, its deployment by name. Raises
-    PlanError."""
-    seen, server = [observe_run(run) for run in runs], runs[0].header.server
+    """Fit a twin to runs of one server. Raises PlanError.
+
+    `known` holds fields of the Twin that the user has named, such as limits and the names of the hardware.
+    """
+    observed = [observe_run(run) for run in runs]
     engine = find_engine(rules, str(known["vintage"]))
     kv_tokens = known.get("kv_tokens") or _kv_tokens(runs)
-    kv_tokens = kv_tokens or (engine.kv_tokens(deployment) if deployment else UNKNOWN_KV)
-    limits = StepLimits(engine, kv_tokens, known.get("running_limit") or _running_limit(runs), known.get("step_tokens"))
-    problem = FitProblem(seen, limits, deployment)
-    result = problem.solve()
-    if problem.choose_step_budget(result):
-        result = problem.solve()
-    draws = problem.draws(result)
-    low, high = np.percentile(draws, (2.5, 97.5), axis=0)
+    if not kv_tokens:
+        kv_tokens = engine.kv_tokens(deployment) if deployment else UNKNOWN_KV
+    running_limit = known.get("running_limit") or _running_limit(runs)
+    problem = FitProblem(observed, StepLimits(engine, kv_tokens, running_limit, known.get("step_tokens")), deployment)
+    solution = problem.solve()
+    if problem.choose_step_budget(solution):
+        solution = problem.solve()
+    draws = problem.bootstrap_draws(solution)
+    lows, highs = np.percentile(draws, (2.5, 97.5), axis=0)
+    values = np.exp(solution)
     constants = {
         name: TwinConstant(
-            value=_short(value), low=_short(minimum), high=_short(maximum), unit=each.unit, meaning=each.meaning
+            value=_rounded(values[index]),
+            low=_rounded(lows[index]),
+            high=_rounded(highs[index]),
+            unit=info.unit,
+            meaning=info.meaning,
         )
-        for (name, each), value, minimum, maximum in zip(problem.names.items(), np.exp(result), low, high, strict=True)
+        for index, (name, info) in enumerate(problem.constants.items())
     }
-    facts = {"kv_tokens": kv_tokens, "running_limit": limits.running, "step_tokens": problem.limits.step_tokens}
+    limits = {"kv_tokens": kv_tokens, "running_limit": running_limit, "step_tokens": problem.limits.step_tokens}
+    server = runs[0].header.server
     return Twin(
         version=version("llm-loadgen"),
         server=str(server.get("name") or ""),
@@ -215,205 +266,283 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
         rules=rules,
         served=str(server.get("model") or ""),
         constants=constants,
-        draws=[[_short(each) for each in draw] for draw in draws],
-        residual=problem.residual(result),
-        runs=[{"run": each.name, "requests": len(each.sent_ns)} for each in seen],
-        **{**known, **facts},
+        draws=[[_rounded(value) for value in draw] for draw in draws],
+        residual=problem.fit_errors(solution),
+        runs=[{"run": run.name, "requests": len(run.sent_ns)} for run in observed],
+        **{**known, **limits},
     )
 
 
 class FitProblem:
-    """Constants wanted, of these runs: as logarithms, so that none is negative."""
+    """The least-squares problem of a fit. The parameters are the natural logarithms of the constants, which keeps the
+    constants positive."""
 
     def __init__(self, runs: Sequence[ObservedRun], limits: StepLimits, deployment: Deployment | None) -> None:
-        self.runs, self.limits, self.deployment = runs, limits, deployment
-        self.names = HARDWARE_CONSTANTS if deployment else LINEAR_CONSTANTS
-        self._prior = np.log(self._begin())
-        self._step_time: tuple[Any, Any] = (None, None)
-        self._spread = np.array([name.spread for name in self.names.values()])
+        self.runs = runs
+        self.limits = limits
+        self.deployment = deployment
+        self.constants = HARDWARE_CONSTANTS if deployment else LINEAR_CONSTANTS
+        self._prior = np.log(self._start_values())
+        self._spread = np.array([info.spread for info in self.constants.values()])
+        self._step_time: tuple[Any, Any] = (None, None)  # step parameters and the model of step durations for them
 
-    def choose_step_budget(self, found: Floats) -> bool:
-        """Whether another budget of a step than the rules' own gives as many steps with prompts as there were, and they
-        do not: from now on it is that."""
-        own, missed = self.limits, {}
-        if own.step_tokens is not None or own.policy.prefill != "mixed":
+    def choose_step_budget(self, logarithms: Floats) -> bool:
+        """Choose the token budget of a step that best explains the number of prefill steps.
+
+        Return whether `limits` changed. Another budget than the engine's default must be clearly better. The budget is
+        not chosen if the user named one or if the engine does not mix prefill and decode.
+        """
+        original = self.limits
+        if original.step_tokens is not None or original.policy.prefill != "mixed":
             return False
+        errors: dict[int | None, float] = {}
         for tokens in (None, *STEP_TOKENS):
-            self.limits = replace(own, step_tokens=tokens)
-            steps = [
-                (run.prefill_steps(self.replay_run(run, found)[0]), run.prefill_steps(run.ttft_s)) for run in self.runs
-            ]
-            missed[tokens] = sum(abs(np.log(simulated / measured)) for simulated, measured in steps)
-        best = min(missed, key=lambda tokens: missed[tokens])
-        self.limits = replace(own, step_tokens=best) if missed[best] < missed[None] - MIN_IMPROVEMENT else own
-        return self.limits is not own
+            self.limits = replace(original, step_tokens=tokens)
+            errors[tokens] = 0.0
+            for run in self.runs:
+                simulated_ttft_s, _, _ = self.replay_run(run, logarithms)
+                simulated = run.prefill_steps(simulated_ttft_s)
+                errors[tokens] += abs(np.log(simulated / run.prefill_steps(run.ttft_s)))
+        best = min(errors, key=lambda tokens: errors[tokens])
+        better = errors[best] < errors[None] - MIN_IMPROVEMENT
+        self.limits = replace(original, step_tokens=best) if better else original
+        return better
 
     def solve(self) -> Floats:
-        """The logarithms that fit best: downhill from the best of some starts, as the way in has steps of its own."""
+        """Return the log constants that fit best.
+
+        The search starts at the best of several values for the request constants, because the front end makes the
+        residuals change in steps.
+        """
         from scipy.optimize import least_squares
 
-        starts = [np.append(self._prior[: -len(REQUEST_CONSTANTS)], np.log(ways)) for ways in REQUEST_STARTS]
-        start = min(starts, key=lambda each: float(np.sum(self._all(each) ** 2)))
-        result = least_squares(self._all, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
-        return np.asarray(result.x)
+        starts = [np.append(self._prior[: -len(REQUEST_CONSTANTS)], np.log(values)) for values in REQUEST_STARTS]
+        start = min(starts, key=lambda logarithms: float(np.sum(self._residuals(logarithms) ** 2)))
+        solution = least_squares(self._residuals, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
+        return np.asarray(solution.x)
 
-    def draws(self, found: Floats) -> Floats:
-        """Constants of other samples: blocks of requests drawn again, and the start moved within its spread; by the
-        derivatives at what was found."""
-        random, jacobian, residuals = np.random.default_rng(0), self._jacobian(found), self._residuals(found)
-        number = len(residuals)
-        blocks = np.concatenate([np.tile(index * BLOCKS + run.blocks, 3) for index, run in enumerate(self.runs)])
-        best = np.linalg.lstsq(jacobian, self._all(found), rcond=None)[0]  # what the steps of the tables left undone
-        drawn = []
+    def bootstrap_draws(self, solution: Floats) -> Floats:
+        """Return constants for other samples of the runs, one row per draw.
+
+        Each draw resamples blocks of requests and moves the start values within their spread. The problem is
+        linearised at `solution`, so a draw needs no replay.
+        """
+        random = np.random.default_rng(0)
+        jacobian = self._jacobian(solution)
+        residuals = self._latency_residuals(solution)
+        rows = len(residuals)
+        run_blocks = [np.tile(index * BLOCKS + run.blocks, 3) for index, run in enumerate(self.runs)]
+        blocks = np.concatenate(run_blocks)
+        # The search ends a little off the optimum, because the tables have steps. Draws are relative to this remainder.
+        remainder = np.linalg.lstsq(jacobian, self._residuals(solution), rcond=None)[0]
+        draws = []
         for _ in range(DRAWS):
             counts = np.concatenate([random.multinomial(BLOCKS, [1 / BLOCKS] * BLOCKS) for _ in self.runs])
             weight = np.sqrt(counts[blocks].astype(float))
-            moved = self._prior + self._spread * random.standard_normal(len(found))
-            rows = np.vstack([weight[:, None] * jacobian[:number], jacobian[number:]])
-            wanted = np.concatenate([weight * residuals, (found - moved) / self._spread])
-            change = best - np.linalg.lstsq(rows, wanted, rcond=None)[0]
-            drawn.append(np.exp(found + np.clip(change, -1.5, 1.5)))
-        return np.array(drawn)
+            prior = self._prior + self._spread * random.standard_normal(len(solution))
+            matrix = np.vstack([weight[:, None] * jacobian[:rows], jacobian[rows:]])
+            target = np.concatenate([weight * residuals, (solution - prior) / self._spread])
+            change = remainder - np.linalg.lstsq(matrix, target, rcond=None)[0]
+            draws.append(np.exp(solution + np.clip(change, -1.5, 1.5)))
+        return np.array(draws)
 
-    def residual(self, found: Floats) -> dict[str, float]:
-        """By how much the fit misses, as `Twin.residual` has it."""
-        missed: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
+    def fit_errors(self, solution: Floats) -> dict[str, float]:
+        """Return the errors of the fit by figure, as described at `Twin.residual`."""
+        errors: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
-            ttft_s, tpot_s, ended_s = self.replay_run(run, found)
-            later = np.array(run.output_tokens) - 1
-            pairs = {"ttft": (ttft_s, run.ttft_s), "tpot": (tpot_s, run.tpot_s)}
-            pairs["e2e"] = (ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s)
-            for name, (simulated, measured) in pairs.items():
-                both = ~np.isnan(simulated) & ~np.isnan(measured)
-                parts = [rows for block in range(BLOCKS) if (rows := both & (run.blocks == block)).any()]
-                missed[name] += [
-                    float(np.log(np.median(simulated[part]) / np.median(measured[part]))) for part in parts
-                ]
-            missed["rate"].append(float(np.log(ended_s / run.ended_s)))
-            was, told = figures(run, run.ttft_s, run.tpot_s, run.ended_s), figures(run, ttft_s, tpot_s, ended_s)
-            for name in (name for name in told if name.endswith("p99")):
-                missed.setdefault(name, []).append(float(np.log((told[name] or 1) / (was[name] or 1))))
-        middle = {name: MEDIAN_TO_DEVIATION * np.median(np.abs(each or [0.0])) for name, each in missed.items()}
-        tails = {name: np.sqrt(np.mean(np.square(each))) for name, each in missed.items() if name.endswith("p99")}
-        return {name: _short(each) for name, each in (middle | tails).items()}
+            ttft_s, tpot_s, ended_s = self.replay_run(run, solution)
+            for name, simulated, measured in _latency_pairs(run, ttft_s, tpot_s):
+                errors[name] += _block_errors(run, simulated, measured)
+            errors["rate"].append(float(np.log(ended_s / run.ended_s)))
+            measured_figures = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
+            for name, value in figures(run, ttft_s, tpot_s, ended_s).items():
+                if name.endswith("p99"):
+                    error = float(np.log((value or 1) / (measured_figures[name] or 1)))
+                    errors.setdefault(name, []).append(error)
+        deviations = {}
+        for name, values in errors.items():
+            if name.endswith("p99"):
+                deviation = np.sqrt(np.mean(np.square(values)))
+            else:
+                deviation = MEDIAN_TO_DEVIATION * np.median(np.abs(values or [0.0]))
+            deviations[name] = _rounded(deviation)
+        return deviations
 
-    def _begin(self) -> list[float]:
+    def _start_values(self) -> list[float]:
+        """Return the start value of each constant."""
         starts = dict(DEFAULT_START)
         if self.deployment:
+            rules = self.limits.rules
             framework = self.deployment.framework
-            starts |= {
-                "bandwidth": 1.0,
-                "compute": 1.0,
-                "sequence_s": self.limits.rules.sequence_s or framework.sequence_s,
-            }
-            starts["step_s"] = max(starts["step_s"], self.limits.rules.step_s or framework.step_s)
+            starts["bandwidth"] = 1.0
+            starts["compute"] = 1.0
+            starts["sequence_s"] = rules.sequence_s or framework.sequence_s
+            starts["step_s"] = max(starts["step_s"], rules.step_s or framework.step_s)
         else:
-            starts |= linear_step_time(self.runs)
-        return [starts[name] for name in self.names]
+            starts |= linear_step_constants(self.runs)
+        return [starts[name] for name in self.constants]
 
     def replay_run(self, run: ObservedRun, logarithms: Floats) -> tuple[Floats, Floats, float]:
-        """With these constants."""
-        values = dict(zip(self.names, np.exp(logarithms).tolist(), strict=True))
-        step = (*logarithms[: -len(REQUEST_CONSTANTS)],)
-        if self._step_time[0] != step:  # its tables are the larger part of a replay
-            self._step_time = step, step_time_with(values, self.limits.rules, self.deployment)
+        """Replay a run with these log constants. See `replay` for the result."""
+        values = dict(zip(self.constants, np.exp(logarithms).tolist(), strict=True))
+        step_parameters = tuple(logarithms[: -len(REQUEST_CONSTANTS)])
+        if self._step_time[0] != step_parameters:  # building its tables takes most of the time of a replay
+            self._step_time = (step_parameters, step_time_with(values, self.limits.rules, self.deployment))
         return replay(run, self.limits, self._step_time[1], values)
 
-    def _residuals(self, logarithms: Floats) -> Floats:
-        """TTFT of all requests of a run, then TPOT, then E2E, run by run. A TTFT counts beside half a step."""
+    def _latency_residuals(self, logarithms: Floats) -> Floats:
+        """Return the weighted residuals run by run: TTFT of all requests, then TPOT, then E2E.
+
+        Half a TPOT is added to both TTFTs, because a request may arrive anywhere within a step. Missing latencies have
+        the residual 0. Residuals above OUTLIER grow with their square root (soft L1 loss).
+        """
         parts = []
         for run in self.runs:
             ttft_s, tpot_s, _ = self.replay_run(run, logarithms)
-            beside_s = np.nanmedian(run.tpot_s) / 2 if not np.isnan(run.tpot_s).all() else 0.0
-            pairs = [(ttft_s + beside_s, run.ttft_s + beside_s), (tpot_s, run.tpot_s)]
-            later = np.array(run.output_tokens) - 1
-            pairs.append((ttft_s + later * tpot_s, run.ttft_s + later * run.tpot_s))
-            for simulated, measured in pairs:
-                off = np.log(np.maximum(simulated, 1e-6) / np.maximum(measured, 1e-6))
-                weight = np.sqrt(INDEPENDENT_REQUESTS / max(1, (~np.isnan(off)).sum())) / NOISE
-                off = np.nan_to_num(np.sign(off) * OUTLIER * np.sqrt(2 * (np.sqrt(1 + (off / OUTLIER) ** 2) - 1)))
-                parts.append(off * weight)
+            half_step_s = 0.0 if np.isnan(run.tpot_s).all() else np.nanmedian(run.tpot_s) / 2
+            for name, simulated, measured in _latency_pairs(run, ttft_s, tpot_s):
+                added_s = half_step_s if name == "ttft" else 0.0
+                error = np.log(np.maximum(simulated + added_s, 1e-6) / np.maximum(measured + added_s, 1e-6))
+                weight = np.sqrt(INDEPENDENT_REQUESTS / max(1, (~np.isnan(error)).sum())) / NOISE
+                soft = OUTLIER * np.sqrt(2 * (np.sqrt(1 + (error / OUTLIER) ** 2) - 1))
+                parts.append(np.nan_to_num(np.sign(error) * soft) * weight)
         return np.concatenate(parts)
 
-    def _all(self, logarithms: Floats) -> Floats:
-        return np.concatenate([self._residuals(logarithms), (logarithms - self._prior) / self._spread])
+    def _residuals(self, logarithms: Floats) -> Floats:
+        """Return all residuals: those of the latencies, then the distance of each constant from its start value."""
+        return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 
     def _jacobian(self, logarithms: Floats) -> Floats:
+        """Return the derivatives of `_residuals` by central differences."""
         moves = DERIVATIVE_STEP * np.eye(len(logarithms))
-        columns = [
-            (self._all(logarithms + move) - self._all(logarithms - move)) / 2 / DERIVATIVE_STEP for move in moves
-        ]
+        columns = []
+        for move in moves:
+            change = self._residuals(logarithms + move) - self._residuals(logarithms - move)
+            columns.append(change / 2 / DERIVATIVE_STEP)
         return np.column_stack(columns)
+
+
+def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tuple[str, Floats, Floats]]:
+    """Return the name, the simulated values and the measured values of each latency."""
+    simulated_e2e_s = ttft_s + run.later_tokens * tpot_s
+    measured_e2e_s = run.ttft_s + run.later_tokens * run.tpot_s
+    return [
+        ("ttft", ttft_s, run.ttft_s),
+        ("tpot", tpot_s, run.tpot_s),
+        ("e2e", simulated_e2e_s, measured_e2e_s),
+    ]
+
+
+def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list[float]:
+    """Return log(simulated / measured) of the medians of each block that has both values."""
+    both = ~np.isnan(simulated) & ~np.isnan(measured)
+    errors = []
+    for block in range(BLOCKS):
+        requests = both & (run.blocks == block)
+        if requests.any():
+            errors.append(float(np.log(np.median(simulated[requests]) / np.median(measured[requests]))))
+    return errors
 
 
 def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
     """Return the figures of a run with these latencies, by the names that --assert knows.
 
-    Rates are of the whole run, up to the last token, because a replay has no other measuring window. Only complete
-    requests count as requests, as in a report."""
+    Rates cover the whole run up to the last token, because a replay has no other measurement window. Only complete
+    requests count as requests, as in a report.
+    """
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
-    later = np.array(run.output_tokens) - 1
+    e2e_s = ttft_s + run.later_tokens * np.nan_to_num(tpot_s)
     result: dict[str, float | None] = {
         "output_tokens_per_s": sum(run.output_tokens) / ended_s,
         "requests_per_s": int((~np.isnan(run.ttft_s)).sum()) / ended_s,
     }
-    for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", ttft_s + later * np.nan_to_num(tpot_s))):
-        if len(known := values[seen & ~np.isnan(values)]):
-            result |= {f"{name}.p{part}": float(np.percentile(known, part)) for part in (50, 99)}
+    for name, values in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", e2e_s)):
+        known = values[seen & ~np.isnan(values)]
+        if len(known):
+            for percent in (50, 99):
+                result[f"{name}.p{percent}"] = float(np.percentile(known, percent))
     return result
 
 
 def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
-    """What the twin makes of the requests of a run, sent when they were."""
-    engine, values = find_engine(twin.rules, twin.vintage), twin.values(draw)
+    """Return the figures that the twin predicts for the requests of a run, sent at their real send times."""
+    engine = find_engine(twin.rules, twin.vintage)
+    values = twin.values(draw)
+    step_time = step_time_with(values, engine, twin.deployment(engine))
     limits = StepLimits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
-    return figures(run, *replay(run, limits, step_time_with(values, engine, twin.deployment(engine)), values))
+    ttft_s, tpot_s, ended_s = replay(run, limits, step_time, values)
+    return figures(run, ttft_s, tpot_s, ended_s)
 
 
-def linear_step_time(runs: Sequence[ObservedRun]) -> dict[str, float]:
-    """What steps, sequences, prompt tokens and held tokens take, from stamps alone. While a request decodes, the engine
-    does nothing but steps: as many as it gets tokens, which bring others theirs, and compute prompts in between."""
+def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
+    """Estimate the linear step constants from timestamps alone, by non-negative least squares.
+
+    While a request decodes, the engine does nothing but steps. Their number is the number of tokens that the request
+    gets. The same steps produce the tokens of other requests and compute prompts. Each request therefore gives one
+    equation for its decoding time.
+    """
     from scipy.optimize import nnls
 
-    rows, took = [], []
+    rows: list[list[float]] = []
+    decode_s: list[float] = []
     for run in runs:
-        at_s, which, count = run.tokens.T
-        owner = which.astype(int)
-        first = np.full(len(run.sent_ns), np.inf)
-        np.minimum.at(first, owner, at_s)
-        last = np.zeros(len(run.sent_ns))
-        np.maximum.at(last, owner, at_s)
-        held = np.array(run.prompt_tokens)[owner] + np.array(run.output_tokens)[owner] / 2
-        prompts = np.where(at_s == first[owner], np.array(run.prompt_tokens)[owner], 0)
-        sums = np.vstack([np.zeros(3), np.cumsum(np.column_stack([count, prompts, count * held]), axis=0)])
-        for index in np.flatnonzero(run.tpot_s > 0):
-            begin, end = np.searchsorted(at_s, (first[index], last[index]), side="right")
-            tokens, computed, holding = sums[end] - sums[begin]
-            steps = (last[index] - first[index]) / run.tpot_s[index]
-            rows.append([steps, tokens, computed, holding])
-            took.append(last[index] - first[index])
-    matrix, wanted = np.array(rows) / np.array(took)[:, None], np.ones(len(took))
+        run_rows, run_decode_s = _decode_work(run)
+        rows += run_rows
+        decode_s += run_decode_s
+    matrix = np.array(rows) / np.array(decode_s)[:, None]
+    target = np.ones(len(decode_s))
     scale = matrix.mean(axis=0)
     scale[scale == 0] = 1.0
-    ridge = np.sqrt(0.01 * len(wanted)) * np.eye(4)  # where columns are alike, each has its part
-    result, _ = nnls(np.vstack([matrix / scale, ridge]), np.concatenate([wanted, np.zeros(4)]))
+    ridge = np.sqrt(0.01 * len(target)) * np.eye(4)  # shares the time between columns that are proportional
+    solution, _ = nnls(np.vstack([matrix / scale, ridge]), np.concatenate([target, np.zeros(4)]))
     names = ("step_s", "sequence_s", "token_s", "context_s")
-    return dict(zip(names, (np.maximum(result, 0.01) / scale).tolist(), strict=True))
+    return dict(zip(names, (np.maximum(solution, 0.01) / scale).tolist(), strict=True))
+
+
+def _decode_work(run: ObservedRun) -> tuple[list[list[float]], list[float]]:
+    """Return the work of the engine while each request decoded, and the decoding times in s.
+
+    The work is a row of four counts: steps, output tokens, prompt tokens, and tokens of context that the steps read.
+    """
+    at_s, owner_column, count = run.tokens.T
+    owner = owner_column.astype(int)
+    first_s = np.full(len(run.sent_ns), np.inf)
+    np.minimum.at(first_s, owner, at_s)
+    last_s = np.zeros(len(run.sent_ns))
+    np.maximum.at(last_s, owner, at_s)
+    prompt_tokens = np.array(run.prompt_tokens)[owner]
+    context = prompt_tokens + np.array(run.output_tokens)[owner] / 2  # mean over the life of the request
+    prefilled = np.where(at_s == first_s[owner], prompt_tokens, 0)
+    work = np.column_stack([count, prefilled, count * context])
+    cumulative = np.vstack([np.zeros(3), np.cumsum(work, axis=0)])
+    rows = []
+    decode_s = []
+    for index in np.flatnonzero(run.tpot_s > 0):
+        begin, end = np.searchsorted(at_s, (first_s[index], last_s[index]), side="right")
+        duration_s = last_s[index] - first_s[index]
+        steps = duration_s / run.tpot_s[index]
+        rows.append([steps, *(cumulative[end] - cumulative[begin])])
+        decode_s.append(duration_s)
+    return rows, decode_s
 
 
 def _kv_tokens(runs: Sequence[Run]) -> int | None:
-    """As the server's metrics say."""
-    sizes = [line.values.get("kv_tokens") for run in runs for line in run.telemetry if line.source == "server"]
+    """Return the KV cache size that the servers' metrics report, if any."""
+    sizes = [sample.values.get("kv_tokens") for run in runs for sample in run.telemetry if sample.source == "server"]
     return max((int(size) for size in sizes if size), default=None)
 
 
 def _running_limit(runs: Sequence[Run]) -> int | None:
-    """Where requests waited again and again while always as many ran, with room in the cache: that many."""
-    seen = [line.values for run in runs for line in run.telemetry if line.source == "server"]
-    crowded = [each["running"] for each in seen if each.get("waiting") and (each.get("kv_used") or 0) < 0.9]
-    maximum = max((each.get("running") or 0 for each in seen), default=0)
+    """Return the maximum number of running requests if it is a limit of the server.
+
+    It is one if requests waited at least three times while exactly that number ran and the cache had room.
+    """
+    samples = [sample.values for run in runs for sample in run.telemetry if sample.source == "server"]
+    crowded = [values["running"] for values in samples if values.get("waiting") and (values.get("kv_used") or 0) < 0.9]
+    maximum = max((values.get("running") or 0 for values in samples), default=0)
     return int(maximum) if crowded.count(maximum) >= 3 else None
 
 
-def _short(value: Any) -> float:
+def _rounded(value: Any) -> float:
+    """Round to five significant digits."""
     return float(f"{float(value):.5g}")

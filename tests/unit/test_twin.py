@@ -145,7 +145,7 @@ def test_what_if() -> None:
 
 def test_without_hardware_there_is_no_other_hardware(cpu: Twin) -> None:
     """--tp of a twin that knows no GPU would change nothing: it says how to have one that does."""
-    with pytest.raises(PlanError, match="this twin knows no hardware") as refused:
+    with pytest.raises(PlanError, match="this twin was fitted without hardware") as refused:
         resolve_model(Plan(server="vllm", n=1), ServerModel(twin=cpu, tensor=4))
     assert "loadgen twin fit RUN --gpu H100" in refused.value.hint
 
@@ -159,8 +159,8 @@ def test_the_file_is_read_as_it_was_written(fitted: Twin, tmp_path: Path) -> Non
     assert found["format"] == FORMAT
     for text, words in (
         ("{}", "is not a twin"),
-        (json.dumps(found | {"format": FORMAT + 1}), "of a newer loadgen"),
-        (json.dumps(found | {"draws": [[1.0]]}), "constants are not those of a twin"),
+        (json.dumps(found | {"format": FORMAT + 1}), "by a newer loadgen"),
+        (json.dumps(found | {"draws": [[1.0]]}), "unexpected constants for a twin"),
     ):
         file.write_text(text)
         with pytest.raises(PlanError, match=words):

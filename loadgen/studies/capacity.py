@@ -1,8 +1,9 @@
-"""How many GPUs a load takes: of each kind, and for each number of them that share the model, the highest rate at which
-one replica meets the objectives, in virtual time.
+"""Finds how many GPUs a load needs, per GPU type and per number of GPUs that share the model.
 
-A server f times slower than its model is that model with a slower clock: at a rate r its latencies are f times what the
-model has at f * r. So the same simulations give the interval.
+For each candidate, a search in virtual time finds the highest rate at which one replica meets the objectives.
+
+A server that is f times slower than its model behaves like the model with a slower clock: at a rate r its latencies are
+f times those of the model at the rate f * r. The same simulations therefore also give the interval of the result.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -24,163 +24,211 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_en
 from loadgen.studies.simulate import ResolvedModel, ServerModel, resolve_model, run_in_memory
 
 RATE_STEP = 1.03
-"""Rates that are tried are powers of it."""
+"""The search tries powers of this factor, in requests per second."""
 FIRST_STRIDE = 16
-"""So many powers apart at first."""
+"""First step of the search, in powers of RATE_STEP."""
 MIN_POWER = -140
-"""The lowest power that is tried, one request a minute: they meet no other."""
-SIMULATED_S, REQUEST_COUNTS = 60, range(1000, 5001)
-"""Each simulation lasts so long that a growing queue is seen, and has so many requests: the p99 of fewer means little
+"""Lowest power that is tried: about one request per minute, where requests do not overlap."""
+SIMULATED_S = 60
+"""Length of a simulation, long enough for a growing queue to show."""
+REQUEST_COUNTS = range(1000, 5001)
+"""Allowed number of requests of a simulation. With fewer, the p99 means little
 (loadgen.analysis.stats.samples_needed)."""
 START_IN_FLIGHT = 64
-"""From the rate of so many the search starts."""
+"""The search starts at the rate that keeps this number of requests in flight."""
+START_PROMPT_TOKENS = 512
+START_OUTPUT_TOKENS = 128
 
 ComputeFigures = Callable[[Run], Sequence[float | None]]
-"""What the objectives speak of, in seconds and in their order."""
+"""Returns the figures of the objectives for a run, in seconds and in the order of the objectives."""
 ObjectivesMet = Callable[[Sequence[float | None], float], bool]
-"""Whether these figures, so many times as large, meet the objectives."""
+"""Returns whether these figures, multiplied by a factor, meet the objectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """GPUs that could serve: `gpu` as the hardware tables call it."""
+    """GPUs for one replica: `tensor` GPUs of one type that share the model."""
 
     gpu: str
+    """Name in the hardware tables."""
     tensor: int
     format: str
     hour_cost: float | None
-    """Of one GPU."""
+    """Price of one GPU per hour."""
 
 
 class CapacityOption(msgspec.Struct, kw_only=True):
-    """What one kind of GPU takes for the load. Ends of intervals, `_low` and `_high`, are of a server as much slower,
-    or faster, than its model as nine of ten measurements are at most."""
+    """The number of GPUs of one type that the load needs.
+
+    The fields `_low` and `_high` are ends of intervals: the results for a server that is slower or faster than its
+    model by the error that nine of ten measurements stay within.
+    """
 
     gpu: str
     tensor_parallel: int
     format: str
     not_possible: str = ""
-    """Why the objectives cannot be met, or the model does not fit; then there are no figures."""
+    """Why the candidate cannot serve the load. The rate, GPU and cost fields are then None."""
     replica_per_s: float | None = None
-    """Requests per second of one replica."""
+    """Highest rate of one replica in requests per second."""
     replica_per_s_low: float | None = None
-    """0 where a slower server meets the objectives at no rate."""
+    """0 if a slower server meets the objectives at no rate."""
     replica_per_s_high: float | None = None
     gpus: int | None = None
     gpus_low: int | None = None
     gpus_high: int | None = None
-    """None where a slower server meets the objectives at no rate."""
+    """None if a slower server meets the objectives at no rate."""
     cost_per_hour: float | None = None
     cost_per_million_tokens: float | None = None
-    """Of output, at the rate that was asked for."""
+    """Cost of a million output tokens at the requested rate."""
     figures: list[float | None] = []
-    """Of the objectives, at the rate of each replica: the load shared by all of `gpus`."""
+    """Figures of the objectives at the rate of one replica when all of `gpus` share the load."""
 
 
 class Replica:
-    """One replica under any rate."""
+    """One replica, simulated at any rate. Results are cached by rate."""
 
-    def __init__(self, plan: Plan, modelled: ServerModel, figures: ComputeFigures) -> None:
-        self._plan, self._modelled, self._figures = plan, modelled, figures
-        self._served: ResolvedModel | None = None
-        self._known: dict[float, Sequence[float | None]] = {}
+    def __init__(self, plan: Plan, server_model: ServerModel, compute_figures: ComputeFigures) -> None:
+        self._plan = plan
+        self._server_model = server_model
+        self._compute_figures = compute_figures
+        self._resolved: ResolvedModel | None = None
+        self._results: dict[float, Sequence[float | None]] = {}
         self.output_tokens = 0.0
-        """Mean of a request."""
+        """Mean output tokens per request of the latest simulation."""
 
     def figures_at(self, per_s: float) -> Sequence[float | None]:
-        """The objectives' figures at this rate."""
-        if per_s not in self._known:
-            self._served = self._served or resolve_model(self._plan, self._modelled)
+        """Return the figures of the objectives at this rate."""
+        if per_s not in self._results:
+            if self._resolved is None:
+                self._resolved = resolve_model(self._plan, self._server_model)
             number = max(REQUEST_COUNTS[0], min(REQUEST_COUNTS[-1], round(SIMULATED_S * per_s)))
-            run = run_in_memory(
-                self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number), self._modelled, served=self._served
-            )
-            self._known[per_s] = self._figures(run)
+            plan = self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number)
+            run = run_in_memory(plan, self._server_model, resolved=self._resolved)
+            self._results[per_s] = self._compute_figures(run)
             self.output_tokens = sum(record.output_tokens or 0 for record in run.records) / max(1, len(run.records))
-        return self._known[per_s]
+        return self._results[per_s]
 
-    def highest_power(self, met: ObjectivesMet, slower: float, start: int) -> int | None:
-        """The largest power of FINE at which a server so many times `slower` meets the objectives, as of its model's
-        clock; None where it meets them at no rate."""
+    def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
+        """Return the largest power of RATE_STEP at which a server that is `slowdown` times slower meets the objectives.
 
-        def fine(power: int) -> bool:
-            return met(self.figures_at(RATE_STEP**power), slower)
+        The rate is that of the model's clock. Returns None if the server meets them at no rate.
+        """
 
-        if not fine(MIN_POWER):
+        def meets(power: int) -> bool:
+            return met(self.figures_at(RATE_STEP**power), slowdown)
+
+        if not meets(MIN_POWER):
             return None
-        low, stride = start, FIRST_STRIDE
-        while low > MIN_POWER and not fine(low):
-            low, stride = max(MIN_POWER, low - stride), 2 * stride
-        high, stride = low + FIRST_STRIDE, FIRST_STRIDE
-        while fine(high):
-            low, stride = high, 2 * stride
+        low = start
+        stride = FIRST_STRIDE
+        while low > MIN_POWER and not meets(low):
+            low = max(MIN_POWER, low - stride)
+            stride *= 2
+        stride = FIRST_STRIDE
+        high = low + stride
+        while meets(high):
+            low = high
+            stride *= 2
             high = low + stride
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fine(middle) else (low, middle)
+            if meets(middle):
+                low = middle
+            else:
+                high = middle
         return low
 
 
 def capacity_option(
-    plan: Plan, candidate: Candidate, base: ServerModel, per_s: float, figures: ComputeFigures, met: ObjectivesMet
+    plan: Plan,
+    candidate: Candidate,
+    base: ServerModel,
+    per_s: float,
+    compute_figures: ComputeFigures,
+    met: ObjectivesMet,
 ) -> CapacityOption:
-    """What this candidate takes for `per_s` requests a second of `plan`; the rest of what serves is that of `base`.
-    Raises LoadgenError."""
+    """Return what this candidate needs to serve `per_s` requests of `plan` per second. Raises LoadgenError.
+
+    The candidate replaces the hardware of `base`.
+    """
     result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
-    modelled = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
-    engine, made = _deployed(plan, modelled)
+    server_model = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
+    engine, deployment = _deployment(plan, server_model)
     try:
-        engine.kv_tokens(made)
-    except HardwareError as problem:
-        result.not_possible = str(problem).partition(":")[0]
+        engine.kv_tokens(deployment)
+    except HardwareError as error:
+        result.not_possible = str(error).partition(":")[0]
         return result
-    likely = expected_times(made, Load(512, 128, START_IN_FLIGHT)).output_tokens_per_s / 128
-    start = max(MIN_POWER, round(math.log(likely, RATE_STEP)))
-    replica, error = Replica(plan, modelled, figures), 1 + constant("step_error")
+    load = Load(START_PROMPT_TOKENS, START_OUTPUT_TOKENS, START_IN_FLIGHT)
+    expected_per_s = expected_times(deployment, load).output_tokens_per_s / START_OUTPUT_TOKENS
+    start = max(MIN_POWER, round(math.log(expected_per_s, RATE_STEP)))
+    replica = Replica(plan, server_model, compute_figures)
     power = replica.highest_power(met, 1.0, start)
     if power is None:
         result.not_possible = "meets the objectives at no rate"
-        result.figures = [*replica.figures_at(RATE_STEP**MIN_POWER)]
+        result.figures = list(replica.figures_at(RATE_STEP**MIN_POWER))
         return result
-    slow, fast = replica.highest_power(met, error, power), replica.highest_power(met, 1 / error, power)
-    assert fast is not None
-    result.replica_per_s, result.replica_per_s_high = RATE_STEP**power, RATE_STEP**fast * error
-    result.replica_per_s_low = 0.0 if slow is None else RATE_STEP**slow / error
+    result.replica_per_s = RATE_STEP**power
     replicas = math.ceil(per_s / result.replica_per_s)
     result.gpus = replicas * candidate.tensor
-    result.gpus_low = math.ceil(per_s / result.replica_per_s_high) * candidate.tensor
-    if result.replica_per_s_low:
-        result.gpus_high = math.ceil(per_s / result.replica_per_s_low) * candidate.tensor
-    result.figures = [*replica.figures_at(per_s / replicas)]
+    _add_interval(result, replica, met, power, per_s)
+    result.figures = list(replica.figures_at(per_s / replicas))
     if candidate.hour_cost is not None:
         result.cost_per_hour = result.gpus * candidate.hour_cost
         result.cost_per_million_tokens = result.cost_per_hour / (3600 * per_s * replica.output_tokens) * 1e6
     return result
 
 
+def _add_interval(result: CapacityOption, replica: Replica, met: ObjectivesMet, power: int, per_s: float) -> None:
+    """Fill in the ends of the intervals, with `power` as the start of both searches."""
+    factor = 1 + constant("step_error")
+    slow_power = replica.highest_power(met, factor, power)
+    fast_power = replica.highest_power(met, 1 / factor, power)
+    assert fast_power is not None
+    result.replica_per_s_high = RATE_STEP**fast_power * factor
+    result.replica_per_s_low = 0.0 if slow_power is None else RATE_STEP**slow_power / factor
+    result.gpus_low = math.ceil(per_s / result.replica_per_s_high) * result.tensor_parallel
+    if result.replica_per_s_low:
+        result.gpus_high = math.ceil(per_s / result.replica_per_s_low) * result.tensor_parallel
+
+
 def candidates(
-    gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], modelled: ServerModel
+    gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], server_model: ServerModel
 ) -> list[Candidate]:
-    """Of `H100=2.50` and so on, with or without what an hour costs. Raises PlanError."""
+    """Return all combinations of GPU types, numbers of GPUs and weight formats. Raises PlanError.
+
+    `gpus` are names with an optional price per hour, such as `H100=2.50`.
+    """
     result = []
-    for named in gpus:
-        name, priced, cost = named.partition("=")
+    for text in gpus:
+        name, priced, price = text.partition("=")
+        hint = "Write --gpu H100, or with the price of one GPU per hour: --gpu H100=2.50"
         try:
-            card, hour = gpu(name, modelled.hardware), float(cost) if priced else None
-        except ValueError as problem:  # HardwareError is one
-            said = str(problem) if isinstance(problem, HardwareError) else f"--gpu {named}: the price is no number"
-            raise PlanError(said, "Write --gpu H100, or with what one costs per hour: --gpu H100=2.50") from None
-        if hour is not None and not 0 <= hour < math.inf:
-            raise PlanError(f"--gpu {named}: the price must be 0 or more", "Write --gpu H100=2.50")
-        result += [Candidate(card.name, tensor, each, hour) for tensor in tensors for each in formats]
+            card = gpu(name, server_model.hardware)
+        except HardwareError as error:
+            raise PlanError(str(error), hint) from None
+        try:
+            hour_cost = float(price) if priced else None
+        except ValueError:
+            raise PlanError(f"--gpu {text}: the price is not a number", hint) from None
+        if hour_cost is not None and not 0 <= hour_cost < math.inf:
+            raise PlanError(f"--gpu {text}: the price must be 0 or more", "Write --gpu H100=2.50")
+        result += [Candidate(card.name, tensor, name, hour_cost) for tensor in tensors for name in formats]
     return result
 
 
-def _deployed(plan: Plan, modelled: ServerModel) -> tuple[Engine, Deployment]:
-    """Raises PlanError for what nobody knows."""
-    more: dict[str, Any] = {"format_name": modelled.format, "tensor": modelled.tensor, "file": modelled.hardware}
+def _deployment(plan: Plan, server_model: ServerModel) -> tuple[Engine, Deployment]:
+    """Return the engine and the deployment of a model. Raises PlanError for unknown hardware or an unknown model."""
     try:
-        engine = find_engine(plan.server, modelled.vintage or CURRENT)
-        return engine, engine.deployment(modelled.gpu or "", modelled.model or "", **more)
-    except HardwareError as problem:
-        raise PlanError(str(problem)) from None
+        engine = find_engine(plan.server, server_model.vintage or CURRENT)
+        deployment = engine.deployment(
+            server_model.gpu or "",
+            server_model.model or "",
+            format_name=server_model.format,
+            tensor=server_model.tensor,
+            file=server_model.hardware,
+        )
+    except HardwareError as error:
+        raise PlanError(str(error)) from None
+    return engine, deployment

@@ -206,7 +206,7 @@ def test_rejections_inside_streams_make_a_closed_loop_wait(tmp_path: Path) -> No
 
 def test_an_outage_costs_a_closed_loop_few_requests(tmp_path: Path) -> None:
     """The server is gone for a second: each client loses a request or two, the loop waits, and goes on. The report says
-    how often it waited."""
+    how often it paused."""
     with bouncing(1.5, 1.0) as server:
         records, summary, code = run(tmp_path, server.url, "closed:8", 400)
     ended = states(records)
@@ -215,4 +215,4 @@ def test_an_outage_costs_a_closed_loop_few_requests(tmp_path: Path) -> None:
     assert 8 <= ended["failed"] + ended["truncated"] <= 32
     assert code == 1
     assert summary["client"]["pauses"] >= 8
-    assert "waited" in said(summary, "pauses")
+    assert "paused" in said(summary, "pauses")

@@ -138,7 +138,7 @@ def test_a_machine_that_dies_is_noticed_and_the_run_goes_on(net: Network, tmp_pa
     assert {record.state for record in mine} == {"complete", "failed"}
     assert len(mine) == n // 2
     assert all(
-        "its machine bench-1 (no heartbeat" in record.error_detail for record in mine if record.state == "failed"
+        "its machine bench-1 (its heartbeats stopped" in record.error_detail for record in mine if record.state == "failed"
     )
     assert run.footer is not None
     assert str(tmp_path / "bench-1") in " ".join(run.footer.notes)

@@ -84,7 +84,7 @@ def test_an_endpoint_that_misleads_is_refused(tmp_path: Path) -> None:
     with answering(VLLM_0_2 | {"POST /v1/completions": count}) as stub:
         named = ("--server", "vllm", "--url", stub.url, "--tokenizer", tokenizer, *SMALL[:-3], "--run-time", "5s")
         code, _, err = headless(tmp_path, *named, "--locustfile", str(tmp_path / "users.py"))
-        assert (code, "sent before the engine has begun" in err, "--force" in err) == (2, True, True), err
+        assert (code, "sent before the engine starts" in err, "--force" in err) == (2, True, True), err
         assert "POST /v1/chat/completions" not in stub.heard
 
 

@@ -171,7 +171,7 @@ def test_the_file_is_read_as_it_was_written(fitted: Twin, tmp_path: Path) -> Non
 
 def test_a_run_with_too_little_in_it_is_refused(cpu: Twin) -> None:
     """Ten complete requests at least."""
-    with pytest.raises(PlanError, match="9 complete requests, and a fit takes 10"):
+    with pytest.raises(PlanError, match="9 complete requests; a fit needs at least 10"):
         twin_fit.observe_run(run_of(cpu, n=9))
 
 

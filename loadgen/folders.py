@@ -1,7 +1,7 @@
 """Run folders: exclusive claims, unique default names, and free disk space.
 
 A command claims its folder before it contacts the server and holds the claim until everything is written. The claim is
-a locked file in the folder. The kernel releases the lock when the process dies, so a killed command blocks nobody.
+a locked file in the folder. The kernel releases the lock when the process dies, so a killed command blocks no other command.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ class FolderClaim:
             except FileNotFoundError as error:  # another command has just removed the lock file or an empty folder
                 problem = error
                 continue
-            while not (locked := _locked(file, created=created)) and time.monotonic() < until_s:
+            locked = _locked(file, created=created)
+            while not locked and time.monotonic() < until_s:
                 time.sleep(LOCK_POLL_S)
+                locked = _locked(file, created=created)
             if locked and _is_still_there(file, self._lock):
                 return file
             owner = os.pread(file, 200, 0).decode(errors="replace")

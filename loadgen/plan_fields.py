@@ -280,7 +280,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     try:
         return read_toml(path)
     except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+        raise PlanError(f"cannot read {path}: {error.strerror}", "Name a plan file (TOML).") from error
     except ValueError as error:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
 
@@ -338,7 +338,8 @@ def describe_lengths(plan: Plan) -> tuple[str, str]:
 
 def describe_plan(plan: Plan, dialect: Dialect) -> str:
     """Return a description of the plan in one line."""
-    number = "" if plan.n is None else f"{plan.n} {'sessions' if plan.uses_sessions else 'requests'}, "
+    noun = "sessions" if plan.uses_sessions else "requests"
+    number = "" if plan.n is None else f"{plan.n} {noun}, "
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = arrivals.parse(plan.arrivals).facts
     process = facts.text if facts.burst else plan.arrivals

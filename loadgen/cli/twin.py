@@ -183,10 +183,10 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
         return []
     affordable = max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests))
     number = draws or min(MAX_DRAWS, affordable, len(model.twin.draws))
-    central, *others = (
+    central, *drawn = (
         figures_of(summarise(run_in_memory(plan, model, draw)), thin=True) for draw in (None, *range(number))
     )
-    return prediction.predict(central, others, model.twin.residual, RUN_VARIATION)
+    return prediction.predict(central, drawn, model.twin.residual, RUN_VARIATION)
 
 
 def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
@@ -196,8 +196,8 @@ def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
     from loadgen.studies.twin_fitting import simulate_run
 
     draws = (None, *range(len(fitted_twin.draws)))
-    central, *others = (simulate_run(run, fitted_twin, draw) for draw in draws)
-    return prediction.predict(central, others, fitted_twin.residual, RUN_VARIATION)
+    central, *drawn = (simulate_run(run, fitted_twin, draw) for draw in draws)
+    return prediction.predict(central, drawn, fitted_twin.residual, RUN_VARIATION)
 
 
 REAL_TIME_HINT = "Run it again with --speed 1."

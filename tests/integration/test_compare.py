@@ -121,7 +121,7 @@ def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a"], "without -- between A and B"),
+        (["a"], "needs at least two runs"),
         (["a", "b", "other"], "without -- between A and B"),
         (["a", "--"], "one side of --"),
         (["--fail-if", "ttft worse", "a", "b"], "is not a condition"),

@@ -1,7 +1,7 @@
 """Run folders: exclusive claims, unique default names, and free disk space.
 
 A command claims its folder before it contacts the server and holds the claim until everything is written. The claim is
-a locked file in the folder. The kernel releases the lock when the process dies, so a killed command blocks no other command.
+a locked file in the folder. The kernel releases the lock when the process dies, so a killed command blocks no other.
 """
 
 from __future__ import annotations

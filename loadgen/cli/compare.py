@@ -100,7 +100,7 @@ def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
     begin = list(runs).index(SEPARATOR) if SEPARATOR in runs else 1
     if len(paths) + 1 < len(runs):
         raise PlanError("there is more than one --", hint)
-    if len(paths) < 2:
+    if len(paths) == len(runs) < 2:
         raise PlanError("compare needs at least two runs", hint)
     if len(paths) == len(runs) != 2:
         raise PlanError(f"{len(paths)} runs without -- between A and B", hint)

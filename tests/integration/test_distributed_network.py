@@ -137,9 +137,8 @@ def test_a_machine_that_dies_is_noticed_and_the_run_goes_on(net: Network, tmp_pa
     mine = [record for record in run.records if record.worker == lost]
     assert {record.state for record in mine} == {"complete", "failed"}
     assert len(mine) == n // 2
-    assert all(
-        "its machine bench-1 (its heartbeats stopped" in record.error_detail for record in mine if record.state == "failed"
-    )
+    failed = [record for record in mine if record.state == "failed"]
+    assert all("its machine bench-1 (its heartbeats stopped" in record.error_detail for record in failed)
     assert run.footer is not None
     assert str(tmp_path / "bench-1") in " ".join(run.footer.notes)
     assert "bench-1 is lost" in ends["master"][1]

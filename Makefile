@@ -1,17 +1,17 @@
-# The commands of this project. `make burst` and `make test` need Python >= 3.11, git and make, and fetch the rest.
+# The commands of this project. `make burst` and `make test` need Python >= 3.11, git and make, and install the rest.
 #
-#   make burst      install into .venv and send the first burst, to the built-in simulated TGI
-#   make test       layout, types, imports, and every test that needs no browser, no real engine and no build
-#   make test-pages  every page in Chromium
-#   make test-packaging   the wheel, the image, Compose, Kubernetes, the benchmarks at tiny size, ten thousand streams
-#   make coverage   the tests of `test` and `test-pages` once more, one at a time, and which lines they reach
-#   make engine     real inference servers on this machine's CPU, in .engine
-#   make test-real  the checks that need them
-#   make test-dissect  `loadgen dissect` with torch, on this machine's CPU
-#   make test-docker  docker-compose.yml and `loadgen servers` on a real engine; makes one, in .docker-engine
-#   make endurance  kills, full disks, spoiled answers and a million requests: an hour
-#   make docs       write the generated reference pages again
-#   make clean      remove what these commands made
+#   make burst           install into .venv and send the first burst, to the built-in simulated TGI
+#   make test            check layout, types and imports; run all tests that need no browser, real engine or build
+#   make test-pages      test every page in Chromium
+#   make test-packaging  test the wheel, the image, Compose, Kubernetes, small benchmarks, and ten thousand streams
+#   make coverage        run the tests of `test` and `test-pages` one at a time and measure their line coverage
+#   make engine          install real inference servers for this machine's CPU in .engine
+#   make test-real       run the tests that need these servers
+#   make test-dissect    test `loadgen dissect` with torch on this machine's CPU
+#   make test-docker     test docker-compose.yml and `loadgen servers` on a real Docker engine in .docker-engine
+#   make endurance       kills, full disks, corrupted responses and a million requests (takes an hour)
+#   make docs            generate the reference pages
+#   make clean           remove everything that these commands created
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of interpreters, which compile these modules once.
@@ -20,7 +20,7 @@ BIN := .venv/bin
 
 .PHONY: burst test test-pages test-packaging coverage endurance docs clean
 
-# Exit code 5 says that this machine was too busy for exact figures: a first look is none the worse for it.
+# Exit code 5 means that this machine was too busy for exact figures. That is acceptable for a first look.
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
@@ -58,7 +58,7 @@ clean:
 -include tests/dissect/dissect.mk
 -include tests/docker/docker.mk
 
-# $(call need,TEST,PACKAGES): unless TEST succeeds, install Debian packages, or say which ones to install.
+# $(call need,TEST,PACKAGES): if TEST fails, install these Debian packages, or tell the user to install them.
 need = $(1) || { \
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
 		echo "Installing $(2) with apt."; \
@@ -68,43 +68,43 @@ need = $(1) || { \
 		echo "This needs $(2). Install it, for example: sudo apt-get install $(2)" >&2; exit 1; \
 	fi; }
 
-# The first Python that is new enough; `make PYTHON=/path/to/python burst` chooses another.
+# Find the first Python that is new enough. `make PYTHON=/path/to/python burst` selects another.
 find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.14 python3.13 python3.12 python3.11); do \
 		"$$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$each" && break; \
 	done) || { echo "This needs Python 3.11 or newer. Name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 
-# Debian keeps what `python3 -m venv` needs in a package of its own, named after the version.
+# On Debian, `python3 -m venv` needs a separate package that is named after the Python version.
 .venv/bin/python:
 	@set -e; $(find_python); \
 	package=$$("$$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
 	$(call need,"$$python" -c 'import ensurepip' 2>/dev/null,$$package); \
-	echo "Making .venv with $$("$$python" --version)."; \
+	echo "Creating .venv with $$("$$python" --version)."; \
 	"$$python" -m venv --clear .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/python
-	@echo "Installing llm-loadgen into .venv: once, about a minute."
+	@echo "Installing llm-loadgen into .venv. This happens once and takes about a minute."
 	@$(BIN)/python -m pip install -q -e .
 	@touch $@
 
 .venv/.tests: pyproject.toml | .venv/bin/python
-	@echo "Installing what the tests need into .venv: once, a minute or two."
+	@echo "Installing the test dependencies into .venv. This happens once and takes a minute or two."
 	@$(BIN)/python -m pip install -q -e '.[test]'
 	@touch .venv/.installed $@
 
-# Machines for the tests of --distributed: network namespaces (iproute2), with clocks of their own (util-linux).
+# The tests of --distributed use network namespaces (iproute2) with separate clocks (util-linux) as machines.
 .venv/.network: .venv/.tests
 	@set -e; $(call need,command -v ip >/dev/null,iproute2); \
 	$(call need,command -v unshare >/dev/null && command -v nsenter >/dev/null,util-linux)
 	@touch $@
 
-# TLS servers that are not ours: nginx and haproxy as proxies, and `openssl s_server`. Debian keeps daemons in /usr/sbin.
+# Third-party TLS servers: nginx and haproxy as proxies, and `openssl s_server`. Debian installs daemons in /usr/sbin.
 .venv/.tls: .venv/.tests
 	@set -e; PATH="$$PATH:/usr/sbin"; $(call need,command -v nginx >/dev/null,nginx); \
 	$(call need,command -v haproxy >/dev/null,haproxy); \
 	$(call need,command -v openssl >/dev/null,openssl)
 	@touch $@
 
-# Playwright's own Node needs libatomic. Ubuntu has no Chromium without snap: there Playwright fetches one.
+# Playwright's Node needs libatomic. Ubuntu has Chromium only as a snap, so Playwright downloads one there.
 .venv/.browser: .venv/.tests
 	@set -e; $(call need,$(BIN)/python -m playwright --version >/dev/null 2>&1,libatomic1); \
 	if grep -q '^ID=ubuntu' /etc/os-release 2>/dev/null; then \
@@ -114,7 +114,7 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	fi
 	@touch $@
 
-# The tests compile a stand-in of the GPU driver's library.
+# The tests compile a stand-in for the GPU driver's library.
 .venv/.compiler: | .venv/bin/python
 	@set -e; $(call need,command -v cc >/dev/null,gcc libc6-dev)
 	@touch $@

@@ -1,9 +1,9 @@
-"""Make the pictures of reports, comparisons, a matrix and `loadgen limits` again, from runs of simulated servers.
+"""Takes the screenshots of reports, comparisons, a matrix and `loadgen limits`, from runs on simulated servers.
 
     python docs/make_pictures.py          # needs Chromium; takes five minutes
 
-The first run is a burst at the built-in vLLM. The second is a Poisson load of prompts of many lengths on a simulated
-LightLLM that refuses some requests and breaks off some answers. The others are compared: two cards, three bursts each.
+The first run is a burst on the built-in vLLM. The second is a Poisson load with prompts of many lengths on a simulated
+LightLLM that rejects some requests and breaks off some responses. The comparison has three bursts on each of two GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ FAULTS = ["--clock", "batching", "--speed", "4", "--fault", "cut=0.005", "--faul
 
 
 class Picture(NamedTuple):
-    """What part of which report (its first screen without one), how wide and in which scheme."""
+    """A screenshot of one part of a report, or of its first screen if `part` is empty.
+
+    `width` is the width of the browser window in pixels, `scheme` is `light` or `dark`.
+    """
 
     name: str
     run: str
@@ -68,6 +71,7 @@ ALL = (
 
 
 def main() -> None:
+    """Make all runs and take all screenshots."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         runs = {name: Path(folder) / name for name in ("burst", "load", "limits")}
@@ -93,7 +97,7 @@ def main() -> None:
 
 
 def compared(folder: Path) -> dict[str, Path]:
-    """The page of a comparison, and the index of its runs."""
+    """Run two groups of bursts. Return the page of their comparison and the index of the runs."""
     for name, gpu in (("before", "RTX 3090"), ("after", "RTX 4090")):
         with simulated("--server", "vllm", "--clock", "batching", "--speed", "2", "--gpu", gpu) as url:
             burst = ["burst", "--server", "vllm", "--n", "100", "--repeats", "3", "--warmup", "8", "--label", "card"]
@@ -108,23 +112,23 @@ def compared(folder: Path) -> dict[str, Path]:
 
 
 def swept(folder: Path) -> Path:
-    """The frontier of two cards, one of them also as a pair, in virtual time."""
+    """Sweep two GPUs, one of them also as a pair, in virtual time. Return the frontier page."""
     sweeps = [("L40S", "1"), ("H100", "1"), ("H100", "2")]
     for gpu, tensor in sweeps:
-        asked = [*SWEEP, "--virtual", gpu, "--tp", tensor, "--out", f"{gpu}-{tensor}"]
-        subprocess.run([*LOADGEN, *asked], check=False, cwd=folder)
+        sweep = [*SWEEP, "--virtual", gpu, "--tp", tensor, "--out", f"{gpu}-{tensor}"]
+        subprocess.run([*LOADGEN, *sweep], check=False, cwd=folder)
     page = ["--out", "frontier.html", "--quiet"]
     subprocess.run([*LOADGEN, "report", *map("-".join, sweeps), *page], check=False, cwd=folder)
     return folder / "frontier.html"
 
 
 def take(page: Page, picture: Picture) -> None:
-    """One picture of one part, once its charts are drawn."""
+    """Draw all charts of the page and save the screenshot of the part."""
     page.evaluate("Report.drawAll()")
     if picture.name == "closer":
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
     file = PICTURES / f"{picture.name}.png"
-    if picture.part:  # without the navigation, which stays in view
+    if picture.part:  # hide the navigation bar, which otherwise stays in view
         page.add_style_tag(content=".bar { position: static } .skip { display: none }")
         page.locator(picture.part).first.screenshot(path=file, animations="disabled")
     else:
@@ -134,7 +138,7 @@ def take(page: Page, picture: Picture) -> None:
 
 @contextmanager
 def simulated(*options: str) -> Iterator[str]:
-    """A simulated server; gives its URL and ends with the block."""
+    """Start a simulated server and yield its URL. The server ends with the block."""
     command = [*LOADGEN, "sim", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The same burst to vLLM, TGI and LightLLM, one line for each: output tokens per second, median and p99 time to first token.
+# Sends the same burst to vLLM, TGI and LightLLM. Prints one line for each: output tokens per second, p50 and p99 of TTFT.
 #
 #   examples/compare_servers.sh --n 1000 --input-tokens 512 --output-tokens 128
 #
-# Options go to `loadgen burst`. A server that is not running is simulated, and its line says so; add --real to forbid that.
+# All options are passed to `loadgen burst`. A server that is not running is simulated, and its line says so; --real forbids this.
 set -eu
 
 for server in vllm tgi lightllm; do

@@ -1,4 +1,4 @@
-"""Read a run file with nothing but the raw facts: when did each request's first token come, and how late were we?
+"""Reads a run file and prints when first tokens arrived, and how late the client read them.
 
 python examples/first_tokens.py runs/20260101T120000Z-tgi-burst
 """
@@ -21,7 +21,7 @@ late_ms = max(record.late_ns_max for record in complete) / 1e6
 
 print(f"{run.header.server['name']}: {len(complete)} of {len(run.records)} requests complete")
 print(
-    f"first token after {first_token_s[0]:.3f} s at best, {median(first_token_s):.3f} s in the middle, "
-    f"{first_token_s[-1]:.3f} s at worst"
+    f"first token after {first_token_s[0]:.3f} s (fastest), {median(first_token_s):.3f} s (median), "
+    f"{first_token_s[-1]:.3f} s (slowest)"
 )
-print(f"read at most {late_ms:.3f} ms after the kernel had it")
+print(f"read at most {late_ms:.3f} ms after the kernel received it")

@@ -1,6 +1,6 @@
-"""A burst from Python: its figures, its slowest requests, and the same burst compared with another server's.
+"""Sends one burst to two servers from Python. Prints figures and slowest requests, and compares the servers.
 
-python3 examples/notebook.py            against two simulated servers
+python3 examples/notebook.py            # uses two simulated servers
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Three questions to a run, each asked twice: of pandas, and of DuckDB in SQL.
+"""Answers three questions about a run, each with pandas and with SQL in DuckDB.
 
 loadgen export runs/20260101T120000Z-tgi-burst --parquet tables
 python examples/questions.py tables          # needs pandas, pyarrow and duckdb
@@ -21,7 +21,7 @@ for name in ("requests", "chunks"):
 
 # %% 1. Does a request wait longer the later it was sent? Median TTFT of each tenth of the queue.
 complete = requests[(requests.phase == "measured") & (requests.state == "complete")].sort_values("sent_ns")
-tenth = [place * 10 // len(complete) + 1 for place in range(len(complete))]
+tenth = [position * 10 // len(complete) + 1 for position in range(len(complete))]
 by_pandas = complete.groupby(tenth).ttft_s.median().round(6)
 by_duckdb = sql.sql("""
     with queue as (
@@ -32,7 +32,7 @@ by_duckdb = sql.sql("""
 print("1. Median TTFT by tenth of the queue, s")
 print(pd.DataFrame({"pandas": by_pandas, "DuckDB": by_duckdb.set_index("tenth").ttft_s}).to_string())
 
-# %% 2. When did the server stall? The longest gaps between chunks, and how many requests waited at that instant.
+# %% 2. When did the server stall? The longest gaps between chunks, and the number of streams that waited at that time.
 longest = chunks.nlargest(3, "gap_ns")[["request", "at_ns", "gap_ns"]]
 waiting = [
     int(((chunks.at_ns > end - gap) & (chunks.at_ns - chunks.gap_ns <= end - gap)).sum())
@@ -45,12 +45,12 @@ by_duckdb = sql.sql("""
         and chunks.at_ns - chunks.gap_ns <= longest.at_ns - longest.gap_ns
     group by all order by longest.gap_ns desc
 """).df()
-print("\n2. Longest gaps, ms, and the streams that were between two chunks when each began")
+print("\n2. Longest gaps in ms, and the number of streams between two chunks when the gap began")
 print(
     pd.DataFrame({"gap": longest.gap_ns.to_numpy() / 1e6, "pandas": waiting, "DuckDB": by_duckdb.waiting}).to_string()
 )
 
-# %% 3. How many tokens came in each second?
+# %% 3. How many tokens arrived in each second?
 second = chunks.at_ns // 1_000_000_000
 by_pandas = chunks.groupby(second).tokens.sum()
 by_duckdb = sql.sql("""

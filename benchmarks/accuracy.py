@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.comparison.machine import pinned
 from benchmarks.tls_server import make_certificate, serving
-from loadgen.analysis.client_health import (
+from loadgen.analysis.calibration import (
     StampComparison,
     compare_with_log,
     read_log,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run import runfile
 from loadgen.cli.options import seconds
 from loadgen.servers.simulated.config import SimulatedConfig

@@ -113,7 +113,7 @@ def metrics() -> str:
             f"| {name.replace('_', '.')} | {samples_needed(share):,} |" for name, share in PERCENTILES.items()
         ],
         "{limits}": [
-            f"| {limit.title} | {figure_text(limit.figure, limit.most)} | {limit.meaning} |" for limit in LIMITS
+            f"| {limit.title} | {figure_text(limit.figure, limit.maximum)} | {limit.meaning} |" for limit in LIMITS
         ],
     }
     return _filled("reference/metrics.template", rows)

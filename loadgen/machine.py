@@ -105,9 +105,9 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     load: CalibrationPoint
     """Load under which the errors were measured."""
     errors: dict[str, dict[str, Any]]
-    """A loadgen.analysis.client_health.StampComparison per timestamp source: `ring`, `socket` or `user`."""
+    """A loadgen.analysis.calibration.StampComparison per timestamp source: `ring`, `socket` or `user`."""
     events_per_s: float
-    """Highest measured event rate at which TTFT was exact (loadgen.analysis.client_health.EXACT_TTFT_ERROR_S). 0: none.
+    """Highest measured event rate at which TTFT was exact (loadgen.analysis.calibration.EXACT_TTFT_ERROR_S). 0: none.
     """
     limited_by: str
     """What prevented a higher rate: `client`, `server` or `time`."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from loadgen.analysis.client_health import LIMITS
-from loadgen.analysis.client_health import figure_text as limit_text
+from loadgen.analysis.client_health import LIMITS, figure_text
 from loadgen.analysis.format import (
     UNKNOWN,
     byte_size,
@@ -384,10 +383,10 @@ def lengths(summaries: Summaries) -> Table:
 
 def client(summaries: Summaries, names: Sequence[str]) -> Table:
     """Return the figures of the load generator, and the limits beyond which it counts as a possible bottleneck."""
-    limits = {limit.figure: (limit_text(limit.figure, limit.most), limit.meaning) for limit in LIMITS}
+    limits = {limit.figure: (figure_text(limit.figure, limit.maximum), limit.meaning) for limit in LIMITS}
     rows = []
     for name, title in CLIENT_FIGURES.items():
-        values = [limit_text(name, getattr(summary.client, name)) for summary in summaries]
+        values = [figure_text(name, getattr(summary.client, name)) for summary in summaries]
         rows.append((title, *values, *limits.get(name, ("", ""))))
     heads: Mapping[str, ColumnKind] = {**_columns_by_run(names), "limit": "number", "if exceeded": "text"}
     return table("Client figures and limits", heads, rows, several=True)

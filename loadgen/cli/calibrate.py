@@ -1,7 +1,7 @@
 """The command `calibrate`: measure the timestamp errors of this machine.
 
 A simulated server in a separate process logs the time of every send. A normal `loadgen burst`, also in a separate
-process, receives its streams. `loadgen.analysis.client_health` compares the two.
+process, receives its streams. `loadgen.analysis.calibration` compares the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loadgen.machine import Calibration, CalibrationPoint, allow_open_files, fac
 from loadgen.servers.backends import join_or, simulated_backends
 
 if TYPE_CHECKING:
-    from loadgen.analysis.client_health import StampComparison
+    from loadgen.analysis.calibration import StampComparison
 
 SEARCH_S = 45.0
 """The search starts no burst after this time, so that the command ends after about a minute."""
@@ -66,7 +66,7 @@ def calibrate(
     longer) intervals between tokens find the highest event rate at which TTFT is exact to a millisecond at p99. The
     result is saved for this machine, and reports of later runs show it. Exit codes: 0 measured, 2 not measured.
     """
-    from loadgen.analysis.client_health import exact_up_to, stamps_heading
+    from loadgen.analysis.calibration import exact_up_to, stamps_heading
 
     def say(line: str) -> None:
         if not as_json:
@@ -162,7 +162,7 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
 
 def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) -> StampComparison:
     """Run one burst and print its comparison with the server's log."""
-    from loadgen.analysis.client_health import compare_with_log, read_log, stamps_notes, stamps_row
+    from loadgen.analysis.calibration import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read
 
     run, log = run_calibration_point(point, Path(mkdtemp(dir=folder)))

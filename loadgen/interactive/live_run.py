@@ -25,20 +25,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen import machine as host
-from loadgen.analysis.client_health import (
-    MIN_SAMPLE_S,
-    health_from_samples,
-    max_ttft_errors_s,
-    median_ttft_error_s,
-    reasons,
-    timestamp_error,
-)
+from loadgen.analysis.client_health import MIN_SAMPLE_S, health_from_samples, reasons
 from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent_record
 from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.analysis.stats import DECIMALS, percentile, samples_needed
+from loadgen.analysis.timestamp_errors import max_ttft_errors_s, median_ttft_error_s, timestamp_error
 from loadgen.engine import prepare
 from loadgen.engine.client_health import EVENT_COUNTERS, SEARCHED_BYTES, Health
 from loadgen.engine.clock import ClockPairs

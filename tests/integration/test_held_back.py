@@ -23,7 +23,7 @@ import msgspec
 import psutil
 import pytest
 
-from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn

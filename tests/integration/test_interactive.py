@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 import trustme
 
-from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn

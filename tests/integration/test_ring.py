@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from loadgen.analysis.client_health import compare_with_log, read_log
+from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run.runfile import read
 from loadgen.engine.clock import ClockPairs
 from loadgen.servers.auth import resolve_target

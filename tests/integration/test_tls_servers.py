@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from loadgen.analysis.client_health import read_log
+from loadgen.analysis.calibration import read_log
 from loadgen.analysis.run.runfile import Run, read
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn

@@ -13,7 +13,8 @@ import pytest
 from msgspec import structs
 
 from loadgen import machine as host
-from loadgen.analysis import client_health as compared
+from loadgen.analysis import calibration as compared
+from loadgen.analysis.client_health import quoted_calibration
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import QuotedCalibration
@@ -82,9 +83,9 @@ def test_merged_first_tokens_are_held_against_the_lag(tmp_path: Path) -> None:
     assert (seen.merged, seen.merged_s_max, seen.merged_beyond) == (2, 0.34, 1)
     assert seen.coalesced_share == pytest.approx(2 / 3)
     said = "\n".join(compared.stamps_notes(seen))
-    assert "2 of 2 first tokens came in one read with later ones: off by up to 340 ms" in said
-    assert "67 % of the gaps lie within one read" in said
-    assert "1 of them by more than the 80.0 ms the client may have been away" in said
+    assert "2 of 2 first tokens were read together with later ones: off by up to 340 ms" in said
+    assert "67 % of the gaps are within one read" in said
+    assert "1 of them by more than the 80.0 ms for which the client may not have read" in said
 
 
 def test_a_server_that_falls_behind_is_named(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_server_that_falls_behind_is_named(tmp_path: Path) -> None:
     line = compared.ServerLogLine(sent_ns=sends(500, 540, 580).sent_ns, due_ns=sends(500, 520, 540).sent_ns)
     seen = compared.compare_with_log(run, {1: line})
     assert (seen.events_per_s, seen.asked_per_s, seen.server_kept_up) == (25, 50, False)
-    assert "sent 25 of the 50 events/s asked" in compared.stamps_notes(seen)[0]
+    assert "sent 25 of the 50 requested events/s" in compared.stamps_notes(seen)[0]
     kept_up = compared.compare_with_log(run, {1: sends(500, 540, 580)})
     assert (kept_up.server_kept_up, compared.stamps_notes(kept_up)) == (True, [])
 
@@ -251,9 +252,9 @@ def test_a_run_quotes_the_calibration_of_its_stamps() -> None:
     del header["errors"]["socket"]["tpot_s"]
     expected = {"made_at": "2026-11-21T09:00:00+00:00", "version": "0.1.0", "events_per_s": 50_000.0}
     for stamps, ttft_p99_s in (("socket", 5e-6), ("user", 0.4)):
-        assert compared.quoted_calibration(header, stamps) == QuotedCalibration(**expected, ttft_p99_s=ttft_p99_s)
+        assert quoted_calibration(header, stamps) == QuotedCalibration(**expected, ttft_p99_s=ttft_p99_s)
     assert [
-        compared.quoted_calibration(other, "socket") for other in (None, 5, {}, {"errors": {}}, header | {"errors": {}})
+        quoted_calibration(other, "socket") for other in (None, 5, {}, {"errors": {}}, header | {"errors": {}})
     ] == ([None] * 5)
 
 

@@ -87,7 +87,7 @@ def test_silence_is_not_taken_for_health(tmp_path: Path) -> None:
     """A run without any health sample does not get the verdict ok: nothing is known."""
     client = client_of(tmp_path, telemetry=[])
     assert client["verdict"] == "limited"
-    assert client["reasons"] == ["the run holds no health samples: nothing is known about the client"]
+    assert client["reasons"] == ["the run has no health samples, so the state of the client is unknown"]
     assert client["late_p99_s"] is None
 
 

@@ -308,7 +308,7 @@ SEPARATE = "give client and server separate cores (`taskset`), or run the client
             "; loadgen may not raise its priority (nice -10: Permission denied): run it as root, grant CAP_SYS_NICE, "
             "or start it with `sudo chrt -r 1 loadgen ...`; or ",
         ),
-        ({"requested": "normal"}, "; leave --client-priority normal out, "),
+        ({"requested": "normal"}, "; remove --client-priority normal, "),
         ({"requested": "realtime", "policy": "realtime"}, "; "),
         (None, "; raise its priority (`chrt -r 1 loadgen ...` as root), "),
     ],
@@ -321,7 +321,7 @@ def test_a_wait_for_a_core_is_named_with_its_remedy(tmp_path: Path, facts: dict[
     reasons = summarise(run_of(tmp_path / "run", LATE, telemetry=samples, client=client))["client"]["reasons"]
     cause = "the client waited 800 ms for a CPU core: other processes, probably the server, use all cores"
     assert len(reasons) == 1
-    assert f"requests left later than due; {cause}{remedy}" in reasons[0]
+    assert f"requests were sent late; {cause}{remedy}" in reasons[0]
     assert reasons[0].endswith(SEPARATE)
     assert "--workers" not in reasons[0]
 
@@ -335,8 +335,8 @@ def test_a_client_that_was_busy_itself_is_told_to_use_more_workers(tmp_path: Pat
     """Without a wait that explains the delay, the client's own work does."""
     reasons = summarise(run_of(tmp_path / "run", LATE, telemetry=healthy(2, **values)))["client"]["reasons"]
     assert reasons == [
-        "dispatch delay (p99) relative to the median E2E 5.9 % (limit 5.0 %): requests left later than due; more "
-        "--workers send sooner"
+        "dispatch delay (p99) relative to the median E2E 5.9 % (limit 5.0 %): requests were sent late; use "
+        "more --workers"
     ]
 
 
@@ -345,7 +345,7 @@ def test_a_wait_for_a_core_explains_stalls_too(tmp_path: Path) -> None:
     samples = healthy(2, core_wait_ns=400 * MS, stall_ns_max=300 * MS)
     reasons = summarise(run_of(tmp_path / "run", LATE, telemetry=samples))["client"]["reasons"]
     assert [SEPARATE in reason for reason in reasons] == [True, False]
-    assert reasons[1].endswith("tokens that came meanwhile share a timestamp; the client waited for a CPU core")
+    assert reasons[1].endswith("tokens that arrived meanwhile share a timestamp; the client waited for a CPU core")
 
 
 def test_several_workers_may_have_waited_for_each_other(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.analysis import frame as frames
-from loadgen.analysis.client_health import BUCKETS_PER_OCTAVE, StampError, error_bars
 from loadgen.analysis.frame import build_frame
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import stamp_facts
+from loadgen.analysis.timestamp_errors import BUCKETS_PER_OCTAVE, StampError, error_bars
 from tests.runs import MILLISECOND_NS as MS
 from tests.runs import burst, complete, healthy, run_of, said, summarise, truncated
 

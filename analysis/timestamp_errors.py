@@ -1,0 +1,150 @@
+"""Error bars of receive timestamps.
+
+Timestamps are inexact where several tokens arrived in one read:
+
+    arrived     a_0            a_1   a_2   a_3
+    read        |                              |      one timestamp per read, that of its last byte
+    stamped     s_0 = a_0      s     s     s = a_3
+                |<-------- d = s - s_0 ------->|
+
+Tokens of one response with equal timestamps were read together. The last of them has its own timestamp, and the others
+arrived between the previous timestamp s_0 and s. Each of these is off by at most d. It is also off by at most the time
+for which the client did not read, because the client reads everything once it is back. For a first token, s_0 is the
+first byte of the response if that byte came in an earlier read, else the send time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from loadgen.analysis.frame import Floats, Frame, Integers
+from loadgen.analysis.stats import percentiles
+from loadgen.analysis.summary import ClientHealth
+
+STALL_CHECK_S = 0.05
+"""Interval at which a client checks for its own stalls (loadgen.engine.driver.TICK_S). Shorter stalls are not seen."""
+ERROR_BAR_SHARE = 0.99
+"""Share of the samples that an error bar covers."""
+BUCKETS_PER_OCTAVE = 16
+"""Buckets of errors per factor of two. A bucket counts as its upper end: at most 4.4 % too large, never too small."""
+
+
+class StampError(msgspec.Struct, frozen=True):
+    """The error of the timestamp of a token that was read alone, in seconds."""
+
+    stamp_s: float
+    pair_s: float
+    """Error of the difference of two such timestamps."""
+    away_s: float | None
+    """Longest time for which the client may not have read. 0 if `stamp_s` includes it, or if tokens that are read
+    together have separate timestamps. None if it was not measured."""
+
+
+def timestamp_error(health: ClientHealth) -> StampError | None:
+    """Return the error of single timestamps; None if it is unknown.
+
+    Exact timestamps have the error of their source, plus a clock step. Other timestamps may be late by the longest
+    stall of the event loop, and so may those of tokens that were read together."""
+    stall_s = health.stall_max_s
+    if health.source.error_s is None:
+        return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
+    stamp_s = health.source.error_s + (health.clock_step_s or 0.0)
+    away_s: float | None = 0.0
+    if health.source.by_read:
+        away_s = None if stall_s is None else stall_s + STALL_CHECK_S
+    return StampError(stamp_s, 2 * stamp_s, away_s)
+
+
+def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
+    """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
+
+    An error bar is the largest error of 99 % of the samples of complete requests; None without samples. E2E has the
+    error of a single timestamp, because it ends with the last token of a read."""
+    ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
+    chunks = frame.chunk_counts[frame.sampled]
+    later = np.nan_to_num(frame.later_tokens)[frame.sampled]
+    ttft_errors_s = ttft_errors_ns[frame.sampled] / 1e9
+    ttft_s = (frame.first_ns - frame.sent_ns)[frame.sampled] / 1e9
+    return {
+        "error_bar_s": own.stamp_s + _bucket_quantile_ns(stamps, int(chunks.sum())) / 1e9,
+        "error_bar_ttft_s": own.stamp_s + (_quantile(ttft_errors_s) or 0.0),
+        "error_ttft_p50_s": own.stamp_s + median_ttft_error_s(ttft_s, ttft_errors_s),
+        "error_bar_tpot_s": _quantile((ttft_errors_s + own.pair_s)[later > 0] / later[later > 0]),
+        "error_bar_itl_s": own.pair_s + _bucket_quantile_ns(gaps, int(np.maximum(chunks - 1, 0).sum())) / 1e9,
+        "error_bar_e2e_s": own.stamp_s,
+    }
+
+
+def max_ttft_errors_s(frame: Frame) -> Floats:
+    """Return, per request, by how much its TTFT may be too large, in seconds, if the client's stalls are unknown.
+
+    The error is 0 if the first token was read alone."""
+    return _merged_read_errors(frame, None)[0] / 1e9
+
+
+def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
+    """Return by how much the median of these TTFTs may be too large, given the maximum error of each TTFT.
+
+    NaN values are ignored."""
+    known = ~np.isnan(ttft_s)
+    if not known.any():
+        return 0.0
+    (largest_s,) = percentiles(ttft_s[known], 0.5)
+    (smallest_s,) = percentiles((ttft_s - max_errors_s)[known], 0.5)
+    return largest_s - smallest_s
+
+
+def _bucket_quantile_ns(counts: Integers, total: int) -> float:
+    """Return the largest error of 99 % of `total` samples. Samples that are not in a bucket have no error."""
+    beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
+    larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)
+    return float(2.0 ** (larger[-1] / BUCKETS_PER_OCTAVE)) if len(larger) else 0.0
+
+
+def _quantile(values: Floats) -> float | None:
+    return float(np.sort(values)[math.ceil(ERROR_BAR_SHARE * len(values)) - 1]) if len(values) else None
+
+
+def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
+    """Return the errors due to reads with several tokens of complete requests.
+
+    The first array is the maximum error of each row's TTFT in ns. The other two count timestamps and gaps by their
+    maximum error, in buckets, so that they stay small for a hundred million tokens.
+    """
+    max_error_ns = np.inf if away_s is None else away_s * 1e9
+    ttft_errors_ns = np.zeros(len(frame))
+    stamp_buckets, gap_buckets = np.zeros((2, 64 * BUCKETS_PER_OCTAVE), np.int64)
+    if max_error_ns == 0:
+        return ttft_errors_ns, stamp_buckets, gap_buckets
+    sampled, counts = frame.sampled, frame.chunk_counts
+    # The timestamp before the first chunk of each row.
+    head_came_earlier = frame.first_byte_ns < frame.first_ns
+    before_first_ns = np.where(head_came_earlier, frame.first_byte_ns, frame.sent_ns)
+    for rows, chunks in frame.blocks():
+        stamps = frame.chunk_ns[chunks]
+        starts_row = np.zeros(len(stamps), np.bool_)
+        starts_row[frame.offsets[rows][counts[rows] > 0] - chunks.start] = True
+        starts_read = starts_row.copy()
+        starts_read[1:] |= stamps[1:] != stamps[:-1]
+        # Each read by the index of its first chunk and its number of chunks.
+        reads = np.flatnonzero(starts_read)
+        sizes = np.diff(reads, append=len(stamps))
+        merged = sizes > 1
+        reads, sizes = reads[merged], sizes[merged]
+        row = np.searchsorted(frame.offsets, reads + chunks.start, side="right") - 1
+        counted = sampled[row]
+        reads, sizes = reads[counted], sizes[counted]
+        row = row[counted]
+        holds_first = starts_row[reads]
+        before_ns = np.where(holds_first, before_first_ns[row], stamps[reads - 1])
+        errors_ns = np.clip(stamps[reads] - before_ns, 0.0, max_error_ns)
+        ttft_errors_ns[row[holds_first]] = errors_ns[holds_first]
+        buckets = np.ceil(np.log2(np.maximum(errors_ns, 1.0)) * BUCKETS_PER_OCTAVE).astype(np.int64)
+        # The last token of a read has its own timestamp; all others are inexact.
+        stamp_buckets += np.bincount(buckets, sizes - 1, len(stamp_buckets)).astype(np.int64)
+        # The gaps within a read are inexact, and so is the gap before it, if there is one.
+        gap_buckets += np.bincount(buckets, sizes - holds_first, len(gap_buckets)).astype(np.int64)
+    return ttft_errors_ns, stamp_buckets, gap_buckets

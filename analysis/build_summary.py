@@ -101,7 +101,8 @@ def _measured_window(frame: Frame) -> summary.MeasuredWindow:
 
 def run_info(run: Run, frame: Frame) -> summary.RunInfo:
     """Return the identity of the run, its plan, and the command that repeats it."""
-    header, footer, plan = run.header, run.footer, run.header.plan
+    header, footer = run.header, run.footer
+    plan = header.plan
     folder = run.path.resolve().parent.name
     last_ns = int(np.nanmax(frame.end_ns, initial=0))
     if footer is None:  # The run was interrupted or is still running: use the last recorded instant.

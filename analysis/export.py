@@ -265,7 +265,8 @@ def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
 
 def run_row(run: Run, window: Window | None) -> Row:
     """Return the row of `run`."""
-    header, footer, server = run.header, run.footer, server_info(run)
+    header, footer = run.header, run.footer
+    server = server_info(run)
     folder = run.path.resolve().parent.name
     from_ns, to_ns = None, None
     if window is not None and window.chosen != "whole":

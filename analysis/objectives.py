@@ -229,8 +229,8 @@ def parse_each(expressions: Iterable[str], read: Callable[[str], Parsed], option
 
 
 def _request_bound(text: str) -> Objective:
-    left, *rest = _COMPARISON.split(text, maxsplit=1)
-    latency = left.strip()
+    figure_text, *rest = _COMPARISON.split(text, maxsplit=1)
+    latency = figure_text.strip()
     if latency not in REQUEST_LATENCIES:
         raise ValueError(f"{latency!r} is not a latency of single requests")
     if not rest or rest[0] not in ("<", "<="):
@@ -242,10 +242,10 @@ def _request_bound(text: str) -> Objective:
 
 
 def _objective(text: str) -> Objective:
-    left, *rest = _COMPARISON.split(text, maxsplit=1)
+    figure_text, *rest = _COMPARISON.split(text, maxsplit=1)
     if not rest:
         raise ValueError(f"the comparison is missing; use one of {', '.join(COMPARISONS)}")
-    figure, dot, statistic = left.strip().partition(".")
+    figure, dot, statistic = figure_text.strip().partition(".")
     if figure in LATENCIES:
         if not statistic:
             raise ValueError(f"{figure} is a distribution; name one of its statistics, such as {figure}.p99")
@@ -253,7 +253,7 @@ def _objective(text: str) -> Objective:
         if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
             raise ValueError(f"{statistic!r} is not a statistic; use p1 to p99.9 or {', '.join(STATISTICS)}")
     elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES):
-        raise ValueError(f"{left.strip()!r} is not a figure of a run")
+        raise ValueError(f"{figure_text.strip()!r} is not a figure of a run")
     elif dot:
         raise ValueError(f"{figure} is a single figure; remove {dot + statistic!r}")
     comparison, right = rest

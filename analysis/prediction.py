@@ -1,7 +1,8 @@
 """Predictions of a twin: each figure with a 95 % interval.
 
-The interval combines three sources of error: the uncertainty of the twin's constants (from figures of the same load
-under other draws of them), the residual of the fit, and the variation between runs of the real server.
+The interval combines three sources of error. The first is the uncertainty of the twin's constants, from simulations of
+the same load with other draws of these constants. The other two are the residual of the fit and the variation between
+runs of the real server.
 """
 
 from __future__ import annotations

@@ -331,7 +331,10 @@ def memory_use(run: Run) -> Memory | None:
         ProcessMemory(on="host", name=names.get(name, ""), **_levels(name, values, "rss_bytes"))
         for name, values in processes.items()
     ]
-    gaps = {source: [reading.gap for reading in taken if reading.gap] for source, taken in by_source.items()}
+    gaps = {
+        source: [reading.gap for reading in source_readings if reading.gap]
+        for source, source_readings in by_source.items()
+    }
     return Memory(
         gpus=[
             GpuMemory(
@@ -350,24 +353,24 @@ def memory_use(run: Run) -> Memory | None:
     )
 
 
-def _by_subject(taken: Sequence[Reading], source: Source) -> dict[str, Values]:
+def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str, Values]:
     """Return the moments and values of each subject of these readings."""
     subjects: dict[str, Values] = {}
-    for reading in taken:
+    for reading in source_readings:
         for subject, values in values_by_subject(reading, source).items():
             subjects.setdefault(subject, []).append((reading.moment, values))
     return subjects
 
 
-def _numbers(taken: Sequence[Reading], figure: str) -> list[float]:
+def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
     """Return the figure of each reading that has it."""
-    figures = [number_in(reading.values, figure) for reading in taken]
+    figures = [number_in(reading.values, figure) for reading in source_readings]
     return [value for value in figures if value is not None]
 
 
-def _levels(subject: str, taken: Values, figure: str) -> dict[str, Any]:
+def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
     """Return the fields of MemoryLevels."""
-    sizes = [(moment, number_in(values, figure)) for moment, values in taken]
+    sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
     idle = [size for moment, size in known if moment == "idle"]
     loaded = [size for moment, size in known if moment in AFTER]
@@ -383,24 +386,24 @@ def _levels(subject: str, taken: Values, figure: str) -> dict[str, Any]:
 def _gpu_processes(gpus: Mapping[str, Values]) -> Iterator[ProcessMemory]:
     """Yield the memory of each process on each GPU. In a container the driver often does not report it."""
     processes: dict[tuple[str, str], Values] = {}
-    for gpu, taken in gpus.items():
-        for moment, values in taken:
+    for gpu, moments in gpus.items():
+        for moment, values in moments:
             for process in values.get("processes", ()):
                 processes.setdefault((f"process {process.get('pid')}", gpu), []).append((moment, process))
-    for (name, gpu), taken in processes.items():
-        yield ProcessMemory(on=gpu, name="", **_levels(name, taken, "memory_used_bytes"))
+    for (name, gpu), moments in processes.items():
+        yield ProcessMemory(on=gpu, name="", **_levels(name, moments, "memory_used_bytes"))
 
 
-def _kv_cache(run: Run, taken: Sequence[Reading]) -> KvCache | None:
+def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
     """Return the `kv_cache` part of the summary; None if the server does not report its KV cache."""
-    if not _numbers(taken, "kv_used"):
+    if not _numbers(source_readings, "kv_used"):
         return None
-    running = [reading for reading in taken if reading.moment == "run"]
-    idle = _numbers([reading for reading in taken if reading.moment == "idle"], "kv_used")
+    running = [reading for reading in source_readings if reading.moment == "run"]
+    idle = _numbers([reading for reading in source_readings if reading.moment == "idle"], "kv_used")
     during = _numbers(running, "kv_used")
     fullest = _numbers(running, "kv_used_max")
     engines = _numbers(running, "engines")
-    sizes = _numbers(taken, "kv_tokens")
+    sizes = _numbers(source_readings, "kv_tokens")
     limits = run.header.server.get("limits") or {}
     return KvCache(
         idle_share=round(idle[0], SHARE_DECIMALS) if idle else None,
@@ -413,12 +416,12 @@ def _kv_cache(run: Run, taken: Sequence[Reading]) -> KvCache | None:
     )
 
 
-def _reserved(run: Run, taken: Sequence[Reading]) -> MemoryReserved | None:
+def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
     """Return the share of GPU memory that the engine reserves at its start: reported by the server, or its default."""
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):
         return None
-    last = next((reading for reading in reversed(taken) if not reading.gap), None)
+    last = next((reading for reading in reversed(source_readings) if not reading.gap), None)
     share = number_in(last.values, "taken_share") if last else None
     amount = f"{share * 100:g} %" if share is not None else notes["memory_taken"]
     note = f"{run.header.server_title} reserves {amount} of each GPU's memory when it starts ({notes['memory_option']})"

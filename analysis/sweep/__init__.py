@@ -193,8 +193,11 @@ def build_result(
     for point in sorted((search.get("foreseen") or {}).get("points", ()), key=lambda point: point["load"]):
         per_gpu = {RATE: point[WHOLE] / gpus} if gpus else {}
         predicted.append({**point, **per_gpu})
+    name = "" if last is None else server_label(last)
+    if limit:
+        name += f", {gpus} x {limit.gpu}"
     return SweepResult(
-        name="" if last is None else server_label(last) + (f", {gpus} x {limit.gpu}" if limit else ""),
+        name=name,
         mark="" if last is None else simulated(last),
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
@@ -263,7 +266,8 @@ def _data_sheet_power_w(name: str, gpus: int) -> float | None:
 
 def _step(measured: MeasuredStep, prices: _Prices) -> SweepStep:
     line, folder, summary = measured
-    rate, limit, gpus = summary.throughput.output_tokens_per_s, summary.limit, prices.gpus
+    rate, limit = summary.throughput.output_tokens_per_s, summary.limit
+    gpus = prices.gpus
     tpot, ttft = summary.latencies["tpot_s"], summary.latencies["ttft_s"]
     low, high = INCONCLUSIVE
     verdict = "inconclusive"

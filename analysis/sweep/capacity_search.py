@@ -123,7 +123,8 @@ class Search:
             return Capacity(state, max(met), max(met), None)
         low, middle, high = self._quantiles(self._weights(runs), self._tail, 0.5, 1 - self._tail)
         if self._whole:
-            low, middle, high = math.floor(low), math.floor(middle), math.ceil(high)
+            low, high = math.floor(low), math.ceil(high)
+            middle = math.floor(middle)
         precise = high - low <= max(2 * self._precision * middle, float(self._whole))
         return Capacity("found" if precise else "open", middle, low, high)
 
@@ -298,7 +299,8 @@ def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: F
 def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers) -> float:
     """Return the probability that an objective on a latency is violated. `rows` are in order of their due times."""
     all_values, all_missed, all_samples = _per_request(objective, frame)
-    values, missed, samples = all_values[rows], all_missed[rows], all_samples[rows]
+    values = all_values[rows]
+    missed, samples = all_missed[rows], all_samples[rows]
     share = objective.percentile
     if share is not None:
         return chance_of_share(missed, samples, 1 - share, values, objective.bound)

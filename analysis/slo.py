@@ -1,5 +1,4 @@
-"""Judges a run by its objectives (--assert), computes its goodput (--goodput), and reports both to CI systems
-(--junit).
+"""Judges a run by its objectives (--assert), and computes its goodput (--goodput). JUnit XML has both (--junit).
 
 An objective on a percentile, a mean or a share is a statement about the server, of which a run is a sample. It passes
 if the whole confidence interval keeps to the bound, fails if the whole interval violates it, and is inconclusive

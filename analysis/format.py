@@ -160,7 +160,7 @@ def _prompts(run: RunInfo) -> str:
     kind, _, rest = (run.workload or "synthetic").partition(":")
     about = "" if run.prompts_exact else "about "
     if rest.startswith("turns="):
-        thinking = "".join(f", {time} after each answer" for time in rest.split(",think=")[1:])
+        thinking = "".join(f", {time} after each response" for time in rest.split(",think=")[1:])
         return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {about}{token_length(run.input_tokens)}"
     if kind in OWN_LENGTHS:
         path, comma, options = rest.partition(",")

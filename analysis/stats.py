@@ -4,7 +4,7 @@ Percentiles interpolate linearly between order statistics (type 7 of Hyndman and
 packages", 1996; numpy's default). Their intervals are order statistics too (David and Nagaraja, "Order Statistics",
 2003, section 7.1): the number of samples below the true p-quantile is binomial(n, p) whatever the distribution is.
 
-The interval of a rate is based on the variation of the rate within the measuring window. The window is cut into equal
+The interval of a rate is based on the variation of the rate within the measurement window. The window is cut into equal
 batches, each longer than a request's residence time, and every batch gives one rate. Lingering requests then affect a
 single batch (batch means: Law and Carson, "A sequential procedure for determining the length of a steady-state
 simulation", 1979). The mean over batches is the reported rate. Its interval is that of the studentised bootstrap (Efron

@@ -1,43 +1,69 @@
-"""What a user installs is complete."""
+"""The files that a user installs are complete, from a checkout and from the source distribution."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-PACKAGES = ("workloads", "servers", "loadgen", "analysis")
+LINKED = ("workloads", "servers", "analysis")
+"""Folders at the top of the repository that are imported as loadgen.workloads, loadgen.servers and loadgen.analysis."""
+
+
+def build(source: Path, target: str, folder: Path) -> Path:
+    """Build a distribution (`wheel` or `sdist`) of a source tree into an empty folder and return its file."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
+    (file,) = folder.iterdir()
+    return file
+
+
+def installed_names(wheel: Path) -> set[str]:
+    """Return the files that a wheel installs, without its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.partition("/")[0].endswith(".dist-info")}
 
 
 @pytest.fixture(scope="module")
-def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the tree as it is."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=root, check=True, capture_output=True, timeout=60)
-    (file,) = folder.glob("*.whl")
-    with zipfile.ZipFile(file) as archive:
-        return archive
+    return build(root, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
-def test_every_file_of_the_packages_is_in_the_wheel(root: Path, wheel: zipfile.ZipFile) -> None:
-    """Code, tables, templates and scripts of the four packages are installed, the file that `loadgen servers` hands to
-    Compose with them, and no other top-level package."""
-    present = {
+def test_the_wheel_holds_one_package_with_every_file(root: Path, wheel: Path) -> None:
+    """`loadgen` is the only top-level package. It contains the linked folders, and the Compose file for `servers`."""
+    own = {
         str(file.relative_to(root))
-        for package in PACKAGES
-        for file in (root / package).rglob("*")
+        for file in (root / "loadgen").rglob("*")
+        if file.is_file() and not set(file.relative_to(root / "loadgen").parts) & {"__pycache__", *LINKED}
+    }
+    linked = {
+        f"loadgen/{file.relative_to(root)}"
+        for name in LINKED
+        for file in (root / name).rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
-    installed = {name for name in wheel.namelist() if not name.partition("/")[0].endswith(".dist-info")}
-    assert installed == present | {"servers/launch/docker-compose.yml"}
+    assert installed_names(wheel) == own | linked | {"loadgen/servers/launch/docker-compose.yml"}
 
 
-def test_the_licence_and_the_command_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_the_source_distribution_builds_the_same_wheel(root: Path, wheel: Path, tmp_path: Path) -> None:
+    """An installation from the sdist has the same files, although an archive stores links in its own way."""
+    folders = {name: tmp_path / name for name in ("sdist", "unpacked", "wheel")}
+    for folder in folders.values():
+        folder.mkdir()
+    with tarfile.open(build(root, "sdist", folders["sdist"])) as archive:
+        archive.extractall(folders["unpacked"], filter="data")
+    (source,) = folders["unpacked"].iterdir()
+    assert installed_names(build(source, "wheel", folders["wheel"])) == installed_names(wheel)
+
+
+def test_the_licence_and_the_command_are_in_the_wheel(wheel: Path) -> None:
     """The wheel carries the licence text and the `loadgen` command."""
-    names = wheel.namelist()
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)

@@ -1,11 +1,12 @@
-"""From a Plan to its run: which server, its facts, the due instants, the prompts, each worker's task, the Run's header.
+"""Prepares the run of a Plan: finds the server, builds the schedule, the prompts, a task per worker and the header.
 
-    Plan ─ build_schedule ─> Schedule    when, how many, how many at once
-         ─ build_prompts ──> Prompts     what is asked, exact by the server's own count
-         ─ prepare ─────> Prepared    the Schedule, a WorkerTask per process, and the header
-         ─ run ─────────> Footer      with loadgen.engine.coordinator
+    Plan ─ build_schedule ─> Schedule    when requests are due, how many, and how many at once
+         ─ build_prompts ──> Prompts     the prompts, with exact lengths by the server's own count
+         ─ prepare ────────> Prepared    the Schedule, a WorkerTask per process, and the header
+         ─ run ────────────> Footer      with loadgen.engine.coordinator
 
-What loads the measuring engine is imported where it is used: the interactive part prepares in a process without it.
+Modules that load the measuring engine are imported inside functions, because the interactive part prepares a run in a
+process without the engine.
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import asdict
 
-from loadgen import folders
-from loadgen import machine as host
+from loadgen import folders, machine
 from loadgen.engine.resolve_server import Say, access_for, dialect_for, max_length, server_for, simulated_name
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
-from loadgen.workloads import arrival_processes as processes
-from loadgen.workloads import arrivals, lengths, workload
-from loadgen.workloads import images as pictures
+from loadgen.workloads import arrival_processes, arrivals, images, lengths, workload
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import load_tokenizer
@@ -49,25 +48,25 @@ if TYPE_CHECKING:
     from loadgen.servers.discovery import ServerTokenizer
 
 IN_FLIGHT_DEFAULT = 10_000
-"""Open loop: more requests than this at a time are dropped unless the plan says otherwise."""
+"""Default maximum of requests in flight in an open loop. Further requests are dropped."""
 MIN_SPARE = 8
 UNKNOWN_TOKENS = 1 << 15
-"""What a simulated server has room for where there are sessions, or prompts of a file."""
+"""Context of a simulated server for sessions and for prompts from a file, whose lengths are not known beforehand."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
 OnProgress = Callable[[str, "LiveCounters"], str | None]
-"""Gets a phase and the counts, ten times a second; what it says is why the run is to end now."""
+"""Called with the phase and the live counters ten times a second. It may return why the run must end now."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """All that is known before the first connection is opened."""
+    """Everything that is known before the first connection is opened."""
 
     schedule: Schedule
     tasks: list[WorkerTask]
     header: Header
     bytes: int
-    """What the run file will take, roughly: to refuse a disk that is clearly too small."""
+    """Approximate size of the run file, to refuse a disk that is clearly too small."""
 
 
 def run(
@@ -80,28 +79,29 @@ def run(
     launch: Mapping[str, Any] | None = None,
 ) -> Footer:
     """Run the plan and write `folder/run.jsonl`. The folder must be new or empty, and is claimed until the run has
-    ended. The first line that `say` gets names the server. `launch` is what is known of how the server was started.
-    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before anything is sent."""
+    ended. The first line that `say` gets names the server. `launch` describes how the server was started. Raises
+    LoadgenError, loadgen.servers.errors.ServerError or PromptError before anything is sent."""
     from loadgen.engine import coordinator
     from loadgen.engine.telemetry_sampler import open_sampler
 
     with folders.FolderClaim(folder), prepare(plan, folder, say) as prepared:
         header = prepared.header
         sampler = partial(open_sampler, plan, header.server, prepared.schedule.due_ns)
-        if plan.gpu or plan.dcgm_url or plan.server_pid:  # a missing library is an error before the run
-            sampler = partial(lambda made: made, sampler())
+        if plan.gpu or plan.dcgm_url or plan.server_pid:  # open it now, so that a missing library is an error
+            opened = sampler()
+            sampler = partial(lambda: opened)
         folders.check_room(folder, prepared.bytes)
-        host.check_ports(prepared.schedule.at_once, len(prepared.tasks[0].target.addresses))
+        machine.check_ports(prepared.schedule.at_once, len(prepared.tasks[0].target.addresses))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
-        header.client["calibration"] = host.load_calibration(header.host, say)
+        header.client["calibration"] = machine.load_calibration(header.host, say)
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
 
 @contextlib.contextmanager
 def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
-    """Find the server and build everything for it. A simulated one that is started here lives as long as the block.
-    Raises as `run` does."""
+    """Find the server and build everything for its run. A simulated server that is started here ends with the block.
+    Raises what `run` raises."""
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.auth import resolve_target
     from loadgen.servers.discovery import apply_mark, endpoint_dialect, open_tokenizer
@@ -112,26 +112,23 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
     requested = endpoint_dialect(plan.server, plan.endpoint)
     schedule = build_schedule(plan)
     check_prompt_file(plan, schedule)
-    host.allow_open_files(-(-schedule.in_flight // plan.workers) + host.FILES_PER_WORKER * (plan.workers - 1))
-    room = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
-    with server_for(
-        plan, access, say, schedule.at_once, schedule.in_flight, room, f": {describe_plan(plan, requested)}"
-    ) as probed:
+    connections_per_worker = ceil(schedule.in_flight / plan.workers)
+    machine.allow_open_files(connections_per_worker + machine.FILES_PER_WORKER * (plan.workers - 1))
+    context = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
+    about = f": {describe_plan(plan, requested)}"
+    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
         with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
             prompts = build_prompts(plan, schedule, dialect, tokenizer)
             facts = apply_mark(probed, tokenizer.mark)
         if facts is not probed:
-            say(f"{simulated_name(facts)}: its counts of prompts say that it is simulated")
-        count = "" if schedule.count is None else f"{schedule.count} "
-        tokens = "about " * (not prompts.exact and not plan.uses_file) + describe_lengths(plan)[0]
-        what = f"sessions, {tokens} tokens a turn" if plan.uses_sessions else f"prompts of {tokens} tokens"
-        say(f"{count}{what} ({prompts.counting_method})" + f" for {facts.model}" * bool(facts.model))
+            say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
+        say(_describe_prompts(plan, schedule, prompts, facts.model))
         target = select_addresses(resolve_target(facts.url, access.tls))
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
-        tasks = [  # requests, or whole sessions, are dealt in turn, so that each worker has the same mix
+        tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             WorkerTask(
                 worker=worker,
                 workers=plan.workers,
@@ -148,19 +145,33 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
             )
             for worker in range(plan.workers)
         ]
-        bytes_each = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
+        bytes_per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
         header = build_header(plan, facts, dialect, prompts, schedule.at_once)
         header.server |= target.facts
-        yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_each)
+        yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
+
+
+def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: str) -> str:
+    """Return a line about the prompts of a run."""
+    count = "" if schedule.count is None else f"{schedule.count} "
+    approximately = "" if prompts.exact or plan.uses_file else "about "
+    tokens = approximately + describe_lengths(plan)[0]
+    kind = f"sessions, {tokens} tokens a turn" if plan.uses_sessions else f"prompts of {tokens} tokens"
+    for_model = f" for {model}" if model else ""
+    return f"{count}{kind} ({prompts.counting_method}){for_model}"
 
 
 def check_inputs(plan: Plan) -> None:
-    """Open every file that the requests come from, before the server is contacted and before workers are forked, which
-    inherit what was read of pipes and of lists of lengths. Raises loadgen.workloads.spec_syntax.WorkloadError."""
-    inputs, outputs = lengths.parse(str(plan.input_tokens)), lengths.parse_outputs(str(plan.output_tokens)).lengths
-    for name, named in (("input", inputs), ("output", outputs)):
-        if isinstance(named, lengths.Empirical):
-            next(named.tokens(plan.seed, name))
+    """Open every file that the requests come from, before the server is contacted. Raises
+    loadgen.workloads.spec_syntax.WorkloadError.
+
+    Pipes and lists of lengths are read here, because the workers inherit their contents through the fork.
+    """
+    inputs = lengths.parse(str(plan.input_tokens))
+    outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    for name, spec in (("input", inputs), ("output", outputs)):
+        if isinstance(spec, lengths.Empirical):
+            next(spec.tokens(plan.seed, name))
     for source in (workload.parse(plan.workload), arrivals.parse(plan.arrivals)):
         path: Path | None = getattr(source, "path", None)
         if path is not None:
@@ -171,99 +182,132 @@ def check_inputs(plan: Plan) -> None:
 
 
 def build_schedule(plan: Plan) -> Schedule:
-    """The due instants or clients of a plan. Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that
+    """Return the due instants or clients of a plan. Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that
     cannot be read."""
     from loadgen.engine.request_queue import Schedule
 
-    named = arrivals.parse(plan.arrivals)
+    process = arrivals.parse(plan.arrivals)
     until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
-    if isinstance(named, processes.ClosedLoopArrivals):
-        clients = named.clients if plan.n is None else min(named.clients, plan.n)
-        return Schedule(None, plan.n, clients, named.think_ns, until_ns, clients, clients)
-    due_ns = array("q", arrivals.due_instants(named, plan.seed, n=plan.n, until_ns=until_ns))
-    maximum = first = 0  # requests that are due within one second, at most
+    if isinstance(process, arrival_processes.ClosedLoopArrivals):
+        clients = process.clients if plan.n is None else min(process.clients, plan.n)
+        return Schedule(
+            due_ns=None,
+            count=plan.n,
+            clients=clients,
+            think_ns=process.think_ns,
+            until_ns=until_ns,
+            in_flight=clients,
+            spare=clients,
+        )
+    due_ns = array("q", arrivals.due_instants(process, plan.seed, n=plan.n, until_ns=until_ns))
+
+    # The maximum number of requests that are due within one second.
+    max_per_s = 0
+    first = 0
     for last, due in enumerate(due_ns):
         while due - due_ns[first] >= NS_PER_S:
             first += 1
-        maximum = max(maximum, last - first + 1)
-    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, maximum))
-    return Schedule(due_ns, len(due_ns), 0, 0, None, in_flight, min(in_flight, max(MIN_SPARE, maximum)))
+        max_per_s = max(max_per_s, last - first + 1)
+    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, max_per_s))
+    return Schedule(
+        due_ns=due_ns,
+        count=len(due_ns),
+        clients=0,
+        think_ns=0,
+        until_ns=None,
+        in_flight=in_flight,
+        spare=min(in_flight, max(MIN_SPARE, max_per_s)),
+    )
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
-    """Say how many requests of a trace are due over how long, so that a unit that is misunderstood is noticed."""
-    named = arrivals.parse(plan.arrivals)
-    if isinstance(named, processes.Trace) and schedule.due_ns is not None:
-        say(named.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
+    """Say how many requests of a trace are due over how long, so that the user notices a wrong unit."""
+    process = arrivals.parse(plan.arrivals)
+    if isinstance(process, arrival_processes.Trace) and schedule.due_ns is not None:
+        say(process.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
 
 def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
-    """Read the prompts of a plan's file once, before any server is asked. Raises WorkloadError for damage and for text
-    that cannot be sent, and PlanError when the file holds fewer prompts than the plan needs."""
-    requested = workload.parse(plan.workload)
-    samples = requested.samples() if isinstance(requested, Dataset | MultiTurn) else None
+    """Read the prompts of a plan's file once, before the server is contacted. Raises WorkloadError for a malformed file
+    and for text that cannot be sent, and PlanError if the file has fewer prompts than the plan needs."""
+    source = workload.parse(plan.workload)
+    samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
     if samples is None:
         return
     count = sum(1 for _ in islice(samples, schedule.count))
     if schedule.count is not None and count < schedule.count:
-        what = "sessions" if plan.uses_sessions else "prompts"
+        unit = "sessions" if plan.uses_sessions else "prompts"
         raise PlanError(
-            f"{getattr(requested, 'path', '')} holds {count} {what}, and {schedule.count} are to be sent",
-            f"Ask for fewer: --n {count}",
+            f"{getattr(source, 'path', '')} holds only {count} {unit}, but the plan needs {schedule.count}",
+            f"Request fewer: --n {count}",
         )
 
 
 def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
-    """Return the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
+    """Build the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
     PromptError, WorkloadError or ServerError."""
-    requested, named = workload.parse(plan.workload), arrivals.parse(plan.arrivals)
+    source = workload.parse(plan.workload)
+    process = arrivals.parse(plan.arrivals)
     inputs = lengths.parse(str(plan.input_tokens))
     outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
-    trace = named if isinstance(named, processes.Trace) else None
-    also: dict[str, Any] = {}
+    request_fields: dict[str, Any] = {}
     if plan.extra_body or plan.may_stop_early:
-        also = {"body": plan.extra_body, "ignore_eos": not plan.may_stop_early}
+        request_fields = {"body": plan.extra_body, "ignore_eos": not plan.may_stop_early}
     if not dialect.streams:
-        if isinstance(requested, MultiTurn):
+        if isinstance(source, MultiTurn):
             raise PlanError(
-                f"--endpoint {dialect.endpoint} has no answers for sessions to quote", "Use --endpoint chat."
+                f"--endpoint {dialect.endpoint} cannot be used for sessions, because its responses have no text",
+                "Use --endpoint chat.",
             )
-        outputs, also["output_tokens"] = lengths.Fixed(1), 0
-    local, chat = load_tokenizer(plan.tokenizer) if plan.tokenizer else None, dialect.endpoint == "chat"
+        outputs = lengths.Fixed(1)
+        request_fields["output_tokens"] = 0
+    local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
+    chat = dialect.endpoint == "chat"
     if plan.image and not chat:
-        raise PlanError("--image: only messages of a chat hold pictures", "Use --endpoint chat.")
+        raise PlanError("--image: only chat messages can hold images", "Use --endpoint chat.")
     spec = WorkloadSpec(
-        *(requested, inputs, outputs, plan.seed),
+        source,
+        inputs,
+        outputs,
+        plan.seed,
         n=schedule.count,
         warmup=plan.warmup,
-        trace=trace,
-        request_fields=also,
-        image_sizes=tuple(map(pictures.parse_size, plan.image)),
+        trace=process if isinstance(process, arrival_processes.Trace) else None,
+        request_fields=request_fields,
+        image_sizes=tuple(map(images.parse_size, plan.image)),
     )
     return prepare_prompts(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
 
 
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
-    """Return the header: what is known of a run before it starts. `at_once` requests are certainly in flight together.
+    """Return the header, with everything that is known before the run starts. `at_once` requests are certainly in
+    flight together.
 
-    A version that misleads and a load over the server's limit are only here where --force and --over-limit let them
-    pass.
+    A misleading server version, and a load beyond the server's limit, occur here only with --force and --over-limit.
     """
     from loadgen.analysis.run.runfile import Header
     from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit
 
-    told = {"forced": dialect.misleading_reason(facts.version), "left_out": dialect.dropped_fields}
-    told |= {"over_limit": exceeded_request_limit(facts, at_once)}
+    plan_fields = plan.to_dict() | {"endpoint": dialect.endpoint}
+    if not dialect.streams:
+        plan_fields["output_tokens"] = 0
+    server = asdict(facts)
+    proxied_to = docker_proxy_target(facts.url)
+    if proxied_to:
+        server["proxied_to"] = proxied_to
+    client = {"prompts": prompts.counting_method, "exact": prompts.exact}
+    exceptions = {
+        "forced": dialect.misleading_reason(facts.version),
+        "left_out": dialect.dropped_fields,
+        "over_limit": exceeded_request_limit(facts, at_once),
+    }
+    client |= {name: value for name, value in exceptions.items() if value}
     return Header(
         version=version("llm-loadgen"),
         started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         start_ns=0,
-        plan=plan.to_dict() | {"endpoint": dialect.endpoint, **({} if dialect.streams else {"output_tokens": 0})},
-        server=asdict(facts) | ({"proxied_to": proxied} if (proxied := docker_proxy_target(facts.url)) else {}),
-        host=host.facts(),
-        client={
-            "prompts": prompts.counting_method,
-            "exact": prompts.exact,
-            **{name: fact for name, fact in told.items() if fact},
-        },
+        plan=plan_fields,
+        server=server,
+        host=machine.facts(),
+        client=client,
     )

@@ -1,4 +1,4 @@
-"""The server of a Plan: how to get at it, which one answers, and how it is spoken to."""
+"""Resolves the server of a Plan: its credentials, which server answers, and the dialect that it speaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from loadgen import machine as host
+from loadgen import machine
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.auth import (
@@ -29,8 +29,7 @@ from loadgen.servers.auth import (
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import round_up_to_pieces
 from loadgen.servers.errors import SecretError
-from loadgen.workloads import arrival_processes as processes
-from loadgen.workloads import arrivals, lengths, workload
+from loadgen.workloads import arrival_processes, arrivals, lengths, workload
 from loadgen.workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
@@ -38,21 +37,21 @@ if TYPE_CHECKING:
     from loadgen.servers.backends.dialect import Dialect
 
 TURN_TOKENS = 16
-"""What a line break or a chat template may add to each thing said."""
+"""Tokens that line breaks or a chat template may add to each message of a session."""
 
-DRAWN_BEFORE = 10_000
-"""Output lengths that are looked at before a run, of those that its requests will ask for."""
+MAX_CHECKED_LENGTHS = 10_000
+"""Maximum number of requests whose output lengths are checked before a run."""
 SHOWN_LENGTHS = 3
 """Output lengths that a line names before it shortens the list."""
 
 Say = Callable[[str], None]
-"""Gets one line per step."""
+"""Prints one line per step."""
 
 
 def access_for(plan: Plan) -> Access:
-    """The plan's headers and the API key, with what environment variables hold, and how certificates are checked.
-    Raises SecretError, and PlanError where the plan names a variable that is not set."""
-    headers = dict(_filled(plan.header))
+    """Return the plan's headers and API key, with environment variables filled in, and its TLS settings. Raises
+    SecretError, and PlanError if the plan names a variable that is not set."""
+    headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
     if not key and plan.api_key_env != Plan.api_key_env:
         name = plan.api_key_env
@@ -63,11 +62,13 @@ def access_for(plan: Plan) -> Access:
     return Access(headers, tls)
 
 
-def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each `--header`, with environment variables filled in. Raises PlanError."""
     for line in lines:
-        name, _, written = line.partition(":")
+        name, _, template = line.partition(":")
         try:
-            value = Template(written).substitute({key: held.strip() for key, held in os.environ.items()}).strip()
+            variables = {key: content.strip() for key, content in os.environ.items()}
+            value = Template(template).substitute(variables).strip()
         except KeyError as error:
             variable = error.args[0]
             hint = f"Set the environment variable {variable}."
@@ -75,15 +76,17 @@ def _filled(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         except ValueError:
             raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
         if not HEADER.fullmatch(f"{name}: {value}"):
-            what = "a variable in it holds several lines, or more than Latin letters"
-            raise PlanError(f"--header {name}: {what}", "Set it to the value alone.")
-        if redact_header(known := f"{name}{written}: {value}") != known:  # by the words of either, or of the variable
+            problem = "a variable in it holds several lines, or characters outside Latin-1"
+            raise PlanError(f"--header {name}: {problem}", "Set the variable to the value alone.")
+        # The header is secret if a word in its name, in its value or in the name of a variable says so.
+        words = f"{name}{template}: {value}"
+        if redact_header(words) != words:
             register_secret(value, source=f"--header {name}")
         yield name, value
 
 
 def with_detected_server(plan: Plan) -> Plan:
-    """The plan with the name of its server; who answers at its URL is asked where it has none. Raises
+    """Return the plan with the name of its server. If it names only a URL, the server there is probed. Raises
     loadgen.servers.errors.ServerError."""
     if plan.server or not plan.url:
         return plan
@@ -94,8 +97,8 @@ def with_detected_server(plan: Plan) -> Plan:
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
-    """How the server is spoken to on an endpoint, by default the plan's: as its version does, without what it refuses.
-    Raises EndpointError, VersionError and UnauthorizedError."""
+    """Return the dialect of the server on an endpoint (default: the plan's), as its version speaks it and without the
+    fields that it refuses. Raises EndpointError, VersionError and UnauthorizedError."""
     from loadgen.servers.discovery import dialect_for_version, drop_refused_fields, endpoint_dialect
 
     result = endpoint_dialect(plan.server, endpoint or plan.endpoint or facts.endpoint)
@@ -104,15 +107,17 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
 
 
 def max_length(tokens: int | str) -> int:
-    """The longest that a plan's lengths can be where that is known, else 1: it cannot be checked beforehand."""
+    """Return the largest of a plan's lengths. Return 1 if it is not known before the run, so that it passes every
+    check."""
     named = lengths.parse_outputs(str(tokens)).lengths
     if isinstance(named, lengths.Fixed):
         return named.length
     return named.high if isinstance(named, lengths.Uniform) else 1
 
 
-def longest_prompt_of(plan: Plan) -> int:
-    """The longest prompt, as far as it is known: a session's last turn holds all that was said before."""
+def max_prompt_length(plan: Plan) -> int:
+    """Return the length of the longest prompt, as far as it is known. In a session this is the last turn, whose prompt
+    includes every earlier turn and answer."""
     requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = workload.parse(plan.workload)
     if not isinstance(named, MultiTurn):
@@ -122,15 +127,20 @@ def longest_prompt_of(plan: Plan) -> int:
 
 
 def simulated_name(facts: ServerFacts) -> str:
-    """Return what a line calls a simulated server: its mark, its kind and the speed of its clock."""
-    speed = "of unknown speed" if facts.speed is None else f"x{facts.speed:g}"
-    return f"SIMULATED {facts.name} (clock {speed})"
+    """Return the name of a simulated server for a line of text: its mark, its backend and the speed of its clock."""
+    speed = " at unknown speed" if facts.speed is None else _times_speed(facts.speed)
+    return f"SIMULATED {facts.name}{speed}"
+
+
+def _times_speed(speed: float) -> str:
+    """Return the speed of a simulated clock in words, or an empty string for real time."""
+    return "" if speed == 1 else f" at {speed:g} times speed"
 
 
 def clock_speed(plan: Plan) -> float:
     """Return how many times faster than real time the clock of the plan's server runs: 1 for a real server.
 
-    Nothing is started: the built-in simulated server would run at the plan's speed. Raises
+    This starts no server: the built-in simulated server would run at the plan's speed. Raises
     loadgen.servers.errors.ServerError.
     """
     from loadgen.servers.discovery import resolve
@@ -140,28 +150,29 @@ def clock_speed(plan: Plan) -> float:
 
 
 def _url_of(plan: Plan) -> str | None:
-    """Return the URL that the plan or the environment names. Raises PlanError or SecretError for a wrong one."""
+    """Return the URL from the plan or the environment. Raises PlanError or SecretError if it is wrong."""
     variable = BACKENDS[plan.server].url_variable
-    given = os.environ.get(variable)
+    environment_url = os.environ.get(variable)
     try:
-        return plan.url or (None if given is None else normalise_url(given))
+        return plan.url or (None if environment_url is None else normalise_url(environment_url))
     except SecretError as error:
         raise SecretError(f"{variable}: {error}", error.hint) from None
     except ValueError as error:
-        raise PlanError(f"{variable} {given}: {error}", "Mend it, or pass --url.") from None
+        raise PlanError(f"{variable} {environment_url}: {error}", "Fix it, or pass --url.") from None
 
 
 def piece_advice(plan: Plan, facts: ServerFacts) -> str:
-    """Say what becomes of output lengths that a server which generates in pieces cannot give; empty where it can give
-    them all, or where they are not known before the run."""
+    """Return a line about output lengths that a server cannot give exactly, because it generates in pieces. Return an
+    empty string if it can give all of them, or if they are not known before the run."""
     from loadgen.servers.discovery import fitting_output
 
     piece = facts.notes.get("prompt_piece_tokens", 0)
     if not piece:
         return ""
-    drawn = {*islice(_requested_lengths(plan), min(plan.n or DRAWN_BEFORE, DRAWN_BEFORE))}
-    others = {output: fitting_output(facts, prompt, output) for prompt, output in sorted(drawn, key=itemgetter(1))}
-    changed = {output: becomes for output, becomes in others.items() if becomes != output}
+    count = min(plan.n or MAX_CHECKED_LENGTHS, MAX_CHECKED_LENGTHS)
+    requested = sorted({*islice(_requested_lengths(plan), count)}, key=itemgetter(1))
+    actual = {output: fitting_output(facts, prompt, output) for prompt, output in requested}
+    changed = {output: becomes for output, becomes in actual.items() if becomes != output}
     if not changed:
         return ""
     series = facts.version.partition(".")[0]
@@ -174,15 +185,15 @@ def piece_advice(plan: Plan, facts: ServerFacts) -> str:
 
 
 def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
-    """The prompt's and the output's tokens of each request, as far as they are known before a run. Of a prompt whose
-    length is drawn only the longest is known, or nothing."""
+    """Yield prompt and output tokens of each request, as far as they are known before the run. If prompt lengths are
+    random, the longest one is used, or 1 if even that is unknown."""
     named = arrivals.parse(plan.arrivals)
-    if isinstance(named, processes.Trace) and isinstance(workload.parse(plan.workload), workload.Synthetic):
+    if isinstance(named, arrival_processes.Trace) and isinstance(workload.parse(plan.workload), workload.Synthetic):
         yield from ((entry.input_tokens, entry.output_tokens) for entry in named.entries())
         return
     outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
     if outputs is not None:
-        prompt = longest_prompt_of(plan)
+        prompt = max_prompt_length(plan)
         yield from ((prompt, length) for length in outputs.tokens(plan.seed, "output"))
 
 
@@ -190,41 +201,48 @@ def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
 def server_for(
     plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
 ) -> Iterator[ServerFacts]:
-    """The server that answers, held against the plan: `at_once` requests are certainly under way together. The built-in
-    simulated one lives as long as this block, takes `streams` at a time and has room for `tokens` in each. `say` gets
-    one line: who it is, and what is `about` to come. Raises loadgen.servers.errors.ServerError."""
+    """Find the server of a plan and check the plan against its limits, for `at_once` requests in flight together.
+
+    If no server answers, a built-in simulated one is started. It ends with this block, takes `streams` requests at a
+    time, and has a context of `tokens`. `say` gets a line that names the server and ends with `about`. Raises
+    loadgen.servers.errors.ServerError.
+    """
     from loadgen.servers.discovery import check_limits, endpoint_dialect, exceeded_request_limit, probe, resolve
 
     url = _url_of(plan)
     dialect = endpoint_dialect(plan.server, plan.endpoint)
-    answered = max_length(plan.output_tokens) if dialect.streams else 0
-    longest = [longest_prompt_of(plan), answered]
+    max_prompt = max_prompt_length(plan)
+    max_output = max_length(plan.output_tokens) if dialect.streams else 0
     facts = resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access)
     if facts is not None:
-        who = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
-        say(f"{who.strip()} at {facts.url}{about}")
-        check_limits(facts, at_once, *longest, over_limit=plan.over_limit)
-        if beyond := exceeded_request_limit(facts, at_once):
-            say(f"sent on purpose (--over-limit): {beyond}")
-        if advice := piece_advice(plan, facts):
+        name = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
+        say(f"{name.strip()} at {facts.url}{about}")
+        check_limits(facts, at_once, max_prompt, max_output, over_limit=plan.over_limit)
+        exceeded = exceeded_request_limit(facts, at_once)
+        if exceeded:
+            say(f"sent on purpose (--over-limit): {exceeded}")
+        advice = piece_advice(plan, facts)
+        if advice:
             say(advice)
         yield facts
         return
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn_process
 
-    say(f"SIMULATED {plan.server} (none runs here, --url names one; clock x{plan.speed:g}){about}")
-    host.allow_open_files(streams)  # the child inherits the limit
+    speed = _times_speed(plan.speed)
+    say(f"SIMULATED {plan.server}{speed} (no server found; use --url to test a real one){about}")
+    machine.allow_open_files(streams)  # the child inherits the limit
     config = SimulatedConfig(
         server=plan.server,
         clock="batching",
         speed=plan.speed,
         max_concurrent_requests=streams,
-        max_model_len=max(tokens, longest[0] + round_up_to_pieces(answered, dialect.max_piece_tokens)),
+        max_model_len=max(tokens, max_prompt + round_up_to_pieces(max_output, dialect.max_piece_tokens)),
         seed=plan.seed,
     )
     with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):
         facts = probe(url, plan.server)
-        if advice := piece_advice(plan, facts):
+        advice = piece_advice(plan, facts)
+        if advice:
             say(advice)
         yield structs.replace(facts, pids=(pid,))

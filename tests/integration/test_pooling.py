@@ -54,7 +54,7 @@ def test_sessions_are_refused(tmp_path: Path) -> None:
     with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
         common = ["--server", "vllm", "--url", simulated.url, "--endpoint", "embeddings", "--n", "2"]
         code, _, err = burst(tmp_path, *common, "--workload", "multi-turn:turns=2", command="run")
-    assert (code, "--endpoint embeddings has no answers for sessions to quote" in err) == (2, True)
+    assert (code, "--endpoint embeddings cannot be used for sessions" in err) == (2, True)
 
 
 @pytest.mark.parametrize("fault", ["500", "cut", "error", "malformed", "truncate", "reset", "content-length"])

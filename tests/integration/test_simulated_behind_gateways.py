@@ -49,7 +49,7 @@ def test_nginx_that_publishes_only_v1_hides_nothing(tmp_path: Path) -> None:
     ):
         code, out, err = burst(tmp_path, "--server", "vllm", "--url", url, *LOAD, report=True)
     assert code in (0, 5), out + err
-    assert out.splitlines()[0].startswith("SIMULATED vllm (clock x2.5)")
+    assert out.splitlines()[0].startswith("SIMULATED vllm at 2.5 times speed")
     assert summary_of(tmp_path)["server"]["simulated"] is True
     assert MARK in (tmp_path / "run" / "report.html").read_text("utf-8")
 
@@ -117,6 +117,6 @@ def test_a_count_of_prompts_can_tell(tmp_path: Path) -> None:
     ):
         code, out, err = burst(tmp_path, "--server", "openai", "--url", way.url, *load)
     assert code in (0, 5), out + err
-    assert "SIMULATED openai (clock x2.5): its counts of prompts say that it is simulated" in out
+    assert "SIMULATED openai at 2.5 times speed: its prompt counts show that it is simulated" in out
     header = json.loads((tmp_path / "run" / "run.jsonl").read_text("utf-8").splitlines()[0])
     assert (header["server"]["simulated"], header["server"]["speed"]) == (True, 2.5)

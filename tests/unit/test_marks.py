@@ -131,4 +131,4 @@ def test_no_twin_is_fitted_to_it(values: dict[str, Any], words: str, tmp_path: P
 def test_an_unknown_speed_is_said_so() -> None:
     """In the line that names the server before a run."""
     facts = ServerFacts("vllm", "http://h", simulated=True)
-    assert simulated_name(facts) == "SIMULATED vllm (clock of unknown speed)"
+    assert simulated_name(facts) == "SIMULATED vllm at unknown speed"

@@ -292,7 +292,7 @@ class Master:
             main,
             interrupted=self.interrupts.count > 0,
             ended_ns=max(ends, default=None),
-            beside=telemetry_parts,
+            telemetry_parts=telemetry_parts,
             notes=notes,
         )
 

@@ -1,4 +1,4 @@
-"""The back-off of a closed loop: how long its clients wait when their requests fail at once.
+"""The back-off of a closed loop, whose clients wait when their requests fail at once.
 
     a request fails at once ──> its client waits
     the pause is over       ──> the client that has waited longest tries again
@@ -15,10 +15,14 @@ from collections import deque
 
 AT_ONCE_NS = 1_000_000_000
 """A request that fails later than this after it was due has not failed at once."""
-FIRST_PAUSE_NS, MIN_PAUSE_NS, MAX_PAUSE_NS = 100_000_000, 1_000_000, 1_000_000_000
-"""The pause before the first try; the pause below which every waiting client goes on; the longest pause."""
+FIRST_PAUSE_NS = 100_000_000
+"""The pause before the first retry."""
+MIN_PAUSE_NS = 1_000_000
+"""When the pause falls below this, every waiting client continues."""
+MAX_PAUSE_NS = 1_000_000_000
+"""The longest pause."""
 GIVE_UP_NS = 60_000_000_000
-"""When every request has failed at once for this long, the rest of a given number of requests is not sent."""
+"""If every request has failed at once for this long, a run with a fixed number of requests does not send the rest."""
 TOO_MANY_REQUESTS, FIRST_SERVER_ERROR = 429, 500
 
 
@@ -52,7 +56,7 @@ class BackOff:
             self._failing_since_ns = now_ns
         if was_retry:
             self._tries_under_way -= 1
-            self._pause_ns = min(MAX_PAUSE_NS, 4 * self._pause_ns)  # `take` halved it, and now it is to be doubled
+            self._pause_ns = min(MAX_PAUSE_NS, 4 * self._pause_ns)  # `take` has halved it: double the old value
             self.next_try_ns = now_ns + self._pause_ns
         elif not self._waiting_since and not self._tries_under_way:
             self._pause_ns = FIRST_PAUSE_NS
@@ -78,7 +82,7 @@ class BackOff:
         return [now_ns - self._waiting_since.popleft() for _ in range(count)]
 
     def gives_up(self, now_ns: int) -> bool:
-        """Return whether every request has failed at once for so long that the server counts as gone."""
+        """Return True if every request has failed at once for GIVE_UP_NS, so that the server counts as gone."""
         return self._failing_since_ns is not None and now_ns - self._failing_since_ns >= GIVE_UP_NS
 
     def clear(self) -> None:

@@ -1,5 +1,8 @@
-"""What a worker says of itself while the run is on: counts that other processes can watch, and its own health, which is
-lateness of its reads, stalls of its loop, its share of a core."""
+"""Live counters of a worker, and the health of the client itself.
+
+Other processes can watch the counters during the run. Health is the lateness of reads, the stalls of the event loop,
+and the share of a core.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ if TYPE_CHECKING:
 
 BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
-"""Upper ends of the lateness buckets: 1 us, then four per octave up to about 100 s."""
+"""Upper bounds of the lateness buckets: 1 us, then four per octave up to about 100 s."""
 
 EVENT_COUNTERS = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
-"""What adds up: reads, those that held more than one event, those that found the receive window full, those before
-which it was looked at; segments that we sent again, and that came out of order."""
+"""Counters of a health sample: reads, reads with more than one event, reads that found the receive window full, checks
+of the receive window, segments that we retransmitted, and segments that arrived out of order."""
 
 MAX_SEARCHED = 64
-"""Answers each time: many more would take what reading needs, for a mean on a progress line."""
+"""Responses that one call searches for their first token. More would take time from reading, for a progress line."""
 SEARCHED_BYTES, SEARCHED_FIRST_BYTES = 8_192, 2_048
-"""Bytes of a response's beginning that are searched for the first token, and those that are searched first."""
+"""Bytes at the beginning of a response that are searched for the first token, and the part that is searched first."""
 
 
 class Health:
-    """Counts of one worker since the last sample; `sample` hands them over and starts again."""
+    """Health counters of one worker since the last sample. `sample` returns and resets them."""
 
     def __init__(self) -> None:
         self._reset()
@@ -44,32 +47,34 @@ class Health:
         self._late = Counter[int]()
         self._added = dict.fromkeys(EVENT_COUNTERS, 0)
         self._stall_ns_max = 0
-        self._pauses = self._paused_ns = 0
+        self._pauses = 0
+        self._paused_ns = 0
         self.wants_mark = True
-        """Whether no response was looked at for the mark of a simulated server since the last sample."""
+        """Whether a response must still be searched for the mark of a simulated server in this sample."""
         self.mark: Mark | None = None
-        """The mark that was found."""
+        """The mark of a simulated server, if a response had one."""
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
         self._core_wait_ns = core_wait_ns()
 
     def add(self, late_ns: Sequence[int], *events: int) -> None:
-        """Take one request: how late each of its reads was, and how often the rest of ADDED occurred."""
+        """Add one request: how late each of its reads was in ns, and its values of the other EVENT_COUNTERS."""
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
         for name, count in zip(EVENT_COUNTERS, (len(late_ns), *events), strict=True):
             self._added[name] += count
 
     def stall(self, late_ns: int) -> None:
-        """The event loop ran a timer this much too late."""
+        """Note that the event loop ran a timer late."""
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
     def pause(self, waited_ns: int) -> None:
-        """Count one wait of a client of a closed loop whose request had failed at once."""
+        """Count one pause of a closed-loop client whose request had failed at once."""
         self._pauses += 1
         self._paused_ns += waited_ns
 
     def sample(self) -> dict[str, Any]:
-        """The counts as telemetry values. Bucket b covers [2^(b/4), 2^((b+1)/4)) us; -1 is below 1 us."""
+        """Return the counters as telemetry values, and reset them. Lateness bucket b covers [2^(b/4), 2^((b+1)/4)) us;
+        bucket -1 is below 1 us."""
         values = {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
             "wall_ns": time.monotonic_ns() - self._wall_ns,
@@ -84,7 +89,9 @@ class Health:
             values["core_wait_ns"] = waited_ns - self._core_wait_ns
         values["realtime"] = has_realtime()
         if self.mark is not None:
-            values |= {"simulated": True} | ({} if self.mark.speed is None else {marks.FIELD: self.mark.speed})
+            values["simulated"] = True
+            if self.mark.speed is not None:
+                values[marks.FIELD] = self.mark.speed
         self._reset()
         return values
 
@@ -96,11 +103,15 @@ COUNTER_NAMES = (
 
 
 class LiveCounters(Structure):
-    """Lives in shared memory; one worker writes, the coordinator reads. `due`: requests whose turn has come, sent or
-    not: the first so many of the worker's share; a session that starts brings all of its turns. `streaming`: those in
-    flight of which something has arrived. `tokens` takes each piece of an answer that is not recorded yet for one
-    token: a packet where the ring stamps, else a read. `answered`: requests with a first token, whose TTFTs add up to
-    `ttft_ns`."""
+    """Live counters in shared memory. One worker writes them, and the coordinator reads them.
+
+    - `due`: requests that were due, sent or not, in the order of the worker's share. A session that starts counts with
+      all of its turns.
+    - `streaming`: requests in flight of which something has arrived.
+    - `tokens`: for a response that is not recorded yet, each piece counts as one token. A piece is a packet if packets
+      are timestamped, else a read.
+    - `answered`: requests with a first token. Their TTFTs add up to `ttft_ns`.
+    """
 
     _fields_ = [(name, c_int64) for name in COUNTER_NAMES]
 
@@ -118,7 +129,7 @@ class LiveCounters(Structure):
 
 
 def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
-    """The sum of several workers' counts."""
+    """Return the sum of several workers' counters."""
     summed = LiveCounters()
     for count in counts:
         for name in COUNTER_NAMES:
@@ -127,7 +138,7 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
 
 
 class FirstTokens:
-    """Counts the first tokens of one worker's requests and sums up their TTFTs, each as soon as it is seen."""
+    """Counts the first tokens of one worker's requests, and adds up their TTFTs, as soon as each one is seen."""
 
     def __init__(
         self,
@@ -136,21 +147,22 @@ class FirstTokens:
         to_monotonic: ToMonotonic,
         first_token: Callable[[bytes], int | None],
     ) -> None:
-        """`first_token` returns the offset just past the first event with a token in the beginning of a response; None
-        where there is none."""
+        """`first_token` returns the offset just past the first event with a token in the beginning of a response, or
+        None."""
         self._counts = counts
         self._stamps = stamps
         self._to_monotonic = to_monotonic
         self._first_token = first_token
         self._seen: set[Exchange] = set()
-        """In flight, and counted."""
+        """Exchanges in flight whose first token has been counted."""
         self._searched: dict[Exchange, int] = {}
-        """In flight, and searched without finding a token: after how many reads."""
+        """Exchanges in flight that had no token when they were last searched, and their number of reads then."""
 
     def look(self, in_flight: Set[Exchange]) -> None:
-        """Search the unfinished responses that were sent first for their first token, where it is likely to have come.
-        Events without a token, such as the role of a chat, may come much earlier."""
-        for exchange in islice((each for each in in_flight if each not in self._seen), MAX_SEARCHED):
+        """Search the oldest unfinished responses for their first token. Events without a token, such as the role of a
+        chat, may arrive much earlier."""
+        unseen = (exchange for exchange in in_flight if exchange not in self._seen)
+        for exchange in islice(unseen, MAX_SEARCHED):
             reads = len(exchange.sizes)
             if exchange.spilled or exchange.sent_ns is None or self._searched.get(exchange) == reads:
                 continue
@@ -159,13 +171,14 @@ class FirstTokens:
                 self._searched[exchange] = reads
             elif self._stamps.ready(exchange):
                 (arrived_ns,), _ = self._stamps.instants(exchange, [end], self._to_monotonic)
-                if arrived_ns < exchange.sent_ns:  # wrong; the record will have another source's timestamps
+                if arrived_ns < exchange.sent_ns:  # wrong: the Record will use another source's timestamps
                     self._searched[exchange] = reads
                     continue
                 self._seen.add(exchange)
                 self._add(arrived_ns - exchange.sent_ns)
 
     def _search(self, raw: bytes) -> int | None:
+        """Return the offset just past the first event with a token, or None."""
         if raw.find(b"data:", 0, SEARCHED_BYTES) < 0:
             return None
         end = self._first_token(raw[:SEARCHED_FIRST_BYTES])
@@ -174,7 +187,7 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """A request has ended, looked at before or not."""
+        """Count the first token of a request that has ended, unless it has been counted."""
         if exchange is not None:
             self._searched.pop(exchange, None)
         if exchange in self._seen:

@@ -1,4 +1,4 @@
-"""The coordinator: forks the workers, gives the common start, watches them, and gathers their parts into the Run."""
+"""The coordinator: forks the workers, starts them together, watches them, and merges their part files into the Run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask, preload, work
 from loadgen.servers.wire.timestamp_sources import least_exact_source
 
-START_LEAD_NS, LOOKED_AT_NS = 20_000_000, 5_000
-"""From the order to start to the start: enough for every worker to have read it, to have looked at each of its
-connections once more, and to be watching the clock."""
+START_LEAD_NS = 20_000_000
+CONNECTION_CHECK_NS = 5_000
+"""The run starts START_LEAD_NS after the order to start, and CONNECTION_CHECK_NS per connection. In this time every
+worker reads the order, checks each of its connections once more, and begins to watch the clock."""
 POLL_S = 0.1
 BUSY_LIMIT_S = 5.0
-"""Time that a worker has to answer an interrupt before the start. A worker that still draws prompts is then killed,
+"""Time that a worker has to follow an interrupt before the start. A worker that still builds prompts is killed then,
 because it has measured nothing."""
 
 
@@ -45,11 +46,12 @@ class Worker(msgspec.Struct):
     pipe: Pipe
     counts: LiveCounters
     stamps: str = ""
-    """The source of its stamps, once its connections are open."""
+    """The name of its timestamp source, once its connections are open."""
     scheduling: SchedulingFacts = SchedulingFacts()
-    """The priority at which it sends and reads."""
+    """The scheduling priority at which it sends and reads."""
     done: bool = False
     rescued: Path | None = None
+    """The file with the lines that the run's disk refused."""
 
 
 def run(
@@ -59,49 +61,57 @@ def run(
     on_progress: Callable[[str, LiveCounters], str | None],
     sampler: Callable[[], Sampler],
 ) -> Footer:
-    """Drive all tasks and write `folder/run.jsonl`. `on_progress` gets a phase and the counts, ten times a second;
-    where it says why, the run ends as if interrupted. What `sampler` makes reads the server, the GPUs and the host
-    meanwhile. The first interrupt ends the run and keeps what came; the second kills the workers too. Raises
-    OutputError when the run file cannot be written."""
-    readings = Sampler({})
+    """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
+
+    `on_progress` gets a phase and the live counters ten times a second. If it returns a reason, the run ends as if it
+    was interrupted. The Sampler that `sampler` opens reads the server, the GPUs and the host during the run. The first
+    interrupt ends the run and keeps what was received; the second one also kills the workers.
+    """
+    telemetry = Sampler({})
     ended_ns: int | None = None
-    beside: Sequence[Path] = ()
+    telemetry_parts: Sequence[Path] = ()
     notes: list[str] = []
 
-    def look() -> None:
-        nonlocal readings
-        readings = sampler()
-        readings.idle()
+    def sample_idle() -> None:
+        nonlocal telemetry
+        telemetry = sampler()
+        telemetry.idle()
 
     def begin(stamps: str, workers: Sequence[Worker]) -> int:
-        readings.start()
-        header.telemetry = readings.facts
+        telemetry.start()
+        header.telemetry = telemetry.facts
         header.client["scheduling"] = least_raised(worker.scheduling for worker in workers)
-        start_ns = time.monotonic_ns() + START_LEAD_NS + LOOKED_AT_NS * max(task.schedule.spare for task in tasks)
+        max_connections = max(task.schedule.spare for task in tasks)
+        start_ns = time.monotonic_ns() + START_LEAD_NS + CONNECTION_CHECK_NS * max_connections
         open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
-        readings.begin(header.start_ns, folder, lambda: sum_counters(worker.counts for worker in workers))
+        telemetry.begin(header.start_ns, folder, lambda: sum_counters(worker.counts for worker in workers))
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
-        why = on_progress(phase, sum_counters(worker.counts for worker in workers))
-        if why and not interrupts.count:
+        reason = on_progress(phase, sum_counters(worker.counts for worker in workers))
+        if reason and not interrupts.count:
             interrupts.count += 1
-            notes.append(why)
+            notes.append(reason)
 
     def end() -> None:
-        nonlocal ended_ns, beside
+        nonlocal ended_ns, telemetry_parts
         ended_ns = time.monotonic_ns()
-        beside = readings.end(patient=not interrupts.count)
+        telemetry_parts = telemetry.end(patient=not interrupts.count)
 
     interrupts = Interrupts()
     with interrupts.counting():
         try:
-            outcomes = run_workers(tasks, begin, interrupts, show, end, look)
+            exits = run_workers(tasks, begin, interrupts, show, end, sample_idle)
         finally:
-            readings.stop()
-        main, interrupted = folder / "run.jsonl", interrupts.count > 0
+            telemetry.stop()
         return merge_parts(
-            outcomes, header, main, interrupted=interrupted, ended_ns=ended_ns, beside=beside, notes=notes
+            exits,
+            header,
+            folder / "run.jsonl",
+            interrupted=interrupts.count > 0,
+            ended_ns=ended_ns,
+            telemetry_parts=telemetry_parts,
+            notes=notes,
         )
 
 
@@ -111,32 +121,23 @@ def run_workers(
     interrupts: Interrupts,
     on_progress: Callable[[str, Sequence[Worker]], None],
     end: Callable[[], None],
-    before: Callable[[], None] = lambda: None,
+    before_connect: Callable[[], None] = lambda: None,
 ) -> list[WorkerExit]:
-    """Fork a worker per task, let them connect, start them together, and wait for their ends. What is to happen
-    `before` they connect does while they prepare what they will send. `begin` gets the kind of
-    stamps once every connection is open, and returns the start instant on CLOCK_MONOTONIC, or None when there is to be
-    no start. `end` is called as soon as every worker is done."""
-    context = multiprocessing.get_context("fork")  # nothing to pickle, and the prompts are shared memory
+    """Fork a worker per task, let them connect, start them together, and wait until they have ended.
+
+    `before_connect` is called while the workers encode their requests. `begin` gets the name of the least exact
+    timestamp source once every connection is open. It returns the start instant on CLOCK_MONOTONIC, or None if the run
+    must not start. `end` is called as soon as every worker is done.
+    """
     workers: list[Worker] = []
     preload(tasks)
-    gc.freeze()  # nothing that the workers look through, and so copy, when they collect
+    gc.freeze()  # else a garbage collection in a worker would touch, and so copy, every object of this process
     try:
         for task in tasks:
-            (ours, theirs), counts = (
-                context.Pipe(),
-                LiveCounters.from_buffer(mmap(-1, sizeof(LiveCounters))),
-            )  # on no disk
-            pipes, share = [ours, *(worker.pipe for worker in workers)], (len(workers), len(tasks))
-            process = context.Process(
-                target=work, args=(task, theirs, counts, pipes, share), name=f"loadgen-worker-{task.worker}"
-            )
-            process.start()
-            theirs.close()
-            workers.append(Worker(task, process, ours, counts))
-        before()
+            workers.append(_fork(task, workers, (len(workers), len(tasks))))
+        before_connect()
         _order(workers, ("connect",))
-        _until(
+        _wait_until(
             workers,
             lambda worker: bool(worker.stamps),
             interrupts,
@@ -145,7 +146,7 @@ def run_workers(
         )
         start_ns = begin(least_exact_source(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
-        _until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
+        _wait_until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
         end()
     finally:
         for worker in workers:
@@ -153,16 +154,30 @@ def run_workers(
             worker.process.kill()
             worker.process.join()
     on_progress("ended", workers)
-    outcomes = []
+    exits = []
     for worker in workers:
         code = worker.process.exitcode or 0
-        words = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        description = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         due = worker.counts.due if interrupts.count or not code else worker.task.planned(worker.counts.due)
-        outcomes.append(WorkerExit(worker.task, due, words, worker.rescued))
-    return outcomes
+        exits.append(WorkerExit(worker.task, due, description, worker.rescued))
+    return exits
 
 
-def _until(
+def _fork(task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int]) -> Worker:
+    """Fork the worker process of a task. `earlier` are the workers whose pipes it inherits."""
+    context = multiprocessing.get_context("fork")  # nothing is pickled, and the prompts are shared memory
+    ours, theirs = context.Pipe()
+    counts = LiveCounters.from_buffer(mmap(-1, sizeof(LiveCounters)))  # anonymous shared memory
+    inherited = [ours, *(worker.pipe for worker in earlier)]
+    process = context.Process(
+        target=work, args=(task, theirs, counts, inherited, share), name=f"loadgen-worker-{task.worker}"
+    )
+    process.start()
+    theirs.close()
+    return Worker(task, process, ours, counts)
+
+
+def _wait_until(
     workers: Sequence[Worker],
     reached: Callable[[Worker], bool],
     interrupts: Interrupts,
@@ -170,33 +185,41 @@ def _until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until every worker has reached a point or has ended. The first interrupt stops the workers; the second, or
-    `patience_s` after the first, kills those that have not answered."""
-    told = 0
+    """Wait until every worker has reached a point or has ended. The first interrupt stops the workers. The second one
+    kills those that have not followed it, and so does a wait of `patience_s` after the first."""
+    handled_interrupts = 0
     limit_s = math.inf
     while pending := [worker for worker in workers if not (reached(worker) or worker.done)]:
         ready = wait([worker.pipe for worker in pending], POLL_S)
-        for worker in (each for each in pending if each.pipe in ready):
-            try:
-                word, value = worker.pipe.recv()
-            except (EOFError, OSError):
-                word, value = "done", None
-            if word == "ready":
-                worker.stamps, worker.scheduling = value
-            else:
-                worker.done, worker.rescued = True, value
-        if interrupts.count > told:
-            told = interrupts.count
-            if told == 1:
+        for worker in pending:
+            if worker.pipe in ready:
+                _receive(worker)
+        if interrupts.count > handled_interrupts:
+            handled_interrupts = interrupts.count
+            if handled_interrupts == 1:
                 _order(pending, ("stop",))
                 limit_s = time.monotonic() + patience_s
-        if told > 1 or time.monotonic() > limit_s:
+        if handled_interrupts > 1 or time.monotonic() > limit_s:
             for worker in pending:
                 worker.process.kill()
         show()
 
 
+def _receive(worker: Worker) -> None:
+    """Receive a message from a worker: it is ready, or done. A worker whose pipe is closed is done."""
+    try:
+        word, value = worker.pipe.recv()
+    except (EOFError, OSError):
+        word, value = "done", None
+    if word == "ready":
+        worker.stamps, worker.scheduling = value
+    else:
+        worker.done = True
+        worker.rescued = value
+
+
 def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
+    """Send an order to these workers, if they still live."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.pipe.send(order)

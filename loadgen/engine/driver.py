@@ -96,7 +96,9 @@ class Driver:
         self._in_flight_max = in_flight_max
         self._counts = recorder.counts
         self._recorder = recorder
-        recorder.on_idle, recorder.on_turn, recorder.on_record = self._check_done, self._on_turn, self._on_record
+        recorder.on_idle = self._check_done
+        recorder.on_turn = self._on_turn
+        recorder.on_record = self._on_record
         self._group: list[ScheduledRequest] = []
         """The next requests. They are prepared and wait for their instant."""
         self._in_flight: dict[Exchange, ScheduledRequest] = {}

@@ -1,4 +1,4 @@
-"""After the run: the workers' parts become one file, with a Record for every request whose turn had come."""
+"""Merges the workers' part files into one run file after the run, with a Record for every request that was due."""
 
 from __future__ import annotations
 
@@ -22,46 +22,52 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
-    """How one worker ended."""
+    """The end of one worker, and its part of the run."""
 
     task: WorkerTask
     due: int
-    """How many requests of its task had their turn; of a lost one also those that nobody sends any more."""
+    """Number of requests of its task that were due. Of a lost worker, this includes the requests that it would still
+    have sent."""
     exit: str
     """Its exit code or signal, in words."""
     rescued: Path | None
-    """Where it wrote what the run's disk refused."""
+    """The file with the lines that the run's disk refused."""
     convert: Callable[[bytes], bytes] | None = None
-    """What makes its lines into lines of this Run, where they were written by another machine's clock."""
+    """Converts its lines to this Run's clock, if another machine wrote them."""
 
 
-class _Ended(msgspec.Struct, tag_field="type", tag="request"):
+class _RecordHead(msgspec.Struct, tag_field="type", tag="request"):
+    """The fields of a Record that merging needs."""
+
     id: int
     state: str
     phase: str = "measured"
 
 
-_ENDED = msgspec.json.Decoder(_Ended)
+_RECORD_HEAD = msgspec.json.Decoder(_RecordHead)
 
 
 def merge_parts(
-    outcomes: Sequence[WorkerExit],
+    exits: Sequence[WorkerExit],
     header: Header,
     main: Path,
     *,
     interrupted: bool,
     ended_ns: int | None = None,
-    beside: Sequence[Path] = (),
+    telemetry_parts: Sequence[Path] = (),
     notes: Sequence[str] = (),
 ) -> Footer:
-    """Append every part to `main`, account for each request, close with the footer, remove the parts. `ended_ns`: when
-    the last request had ended, on the monotonic clock; None is now. The files `beside` hold lines of telemetry, `notes`
-    are what else is to be said. Raises OutputError when `main` cannot be written; the parts stay for `read`."""
-    counts, all_notes = Counter[str](), list(notes)
+    """Append every part file to `main`, add the missing Records and the footer, and delete the part files.
+
+    `ended_ns` is when the last request had ended, on the monotonic clock (None: now). `notes` go to the footer. Raises
+    OutputError if `main` cannot be written. The part files then stay, and `loadgen report` can read them.
+    """
+    counts = Counter[str]()
+    all_notes = list(notes)
     try:
-        for outcome in outcomes:
-            append_lines(main, _accounted(outcome, counts, all_notes, interrupted=interrupted))
-        append_lines(main, whole_lines(beside, all_notes, "telemetry"))
+        for worker_exit in exits:
+            append_lines(main, _all_records(worker_exit, counts, all_notes, interrupted=interrupted))
+        append_lines(main, whole_lines(telemetry_parts, all_notes, "telemetry"))
         footer = Footer(
             ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=counts.total() - counts["dropped"],
@@ -72,46 +78,56 @@ def merge_parts(
         append_lines(main, [msgspec.json.encode(footer) + b"\n"])
     except OutputError as error:
         error.hint = (
-            f"What was received is in the part files in {main.parent}: free some space, then `loadgen report` it."
+            f"The results are in the part files in {main.parent}: free some space, then run `loadgen report` on it."
         )
-        if rescued := [str(path) for path in (*(outcome.rescued for outcome in outcomes), *beside[1:]) if path]:
-            error.hint += f" Their last lines are in {', '.join(rescued)}: append each to its part first."
+        rescued = [worker_exit.rescued for worker_exit in exits] + [*telemetry_parts[1:]]
+        files = [str(path) for path in rescued if path]
+        if files:
+            error.hint += f" Their last lines are in {', '.join(files)}: append each to its part file first."
         raise
-    for path in (*(path for outcome in outcomes for path in (outcome.task.part, outcome.rescued) if path), *beside):
+    for worker_exit in exits:
+        worker_exit.task.part.unlink(missing_ok=True)
+        if worker_exit.rescued:
+            worker_exit.rescued.unlink(missing_ok=True)
+    for path in telemetry_parts:
         path.unlink(missing_ok=True)
     return footer
 
 
-def _accounted(outcome: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool) -> Iterator[bytes]:
-    """The whole lines of a worker's part, then a Record for each request that has none."""
+def _all_records(
+    worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
+) -> Iterator[bytes]:
+    """Yield the complete lines of a worker's part file, then a Record for each request that has none."""
     seen: set[int] = set()
-    worker = outcome.task.worker
-    whole = whole_lines((outcome.task.part, outcome.rescued), notes, f"worker {worker}")
-    for line in whole if outcome.convert is None else map(outcome.convert, whole):
+    task = worker_exit.task
+    lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.worker}")
+    for line in lines if worker_exit.convert is None else map(worker_exit.convert, lines):
         with suppress(*DECODE_ERRORS):
-            ended = _ENDED.decode(line)
-            if ended.phase == "measured":
-                seen.add(ended.id)
-                counts[ended.state] += 1
+            record_head = _RECORD_HEAD.decode(line)
+            if record_head.phase == "measured":
+                seen.add(record_head.id)
+                counts[record_head.state] += 1
         yield line
     lost = 0
     kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
-    detail = f"its worker process ended with {outcome.exit}"
-    open_loop = () if outcome.task.prompts.has_sessions else outcome.task.schedule.due_ns or ()
-    requests = islice(outcome.task.requests(), outcome.due if outcome.due > len(seen) else 0)
-    for request, due_ns in zip(requests, chain(open_loop, repeat(0)), strict=False):
+    detail = f"its worker process ended with {worker_exit.exit}"
+    due_instants = () if task.prompts.has_sessions else task.schedule.due_ns or ()
+    requests = islice(task.requests(), worker_exit.due if worker_exit.due > len(seen) else 0)
+    for request, due_ns in zip(requests, chain(due_instants, repeat(0)), strict=False):
         if request.id not in seen:
             lost += 1
             record = unsent_record(request, kind, detail)
-            record.worker, record.due_ns = worker, due_ns
+            record.worker = task.worker
+            record.due_ns = due_ns
             yield msgspec.json.encode(record) + b"\n"
     if lost:
         counts["failed"] += lost
-        notes.append(f"worker {worker} ended with {outcome.exit}; {lost} requests without record")
+        notes.append(f"worker {task.worker} ended with {worker_exit.exit}; {lost} requests without record")
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
-    """The whole lines of files of which each may go on in the next one; those that do not exist are passed over."""
+    """Yield the complete lines of several files. A line may continue in the next file. Missing files are skipped, and a
+    cut-off last line is noted."""
     rest = b""
     for path in paths:
         if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Where the Records of warm-up requests wait for the run's instant 0."""
+"""Buffers the Records of warm-up requests in memory until the run's instant 0 is known."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from loadgen.analysis.run.runfile import Telemetry
 
 
 class RecordBuffer:
-    """A sink in memory: warm-up Records wait here until the run's instant 0 is known."""
+    """A sink that keeps Records in memory."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
     def add(self, item: Record | Telemetry) -> None:
-        """Keep a Record; the client's health during warm-up is in no figure."""
+        """Keep a Record. Telemetry is dropped, because no figure uses the client's health during warm-up."""
         if isinstance(item, Record):
             self.records.append(item)
 
     def flush(self) -> None:
-        """Nobody else looks here."""
+        """Do nothing: the Records stay in memory."""

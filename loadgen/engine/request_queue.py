@@ -1,4 +1,7 @@
-"""Which request is next, and when: open loops follow the plan's instants (others, loadgen.engine.closed_loop)."""
+"""The schedule of a run, its requests, and the queue of an open loop, which follows the plan's due instants.
+
+Queues that depend on responses are in loadgen.engine.closed_loop.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +20,35 @@ if TYPE_CHECKING:
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """What a plan's arrivals come to: when, how many, how many at once. Of a run, or of one worker's part of it."""
+    """The schedule of a run, or of one worker's share of it: when requests are due, how many, and how many at once."""
 
     due_ns: Sequence[int] | None
-    """Open loop: every due offset, in order, of requests or sessions. None: a closed loop."""
+    """Open loop: the due offset of every request or session, in order. None: a closed loop."""
     count: int | None
-    """How many in all; None for a closed loop that only its duration ends."""
+    """Total number of requests or sessions. None: a closed loop that only its duration ends."""
     clients: int
+    """Closed loop: number of concurrent clients."""
     think_ns: int
+    """Closed loop: time between the end of a request and the client's next one."""
     until_ns: int | None
-    """Closed loop: clients, their think time, and the offset from which on nothing more is due."""
+    """Closed loop: offset from which on no request becomes due."""
     in_flight: int
-    """Requests sent and not ended; past it a request that is due is dropped."""
+    """Maximum number of requests in flight. Further requests are dropped."""
     spare: int
-    """Connections to open before they are needed."""
+    """Number of connections to open before they are needed."""
 
     @property
     def at_once(self) -> int:
-        """Requests that are certainly under way together: all of a burst, every client of a closed loop."""
+        """Requests that are certainly in flight together: all of a burst, or one per client of a closed loop."""
         if self.due_ns is None:
             return self.clients
         return len(self.due_ns) if self.due_ns and self.due_ns[0] == self.due_ns[-1] else 1
 
     def share_for(self, worker: int, workers: int) -> Schedule:
-        """One worker's part, dealt out in turn."""
+        """Return one worker's share. Workers take the requests in turn."""
 
-        def part(whole: int) -> int:
-            return whole // workers + (worker < whole % workers)
+        def part(total: int) -> int:
+            return total // workers + (worker < total % workers)
 
         return replace(
             self,
@@ -57,30 +62,31 @@ class Schedule(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """One request's turn: when it is due, its bytes, and what becomes of it."""
+    """One request with its due instant and its encoded bytes, while it is sent and received."""
 
     request: Request
     payload: bytes
     due_ns: int
-    """Offset from the start instant; a closed loop's is set when its turn comes."""
+    """Offset from the start instant. A closed loop sets it when the request becomes due."""
     exchange: Exchange | None = None
     connected_ns: int | None = None
     reused: bool = False
     """Whether its connection had carried another request before."""
     reopened: int = 0
+    """How often its connection was replaced before it was sent."""
     first_sent_ns: int | None = None
     """When it was first sent (CLOCK_MONOTONIC), if it had to be sent again."""
     is_retry: bool = False
-    """Whether its client of a closed loop had waited, because the request before had failed at once."""
+    """Whether its closed-loop client had waited, because the previous request had failed at once."""
     awaited: bool = False
-    """Whether its client of a closed loop goes on only when this request has been recorded."""
+    """Whether its closed-loop client continues only when this request has been recorded."""
     conversation: Conversation | None = None
-    """The session at this turn."""
+    """The session, if this request is one of its turns."""
     not_encoded: str = ""
     """Why the request has no bytes to send. Empty: `payload` holds them."""
 
     def closed_by_peer(self) -> bool:
-        """Whether the server has closed its connection."""
+        """Return whether the server has closed its connection."""
         connection = self.exchange.connection if self.exchange is not None else None
         return connection is not None and connection.closed_by_peer()
 
@@ -92,14 +98,15 @@ class ScheduledRequest:
 
     @property
     def turns(self) -> int:
-        """How many requests come due with this one: a session's are taken for due when it starts."""
+        """The number of requests that count as due with this one: all turns of a session, when it starts."""
         return 1 if self.conversation is None else len(self.conversation.turns)
 
 
 class OpenLoop:
-    """Slots at the plan's due instants, in their order; those of one instant go together."""
+    """A queue of requests at the plan's due instants, in order. Requests with the same instant are sent together."""
 
-    closed = timed = False
+    closed = False
+    timed = False
 
     def __init__(self, slots: Iterator[ScheduledRequest]) -> None:
         self._slots = slots
@@ -107,26 +114,26 @@ class OpenLoop:
         self._drawn: list[ScheduledRequest] = []
 
     def group(self) -> list[ScheduledRequest]:
-        """The next slots that share a due instant; empty at the end of the plan."""
+        """Return the next requests with the same due instant, or an empty list at the end of the plan."""
         while self.draw():
             pass
         group, self._drawn = self._drawn, []
         return group
 
     def draw(self) -> bool:
-        """There is time: draw one slot of the next group. False when all are drawn."""
-        drawn, following = self._drawn, self._next
-        if following is None or (drawn and following.due_ns != drawn[0].due_ns):
+        """Draw one request of the next group ahead. Return False if the group is complete."""
+        slot = self._next
+        if slot is None or (self._drawn and slot.due_ns != self._drawn[0].due_ns):
             return False
-        drawn.append(following)
+        self._drawn.append(slot)
         self._next = next(self._slots, None)
         return True
 
-    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - what ends does not matter here
-        """Nothing: no answer brings a request forward."""
+    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - ends do not matter here
+        """Return None, because responses do not change when requests are due."""
         return None
 
     @property
     def more(self) -> bool:
-        """Whether the plan goes on."""
+        """True while there are requests left to send."""
         return self._next is not None or bool(self._drawn)

@@ -1,4 +1,4 @@
-"""The signals that end a run: SIGINT, SIGTERM and SIGHUP."""
+"""Handles the signals that end a run: SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """Within this block these signals call `handler`. SIGHUP is left alone if it is ignored (nohup). Afterwards the
-    old handlers are restored, except for signals that the handler has decided to ignore from now on."""
-    heard = [
+    """Call `handler` for these signals within the block. SIGHUP stays ignored if it is ignored (nohup). Afterwards the
+    old handlers are restored, except for signals that `handler` has set to be ignored."""
+    handled = [
         number for number in numbers if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
     ]
-    previous = {number: signal.signal(number, handler) for number in heard}
+    previous = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
@@ -26,18 +26,18 @@ def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., Non
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while the run is on, instead of raising, or ending, in the middle of it."""
+    """Counts SIGINT, SIGTERM and SIGHUP during a run, instead of raising KeyboardInterrupt or ending the process."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def counting(self) -> AbstractContextManager[None]:
-        """Within this block the signals only count."""
-        return handle_signals(INTERRUPTS, self._counted)
+        """Return a context manager within which the signals are only counted."""
+        return handle_signals(INTERRUPTS, self._count)
 
-    def _counted(self, number: int, _frame: object) -> None:
-        """Count a signal. A terminal that goes away is one interrupt, although both the kernel and the shell send
-        SIGHUP; the results are written in peace after it."""
+    def _count(self, number: int, _frame: object) -> None:
+        """Count a signal. A terminal that closes counts once, although both the kernel and the shell send SIGHUP. Later
+        SIGHUPs are ignored, so that the results are written."""
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.count += 1

@@ -1,13 +1,15 @@
-"""The sampler: reads the server's metrics, the GPUs and the host's memory beside a run, in the coordinator's process.
+"""Reads the server's metrics, the GPUs and the host's memory during a run, in the coordinator's process.
+
+Each reading belongs to one moment:
 
     idle     before the workers connect, so before the first warm-up request
     start    when every connection is open and warm-up is over
-    run      every `every_s` from the run's instant 0, a thread per source; never while a burst is being sent
+    run      every `every_s` seconds from the run's instant 0, one thread per source; never while a burst is sent
     end      as soon as the last request has ended
-    after    a little later, when the server's counters have come to rest
+    after    a little later, when the server's counters no longer change
 
-No token passes through this process, so nothing here is in the measuring path. What it takes is a share of the machine:
-tried with vLLM's page of 55 kB, one GPU and one process, 7 ms of processor time per second, 0.7 % of a core.
+No token passes through this process, so the sampler is not in the measuring path. It takes 0.7 % of a core: 7 ms of CPU
+time per second, measured with vLLM's metrics page of 55 kB, one GPU and one process.
 """
 
 from __future__ import annotations
@@ -48,35 +50,36 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 LIMIT_S = 5.0
-"""A reading during the run: a server that is reading a thousand prompts answers late."""
+"""Time limit of a reading during the run. A server that processes a thousand prompts responds late."""
 EDGE_LIMIT_S = 2.0
-"""A reading that the run waits for, before it and after it."""
+"""Time limit of a reading before or after the run, for which the run waits."""
 REST_S = (0.1, 0.2, 0.4, 0.8)
-"""How long the server is given to come to rest after the last answer: it is read again after each of these."""
+"""Pauses after the last response. The server is read after each of them, until its counters no longer change."""
 MIN_BURST = 16
-"""So many requests due at one instant are a burst: nothing is read until they have been sent."""
+"""Number of requests due at one instant that count as a burst. No reading begins until they have been sent."""
 GUARD_NS = 100_000_000
-"""No reading begins this shortly before a burst."""
+"""No reading begins in this time before a burst."""
 LOOK_AGAIN_S = 0.01
 HOLD_NS = 5 * NS_PER_S
-"""A burst is waited for this long, no longer: one of its requests may be waiting for a connection."""
+"""Maximum wait for a burst. One of its requests may be waiting for a connection for longer."""
 PART = "part-telemetry.jsonl"
 ELSEWHERE = "the server is not on this machine"
 ANSWER_LIMIT_S = 15.0
-"""Of a sampler in a process of its own: readings have limits of their own, below five seconds each."""
+"""Maximum wait for an answer of a SamplerProcess. Its readings have time limits of five seconds or less."""
 
 
 class Bursts(msgspec.Struct, frozen=True):
-    """By the instants at which many requests are due at once, as offsets from the start: how many are due by then."""
+    """The bursts of an open loop."""
 
     due_by: Mapping[int, int] = {}
+    """By offset of each burst from the start, in ns: the number of requests that are due up to and including it."""
 
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
-        """How long to wait at this offset before reading anything, and how long a reading may then take. Requests that
-        failed count as sent: of those that never got a connection no byte will be."""
-        gone = counts.sent + counts.dropped + counts.failed
+        """Return how long to wait at this offset before a reading, and the time limit of the reading. Failed requests
+        count as sent, because those without a connection will never be sent."""
+        handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
-            if due_ns - GUARD_NS <= now_ns <= due_ns + HOLD_NS and gone < number:
+            if due_ns - GUARD_NS <= now_ns <= due_ns + HOLD_NS and handled < number:
                 return max(LOOK_AGAIN_S, (due_ns - now_ns) / NS_PER_S), 0.0
             if due_ns > now_ns:
                 return 0.0, min(LIMIT_S, (due_ns - now_ns) / NS_PER_S)
@@ -84,7 +87,7 @@ class Bursts(msgspec.Struct, frozen=True):
 
 
 def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
-    """Where an open loop has bursts. A closed loop (None) begins with one as well, of which nothing is known here."""
+    """Return the bursts of an open loop. A closed loop (None) begins with one too, but its size is not known here."""
     result: dict[int, int] = {}
     number = 0
     for instant, together in groupby(due_ns or ()):
@@ -96,7 +99,7 @@ def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
 
 
 class Sampler:
-    """Reads `sources` and keeps what they say. Its methods are called in the order of the module's table."""
+    """Reads telemetry sources and stores their values. The methods are called in the order of the moments above."""
 
     def __init__(
         self,
@@ -105,14 +108,14 @@ class Sampler:
         bursts: Bursts | None = None,
         not_measured: Mapping[str, str] | None = None,
     ) -> None:
-        """`sources` by their name in Telemetry. `not_measured` says of others why they are missing."""
+        """`sources` are the sources by their name in Telemetry. `not_measured` states why others are missing."""
         self._sources = dict(sources)
         self._every_ns = round(every_s * NS_PER_S)
         self._bursts = bursts or Bursts()
         self._not_measured = dict(not_measured or {})
         self._lock = threading.Lock()
         self._early: list[Telemetry] = []
-        """Lines from before the run's instant 0 is known; `at_ns` is on the clock itself."""
+        """Lines that were read before the run's instant 0 was known. Their `at_ns` is CLOCK_MONOTONIC."""
         self._part: RunWriter | None = None
         self._start_ns = 0
         self._ended = threading.Event()
@@ -120,13 +123,13 @@ class Sampler:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is measured and how, and what is not and why: for the header, once the run is about to start."""
+        """The facts for the header: which sources are measured and how, and which are not and why."""
         measured = {name: dict(source.facts) for name, source in self._sources.items()}
         return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
 
     def idle(self) -> None:
-        """The first reading of everything. What cannot be read at all is left out from here on. Connections are closed
-        again: what is forked next would inherit them."""
+        """Read every source for the first time, and drop those that cannot be read. Connections are closed again,
+        because the workers that are forked next would inherit them."""
         self._look("idle")
         for name, source in list(self._sources.items()):
             source.close()
@@ -134,12 +137,12 @@ class Sampler:
                 del self._sources[name]
 
     def start(self) -> None:
-        """The last reading before the run."""
+        """Read every source right before the run."""
         self._look("start")
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], LiveCounters]) -> None:
-        """The run will start at `start_ns` on the monotonic clock: from now on lines go to a part file in `folder`.
-        Raises OutputError when it cannot be written."""
+        """Begin the readings of a run that starts at `start_ns` (CLOCK_MONOTONIC). Lines go to a part file in `folder`.
+        Raises OutputError if it cannot be written."""
         if not self._early:
             return
         self._start_ns = start_ns
@@ -148,31 +151,32 @@ class Sampler:
         except OSError as error:
             raise OutputError(f"cannot write {folder / PART}: {error.strerror}", "Nothing was sent.") from error
         for line in self._early:
-            self._keep(line)
+            self._store(line)
         for name in self._sources:
             thread = threading.Thread(target=self._watch, args=(name, counts), name=f"telemetry-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def end(self, *, patient: bool) -> list[Path]:
-        """The last readings. Returns the files that hold the lines. `patient` gives the server time to come to rest."""
+        """Read every source for the last time, and return the files that hold the lines. `patient` waits until the
+        server's counters no longer change."""
         self.stop()
         if self._part is None:
             return []
-        self._settle(self._look("end").get("server", {}), REST_S if patient else ())
+        self._wait_for_rest(self._look("end").get("server", {}), REST_S if patient else ())
         for source in self._sources.values():
             source.close()
         rescued = self._part.close()
         return [self._part.path, *([rescued] if rescued else [])]
 
     def stop(self) -> None:
-        """No more readings during the run; those under way are waited for."""
+        """Stop the readings of the run, and wait for those in progress."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
 
-    def _settle(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read everything once more, and the server again until its counters stand still and nothing is under way."""
+    def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
+        """Read every source once more, and the server until its counters no longer change and it has no requests."""
         for turn, pause in enumerate(pauses):
             time.sleep(pause)
             now = self._look("after", () if turn == 0 else ("server",)).get("server", {})
@@ -181,13 +185,13 @@ class Sampler:
             last = now
 
     def _watch(self, name: str, counts: Callable[[], LiveCounters]) -> None:
-        """One source's readings during the run, at absolute instants; those that a slow reading has passed are left
-        out."""
+        """Read one source during the run, at absolute instants. Instants that a slow reading has missed are skipped."""
         number = 0
         while True:
             number = max(number + 1, (time.monotonic_ns() - self._start_ns) // self._every_ns + 1)
             due_ns = self._start_ns + number * self._every_ns
-            hold_s, limit_s = (due_ns - time.monotonic_ns()) / NS_PER_S, 0.0
+            hold_s = (due_ns - time.monotonic_ns()) / NS_PER_S
+            limit_s = 0.0
             while not limit_s:
                 if self._ended.wait(max(0.0, hold_s)):
                     return
@@ -195,7 +199,7 @@ class Sampler:
             self._take(name, "run", limit_s)
 
     def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Read these sources (all by default) at one time."""
+        """Read these sources (default: all) at the same time, and return their values."""
         chosen = [name for name in self._sources if not names or name in names]
         if not chosen:
             return {}
@@ -203,8 +207,10 @@ class Sampler:
             return dict(zip(chosen, pool.map(lambda name: self._take(name, moment, EDGE_LIMIT_S), chosen), strict=True))
 
     def _take(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
-        """One reading: its values, none in a gap. Kept, with the reason of a gap."""
-        began_ns, gap = time.monotonic_ns(), {}
+        """Read one source and store the line. Return its values, or an empty dict if the reading failed: then the line
+        has the reason as `gap`."""
+        began_ns = time.monotonic_ns()
+        gap = {}
         values: dict[str, Any] = {}
         try:
             values = self._sources[name].read(limit_s)
@@ -213,12 +219,12 @@ class Sampler:
             if moment == "idle" and isinstance(error, NotMeasuredError):
                 self._not_measured[name] = str(error)
         now_ns = time.monotonic_ns()
-        told = {"moment": moment, "took_ns": now_ns - began_ns, **values, **gap}
-        self._keep(Telemetry(source=name, at_ns=now_ns, values=told))
+        line_values = {"moment": moment, "took_ns": now_ns - began_ns, **values, **gap}
+        self._store(Telemetry(source=name, at_ns=now_ns, values=line_values))
         return values
 
-    def _keep(self, line: Telemetry) -> None:
-        """Write a line whose `at_ns` is on the clock itself; before the run it waits for the instant 0."""
+    def _store(self, line: Telemetry) -> None:
+        """Write a line whose `at_ns` is CLOCK_MONOTONIC. Before the run it waits for the instant 0."""
         with self._lock:
             if self._part is None:
                 self._early.append(line)
@@ -228,8 +234,8 @@ class Sampler:
 
 
 def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
-    """What reads `server` (ServerFacts as the header has them), the GPUs and the host beside the load. What is missing
-    by default is noted. Raises PlanError when something is missing that the plan asks for."""
+    """Open the sampler for `server` (ServerFacts as in the header), the GPUs and the host. Sources that are missing are
+    noted. Raises PlanError if a source is missing that the plan requests by an option."""
     if not plan.metrics_every_s:
         return Sampler(
             {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
@@ -244,10 +250,13 @@ def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | 
             sources[name] = opening()
         except NotMeasuredError as error:
             missing[name] = str(error)
-    gpu = "--dcgm-url" if plan.dcgm_url else "--gpu" if plan.gpu else ""
-    wanted = {"gpu": gpu, "host": "--server-pid" if plan.server_pid else ""}
-    lines = [f"{option}: {missing[name]}" for name, option in wanted.items() if option and name in missing]
-    if lines:  # what was asked for by name must be there
+    options = [
+        ("gpu", "--dcgm-url", bool(plan.dcgm_url)),
+        ("gpu", "--gpu", bool(plan.gpu) and not plan.dcgm_url),
+        ("host", "--server-pid", bool(plan.server_pid)),
+    ]
+    lines = [f"{option}: {missing[name]}" for name, option, used in options if used and name in missing]
+    if lines:
         raise PlanError(
             "\n".join(lines), "Nothing was sent. Without these options the run goes on without the figures."
         )
@@ -255,10 +264,11 @@ def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | 
 
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
-    """What opens each source, or why nothing does."""
+    """Return, by name of each source, the function that opens it, or why it is not measured."""
     from loadgen.engine.resolve_server import access_for
 
-    access, here = access_for(plan), is_this_machine(server["url"])
+    access = access_for(plan)
+    here = is_this_machine(server["url"])
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
         gpu = partial(Dcgm, plan.dcgm_url, access.tls)
@@ -277,15 +287,17 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
 
 
 class SamplerProcess:
-    """A Sampler in a process of its own, for one run. gevent has made greenlets of the threads of Locust's process, and
-    a reading there would stand between the kernel and the streams. Made early, because it takes a while to start.
+    """A Sampler in a separate process, for one run in Locust's process.
 
-    One JSON object per line goes in and one comes out for each; when nothing more comes in, the process ends.
+    gevent has replaced the threads of Locust's process by greenlets, so a reading there would delay the reads of
+    streams. Create this object early, because the process takes a while to start.
 
-                                starts                                 -> {}
-        {"plan", "server"}      reads everything for the first time    -> {"facts"}, or {"error", "hint"}
-        {"start_ns", "folder"}  reads on, into the folder              -> {}
-        {"patient"}             reads everything for the last time     -> {"files"}
+    The process reads one JSON object per line and answers each with one. It ends when its input ends.
+
+                                it has started                           -> {}
+        {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}
+        {"start_ns", "folder"}  begin the readings of the run            -> {}
+        {"patient"}             read every source for the last time      -> {"files"}
     """
 
     def __init__(self) -> None:
@@ -293,7 +305,7 @@ class SamplerProcess:
             [sys.executable, "-m", "loadgen.engine.telemetry_sampler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt is for the run: this process ends with it
+            start_new_session=True,  # an interrupt must reach the run only: this process ends with it
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -301,16 +313,16 @@ class SamplerProcess:
         self._started = False
 
     def ready(self) -> None:
-        """Wait until it has started."""
+        """Wait until the process has started."""
         if not self._started:
             self._started = True
-            self._heard()
+            self._receive()
 
     def facts(self, plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
-        """Read everything for the first time; what is measured and what is not, as in the header. Raises PlanError when
-        something is missing that the plan asks for."""
+        """Read every source for the first time, and return what is measured and what is not, for the header. Raises
+        PlanError if a source is missing that the plan requests by an option."""
         self.ready()
-        result = self._ask({"plan": plan.to_dict() | {"header": plan.header}, "server": server})
+        result = self._request({"plan": plan.to_dict() | {"header": plan.header}, "server": server})
         if result is None:
             return {"not_measured": dict.fromkeys(("server", "gpu", "host"), "the process that reads them has ended")}
         if "error" in result:
@@ -318,17 +330,18 @@ class SamplerProcess:
         return dict(result["facts"])
 
     def begin(self, start_ns: int, folder: Path) -> None:
-        """From now on read into a part file in this folder."""
-        self._ask({"start_ns": start_ns, "folder": str(folder.resolve())})
+        """Begin the readings of the run, into a part file in this folder."""
+        self._request({"start_ns": start_ns, "folder": str(folder.resolve())})
 
     def end(self, *, patient: bool) -> list[Path]:
-        """Read everything for the last time; the files that hold the lines. `patient` lets the server come to rest."""
-        result = self._ask({"patient": patient}) or {}
+        """Read every source for the last time, and return the files that hold the lines. `patient` waits until the
+        server's counters no longer change."""
+        result = self._request({"patient": patient}) or {}
         self.close()
         return [Path(name) for name in result.get("files", ())]
 
     def close(self) -> None:
-        """Let it go."""
+        """End the process."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
@@ -337,14 +350,15 @@ class SamplerProcess:
             self._process.kill()
         self._stdout.close()
 
-    def _ask(self, told: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Its answer, or None where there is none any more."""
+    def _request(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Send a message and return the answer, or None if the process has ended."""
         with contextlib.suppress(OSError):
-            self._stdin.write(json.dumps(told).encode() + b"\n")
+            self._stdin.write(json.dumps(message).encode() + b"\n")
             self._stdin.flush()
-        return self._heard()
+        return self._receive()
 
-    def _heard(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any] | None:
+        """Return the next answer. If there is none in time, kill the process and return None."""
         line = b""
         with contextlib.suppress(OSError):
             if select.select([self._stdout], [], [], ANSWER_LIMIT_S)[0]:
@@ -356,29 +370,32 @@ class SamplerProcess:
 
 
 def main() -> None:
-    """Answer each line of a SamplerProcess in turn, in the child process."""
+    """Answer the messages of a SamplerProcess, in its child process."""
     end_with_parent(pipe=sys.stdin.fileno())
     from loadgen.plan import Plan
-    from loadgen.servers import json_client as calls  # noqa: F401 - not in the time of the run
+    from loadgen.servers import json_client  # noqa: F401 - imported now, so that it takes no time during the run
 
     sampler: Sampler | None = None
     answer: Mapping[str, Any] = {}
     while True:
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-        if not (line := sys.stdin.readline()):
+        line = sys.stdin.readline()
+        if not line:
             return
-        told, answer = json.loads(line), {}
+        message = json.loads(line)
+        answer = {}
         try:
             if sampler is None:
-                sampler = open_sampler(Plan(**told["plan"]), told["server"], None)  # nobody knows the load beforehand
+                # In an interactive session the load is not known beforehand.
+                sampler = open_sampler(Plan(**message["plan"]), message["server"], None)
                 sampler.idle()
                 sampler.start()
                 answer = {"facts": sampler.facts}
-            elif "folder" in told:
-                sampler.begin(told["start_ns"], Path(told["folder"]), LiveCounters)
+            elif "folder" in message:
+                sampler.begin(message["start_ns"], Path(message["folder"]), LiveCounters)
             else:
-                answer = {"files": [str(path) for path in sampler.end(patient=told["patient"])]}
+                answer = {"files": [str(path) for path in sampler.end(patient=message["patient"])]}
         except LoadgenError as error:
             answer = {"error": str(error), "hint": error.hint}
 

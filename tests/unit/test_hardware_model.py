@@ -214,7 +214,7 @@ def test_offloading_costs_the_way_to_the_host() -> None:
 
 def test_a_batch_must_be_shared_evenly() -> None:
     """The message says which numbers do not go together."""
-    with pytest.raises(HardwareError, match="a batch of 9 is no multiple of 8 replicas x 1"):
+    with pytest.raises(HardwareError, match="a batch of 9 is not a multiple of 8 replicas x 1"):
         predict_iteration(replace(ADAM, batch=9))
 
 

@@ -1,12 +1,8 @@
-"""A Llama in plain PyTorch, of any shape, on one device or split over several, which `loadgen dissect` takes apart; and
-the plugin and the checkpoints with which vLLM serves Ladder Residual.
-
-Only this folder and `loadgen/dissect` import torch.
-"""
+"""Checkpoints of models with Ladder Residual (arXiv 2501.06589), and the plugin with which vLLM serves them."""
 
 from pathlib import Path
 
 LADDER_ARCHITECTURE = "LadderLlamaForCausalLM"
-"""The architecture, as a model's config.json names it."""
+"""Name of the architecture in a model's config.json."""
 PLUGIN_FOLDER = Path(__file__).with_name("plugin")
-"""With this folder on its PYTHONPATH a vLLM serves ladders."""
+"""Folder that vLLM needs on its PYTHONPATH to serve ladder models."""

@@ -1,4 +1,4 @@
-"""A Llama's checkpoint as a ladder's: the weights and their names are the same, config.json names the architecture."""
+"""Converts a Llama checkpoint to a ladder model: same weights and names, another architecture in config.json."""
 
 from __future__ import annotations
 
@@ -18,49 +18,57 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def convert_checkpoint(source: Path, target: Path) -> None:
-    """`source` once more, as a ladder, with the plugin in its folder `plugin`. Weights are hard links where the file
-    system has them. Raises LaunchError."""
-    told = _config(source)
-    if _named(told) != STANDARD:
-        raise LaunchError(f"{source} is no {STANDARD}", f"its config.json says {_named(told)!r}: choose another")
+    """Write a ladder model to the new folder `target`, with the vLLM plugin in its folder `plugin`. Raises LaunchError.
+
+    Weight files become hard links if the file system supports them, otherwise copies.
+    """
+    config = _read_config(source)
+    architecture = _architecture(config)
+    if architecture != STANDARD:
+        raise LaunchError(
+            f"{source} is not a {STANDARD}", f"its config.json says {architecture!r}: choose another model"
+        )
     try:
         target.mkdir(parents=True)
-        for each in (path for path in source.iterdir() if path.is_file() and path.name != "config.json"):
-            (_linked if each.suffix in _WEIGHTS else shutil.copy)(each.resolve(), target / each.name)
+        for file in source.iterdir():
+            if not file.is_file() or file.name == "config.json":
+                continue
+            copy = _link_or_copy if file.suffix in _WEIGHTS else shutil.copy
+            copy(file.resolve(), target / file.name)
         shutil.copytree(PLUGIN_FOLDER, target / "plugin", ignore=shutil.ignore_patterns("__pycache__"))
-        config = json.format(json.encode(told | {"architectures": [LADDER_ARCHITECTURE]}), indent=2)
-        (target / "config.json").write_bytes(config + b"\n")
+        text = json.format(json.encode(config | {"architectures": [LADDER_ARCHITECTURE]}), indent=2)
+        (target / "config.json").write_bytes(text + b"\n")
     except FileExistsError:
-        raise LaunchError(f"{target} is there already", "name a folder that is not there yet") from None
+        raise LaunchError(f"{target} already exists", "name a new folder") from None
     except OSError as problem:
         raise LaunchError(f"cannot write {target}: {problem.strerror}", "name another folder") from None
 
 
 def is_ladder(folder: Path) -> bool:
-    """Whether its config.json says so."""
+    """Return whether the folder's config.json names the ladder architecture."""
     try:
-        return _named(_config(folder)) == LADDER_ARCHITECTURE
+        return _architecture(_read_config(folder)) == LADDER_ARCHITECTURE
     except LaunchError:
         return False
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return json.decode(read_settings(folder / "config.json"), type=dict[str, Any])
     except (OSError, ValueError, *DECODE_ERRORS) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise LaunchError(f"cannot read {folder / 'config.json'}: {why}", "name the folder of a model") from None
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise LaunchError(f"cannot read {folder / 'config.json'}: {reason}", "name the folder of a model") from None
 
 
-def _named(config: dict[str, Any]) -> str:
-    """The architecture, as Hugging Face's transformers write it; empty where there is none."""
+def _architecture(config: dict[str, Any]) -> str:
+    """Return the architecture as Hugging Face's transformers write it, or "" if there is none."""
     match config.get("architectures"):
         case [str(name), *_]:
             return name
     return ""
 
 
-def _linked(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError as problem:

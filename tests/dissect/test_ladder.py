@@ -199,7 +199,7 @@ class _Counting(ProcessGroup):
 
     def _started(self, partial: Tensor) -> Callable[[], Tensor]:
         self.count += 1
-        return super()._started(partial)
+        return super()._start(partial)
 
 
 def _delays() -> tuple[float, float]:
@@ -211,7 +211,7 @@ def _delays() -> tuple[float, float]:
 def _timed(group: ProcessGroup, value: Tensor, computing_s: float) -> float:
     distributed.barrier()
     begin = time.perf_counter()
-    arrived = group.started(value.clone())
+    arrived = group.start_all_reduce(value.clone())
     time.sleep(computing_s)
     assert (arrived() == 2).all()
     return time.perf_counter() - begin

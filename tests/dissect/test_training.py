@@ -87,4 +87,4 @@ def test_what_cannot_be_done_here_is_said(
     assert "Not here: zero3+offload: offload needs a GPU" in both.stdout
     assert "naive" in both.stdout
     odd = command("training", "--model", file, "--technique", "zero2", "--batch", 3)
-    assert (odd.returncode, "no multiple of 2 processes" in odd.stderr) == (2, True), odd.stderr
+    assert (odd.returncode, "not a multiple of 2 processes" in odd.stderr) == (2, True), odd.stderr

@@ -70,8 +70,8 @@ def test_the_plugin_travels_with_a_ladder(standard: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        ('{"architectures": ["GPT2LMHeadModel"]}', "is no LlamaForCausalLM its config.json says 'GPT2LMHeadModel'"),
-        ('{"architectures": 7}', "is no LlamaForCausalLM"),
+        ('{"architectures": ["GPT2LMHeadModel"]}', "is not a LlamaForCausalLM its config.json says 'GPT2LMHeadModel'"),
+        ('{"architectures": 7}', "is not a LlamaForCausalLM"),
         ("[]", "cannot read"),
         (None, "No such file"),
     ],
@@ -89,7 +89,7 @@ def test_what_is_no_llama_is_refused(standard: Path, tmp_path: Path, config: str
 
 def test_nothing_is_overwritten(standard: Path, tmp_path: Path) -> None:
     """A folder that is there stays as it is."""
-    assert "is there already" in convert(standard, tmp_path).stderr
+    assert "already exists" in convert(standard, tmp_path).stderr
 
 
 def test_vllm_is_started_with_the_plugin(standard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

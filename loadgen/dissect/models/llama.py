@@ -1,8 +1,8 @@
-"""The Llama itself: names, weights and arithmetic as in Hugging Face's `LlamaForCausalLM`, every part a module.
+"""A Llama with the names, weights and arithmetic of Hugging Face's `LlamaForCausalLM`, in which every part is a module.
 
-Under tensor parallelism the first matrices of attention and MLP are split by columns, the last by rows, and their
-partial results are added up by the `TensorGroup` (Megatron-LM, arXiv 1909.08053); so is the output head, by columns. A
-decoder layer says when: `LAYERS` has one class for each way in which all-reduces meet the blocks.
+Under tensor parallelism the first matrices of attention and MLP are split by columns and the last ones by rows, and the
+`TensorGroup` sums their partial results (Megatron-LM, arXiv 1909.08053). The output head is split by columns. `LAYERS`
+has one decoder layer for each way of combining all-reduces and blocks.
 """
 
 from __future__ import annotations
@@ -17,83 +17,93 @@ from torch.nn import functional
 
 from loadgen.servers.hardware import HardwareError, ModelShape
 
-EPSILON, THETA = 1e-5, 10_000.0
+EPSILON = 1e-5
+THETA = 10_000.0
+"""Base of the rotary frequencies."""
 
 
 class TensorGroup(Protocol):
     """The devices that share each layer."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of devices."""
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
-        """The same, before matrices that are split by columns; its gradient is the sum over all."""
+        """Return the input of a matrix that is split by columns. Its gradient is summed over all devices."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over all, after matrices that are split by rows."""
+        """Return the sum over all devices, after a matrix that is split by rows."""
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
-        """Likewise, but it goes on meanwhile: call what this gives for the sum."""
+        """Start an all-reduce in the background, and return a function that waits for the sum."""
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """All parts side by side, after a matrix that is split by columns."""
+        """Return the parts of all devices side by side, after a matrix that is split by columns."""
 
 
 class SingleProcess:
-    """A group of one."""
+    """A group with one device, without communication."""
 
     size = 1
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
+        """Return the input."""
         return hidden
 
     all_reduce = all_gather = copy_to_ranks
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
+        """Return a function that returns the input."""
         return lambda: partial
 
 
 @dataclass(slots=True)
 class LayerCache:
-    """Keys and values of one layer, with room for what is still to come."""
+    """KV cache of one layer, with room for tokens to come."""
 
-    keys: Tensor  # Sequences, heads, tokens, dimension
+    keys: Tensor  # [sequences, heads, tokens, head dimension]
     values: Tensor
     used: int = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All that there are, with these behind them."""
+        """Append keys and values, and return all that the cache holds."""
         end = self.used + keys.shape[2]
-        self.keys[:, :, self.used : end], self.values[:, :, self.used : end] = keys, values
+        self.keys[:, :, self.used : end] = keys
+        self.values[:, :, self.used : end] = values
         self.used = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864) of queries and keys."""
+    """Rotary position embedding of queries and keys (arXiv 2104.09864)."""
 
     def forward(self, queries: Tensor, keys: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-        def turned(each: Tensor) -> Tensor:
-            one, other = each.chunk(2, dim=-1)
-            return each * cosines + torch.cat((-other, one), dim=-1) * sines
+        """Rotate queries and keys by the angles of their positions."""
 
-        return turned(queries), turned(keys)
+        def rotate(vectors: Tensor) -> Tensor:
+            first, second = vectors.chunk(2, dim=-1)
+            return vectors * cosines + torch.cat((-second, first), dim=-1) * sines
+
+        return rotate(queries), rotate(keys)
 
 
 class AttentionCore(nn.Module):
-    """Softmax of queries times keys, times values: with the scores in memory, or by a kernel that keeps none."""
+    """Softmax attention that stores its scores in memory, or by a flash kernel that stores none."""
 
     def __init__(self, flash: bool) -> None:
         super().__init__()
         self.flash = flash
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the attention of all queries, which is causal if there are several per sequence."""
         causal = queries.shape[2] > 1
         if self.flash:
             return functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=True)
         groups = queries.shape[1] // keys.shape[1]
         if groups > 1:
-            keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+            keys = keys.repeat_interleave(groups, dim=1)
+            values = values.repeat_interleave(groups, dim=1)
         scores = queries @ keys.transpose(2, 3) * queries.shape[3] ** -0.5
         if causal:
             new, known = scores.shape[2:]
@@ -103,7 +113,7 @@ class AttentionCore(nn.Module):
 
 
 class Attention(nn.Module):
-    """One block; what it gives is this device's part of the sum."""
+    """The attention block. Its result is this device's part of the sum."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__()
@@ -117,10 +127,14 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * shape.head_dim, shape.hidden, bias=False)
 
     def forward(self, hidden: Tensor, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
-        def heads(each: Tensor) -> Tensor:
-            return each.unflatten(-1, (-1, self.dimension)).transpose(1, 2)
+        """Return the block's result for the normed hidden state."""
 
-        queries, keys, values = heads(self.q_proj(hidden)), heads(self.k_proj(hidden)), heads(self.v_proj(hidden))
+        def split_heads(vectors: Tensor) -> Tensor:
+            return vectors.unflatten(-1, (-1, self.dimension)).transpose(1, 2)
+
+        queries = split_heads(self.q_proj(hidden))
+        keys = split_heads(self.k_proj(hidden))
+        values = split_heads(self.v_proj(hidden))
         queries, keys = self.rotary(queries, keys, *positions)
         if cache is not None:
             keys, values = cache.append(keys, values)
@@ -128,7 +142,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The other block, with a gate (SwiGLU); its part of the sum."""
+    """The MLP block with a gate (SwiGLU). Its result is this device's part of the sum."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup) -> None:
         super().__init__()
@@ -139,12 +153,16 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(wide, shape.hidden, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return the block's result for the normed hidden state."""
         return self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
 class DecoderLayer(nn.Module):
-    """Standard: each block waits for its all-reduce. What one layer hands to the next, `ended` turns into the hidden
-    state at the end; here it is that state."""
+    """The standard layer, in which each block waits for its all-reduce.
+
+    `forward` takes and returns the state that layers pass on, here the hidden state. After the last layer,
+    `final_hidden` turns this state into the hidden state.
+    """
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__()
@@ -155,6 +173,7 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(shape, group)
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
+        """Return the state after this layer."""
         group = self.group
         normed = group.copy_to_ranks(self.input_layernorm(carried))
         carried = carried + group.all_reduce(self.self_attn(normed, positions, cache))
@@ -163,46 +182,54 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
+        """Return the hidden state after the last layer."""
         hidden: Tensor = carried
         return hidden
 
 
 class ParallelLayer(DecoderLayer):
-    """Both blocks read the same and share an all-reduce (GPT-J, PaLM). Each keeps its norm: weights are those of the
-    standard layer."""
+    """Both blocks read the same hidden state and share an all-reduce (GPT-J, PaLM).
+
+    Each block keeps its norm, so that the layer has the weights of the standard one.
+    """
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        one = self.self_attn(self.group.copy_to_ranks(self.input_layernorm(carried)), positions, cache)
-        other = self.mlp(self.group.copy_to_ranks(self.post_attention_layernorm(carried)))
-        return carried + self.group.all_reduce(one + other)
+        """Return the hidden state after this layer."""
+        attention = self.self_attn(self.group.copy_to_ranks(self.input_layernorm(carried)), positions, cache)
+        mlp = self.mlp(self.group.copy_to_ranks(self.post_attention_layernorm(carried)))
+        return carried + self.group.all_reduce(attention + mlp)
 
 
 class LadderLayer(DecoderLayer):
-    """Each block reads the hidden state without the block before it, whose all-reduce goes on meanwhile:
-    x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Carries the hidden state and the two all-reduces."""
+    """Each block reads the hidden state without the previous block's result, whose all-reduce runs meanwhile.
+
+    x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Layers pass on the hidden state and two all-reduces.
+    """
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        hidden, *underway = carried if isinstance(carried, tuple) else (carried,)
+        """Return the hidden state and the functions that wait for the last two all-reduces."""
+        hidden, *pending = carried if isinstance(carried, tuple) else (carried,)
         for norm, block in (
             (self.input_layernorm, lambda normed: self.self_attn(normed, positions, cache)),
             (self.post_attention_layernorm, self.mlp),
         ):
-            if len(underway) == 2:
-                hidden = hidden + underway.pop(0)()
-            underway.append(self.group.start_all_reduce(block(self.group.copy_to_ranks(norm(hidden)))))
-        return hidden, *underway
+            if len(pending) == 2:
+                hidden = hidden + pending.pop(0)()
+            pending.append(self.group.start_all_reduce(block(self.group.copy_to_ranks(norm(hidden)))))
+        return hidden, *pending
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        hidden, *underway = carried
-        for arrived in underway:
-            hidden = hidden + arrived()
-        ended: Tensor = hidden
-        return ended
+        """Return the hidden state plus the results of the all-reduces in flight."""
+        hidden, *pending = carried
+        for wait in pending:
+            hidden = hidden + wait()
+        final: Tensor = hidden
+        return final
 
 
 class NoCommunicationLayer(DecoderLayer):
-    """Without communication, so that each device goes on with its own part: no model, but the most there is to gain."""
+    """Each device continues with its own partial results. This is not a useful model, but shows the maximum gain."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__(shape, group, flash)
@@ -215,20 +242,22 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "ladder": LadderLayer,
     "no-communication": NoCommunicationLayer,
 }
-"""How all-reduces meet the blocks, by the names of `loadgen.servers.hardware.inference.ARCHITECTURES`."""
+"""Layer classes by the names of `loadgen.servers.hardware.inference.ARCHITECTURES`."""
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm."""
+    """Embedding, decoder layers and the last norm."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, architecture: str, flash: bool) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.layers = nn.ModuleList(LAYERS[architecture](shape, group, flash) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden, EPSILON)
-        self.final_hidden, self.dimension = LAYERS[architecture].final_hidden, shape.head_dim
+        self.final_hidden = LAYERS[architecture].final_hidden
+        self.dimension = shape.head_dim
 
     def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None) -> Tensor:
+        """Return the hidden states of the tokens, which follow those in the caches."""
         start = caches[0].used if caches else 0
         carried = self.embed_tokens(tokens)
         positions = self._positions(start, tokens.shape[1], carried)
@@ -238,31 +267,33 @@ class Decoder(nn.Module):
         return hidden
 
     def _positions(self, start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        places = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
+        """Return cosines and sines of the rotary angles of `count` positions."""
+        indices = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
         steps = torch.arange(0, self.dimension, 2, device=like.device, dtype=torch.float32) / self.dimension
-        angles = torch.outer(places, THETA**-steps).repeat(1, 2)
+        angles = torch.outer(indices, THETA**-steps).repeat(1, 2)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
 class Llama(nn.Module):
-    """Tokens, [sequences, tokens], to logits."""
+    """The language model: maps token ids [sequences, tokens] to logits."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, architecture: str, flash: bool) -> None:
         super().__init__()
-        self.shape, self.group = shape, group
+        self.shape = shape
+        self.group = group
         self.model = Decoder(shape, group, architecture, flash)
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary // group.size, bias=False)
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, last: bool = False) -> Tensor:
-        """Of every token, or of the `last` alone."""
+        """Return the logits of every token, or only of the `last` one."""
         hidden = self.model(tokens, caches)
         logits: Tensor = self.lm_head(self.group.copy_to_ranks(hidden[:, -1:] if last else hidden))
         return self.group.all_gather(logits)
 
     def caches(self, sequences: int, room: int) -> list[LayerCache]:
-        """An empty cache for each layer, for so many tokens."""
+        """Return an empty cache per layer, each with room for `room` tokens."""
         weight = self.lm_head.weight
         heads = self.shape.kv_heads // self.group.size
         size = (sequences, heads, room, self.shape.head_dim)
@@ -280,18 +311,23 @@ def build_model(
     device: str = "cpu",
     dtype: Any = torch.float32,
 ) -> Llama:
-    """The model with random weights, or this device's part of it; of fewer `layers` where told. Raises HardwareError.
-    Seed torch alike on every device of a group: embedding and norms are whole on each."""
+    """Return the model with random weights, or this device's part of it. Raises HardwareError.
+
+    `layers` may be fewer than those of the shape. Every device of a group must seed torch alike, because each holds the
+    whole embedding and all norms.
+    """
     group = group or SingleProcess()
     if architecture not in LAYERS:
         raise HardwareError(f"unknown architecture {architecture!r}: choose one of {', '.join(LAYERS)}")
     if shape.mlp_matrices != 3:
-        raise HardwareError(f"{shape.name} is no Llama, its MLP has no gate: choose a model like llama-2-7b")
+        raise HardwareError(f"{shape.name} is not a Llama, its MLP has no gate: choose a model such as llama-2-7b")
     for name, count in (("heads", shape.heads), ("KV heads", shape.kv_heads), ("vocabulary", shape.vocabulary)):
         if count % group.size:
-            raise HardwareError(f"{shape.name} has {count} {name}, no multiple of {group.size}: choose another --tp")
+            raise HardwareError(
+                f"{shape.name} has {count} {name}, which is not a multiple of {group.size}: choose another --tp"
+            )
     if shape.tied and group.size > 1:
-        raise HardwareError(f"{shape.name} has one matrix for embedding and head: choose another model, or --tp 1")
+        raise HardwareError(f"{shape.name} shares one matrix for embedding and head: choose another model, or --tp 1")
     with torch.device("meta"):
         model = Llama(replace(shape, layers=layers or shape.layers), group, architecture, flash)
     model.to(dtype).to_empty(device=device)
@@ -300,6 +336,6 @@ def build_model(
             nn.init.normal_(parameter, std=0.02)
         else:
             nn.init.ones_(parameter)
-    if shape.tied:  # two empty matrices where there is to be one
+    if shape.tied:  # to_empty has separated the two
         model.lm_head.weight = model.model.embed_tokens.weight
     return model

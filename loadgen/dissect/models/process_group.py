@@ -1,4 +1,4 @@
-"""Processes of torch.distributed that share each layer, with gradients through their collectives."""
+"""Tensor parallelism with torch.distributed: processes share each layer, and gradients pass their collectives."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch import Tensor, distributed
 from torch.profiler import record_function
 
 SLEEP_CYCLES = 10_000_000
-ALL_REDUCE, ALL_REDUCE_WAIT, ALL_GATHER = "all-reduce", "all-reduce wait", "all-gather"
+ALL_REDUCE = "all-reduce"
+ALL_REDUCE_WAIT = "all-reduce wait"
+ALL_GATHER = "all-gather"
 
 
 class _AllReduced(torch.autograd.Function):
-    """The sum, which was made meanwhile; its gradient is that of every part."""
+    """Returns the finished sum. Each partial result has the gradient of the sum."""
 
     @staticmethod
     def forward(_: Any, __: Tensor, total: Tensor) -> Tensor:
@@ -28,7 +30,7 @@ class _AllReduced(torch.autograd.Function):
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """The same; of the gradient each has a part of the sum."""
+    """Returns its input. The gradient is the sum over all processes."""
 
     @staticmethod
     def forward(_: Any, hidden: Tensor) -> Tensor:
@@ -43,7 +45,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
-    """All parts; of the gradient each takes its own."""
+    """Returns the parts of all processes side by side. Each process takes its part of the gradient."""
 
     @staticmethod
     def forward(context: Any, part: Tensor) -> Tensor:
@@ -59,53 +61,61 @@ class _AllGather(torch.autograd.Function):
 
 
 class ProcessGroup:
-    """The processes of torch.distributed's default group. An all-reduce of the forward pass takes `delay_s` at least:
-    the latency of a link, in which the device can compute."""
+    """The processes of torch.distributed's default group, as a `TensorGroup`.
+
+    An all-reduce of the forward pass takes at least `delay_s`. This simulates the latency of a link: the device can
+    compute meanwhile.
+    """
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
 
     @property
     def size(self) -> int:
+        """Number of processes."""
         return int(distributed.get_world_size())
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
+        """Return the input; its gradient is summed over all processes."""
         return _CopyToRanks.apply(hidden)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
+        """Return the sum over all processes."""
         with record_function(ALL_REDUCE):
-            arrived = self._started(partial)
-            return arrived()
+            wait = self._start(partial)
+            return wait()
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
+        """Start an all-reduce, and return a function that waits for the sum."""
         with record_function(ALL_REDUCE):
-            arrived = self._started(partial)
+            wait = self._start(partial)
 
-        def waited() -> Tensor:
+        def recorded_wait() -> Tensor:
             with record_function(ALL_REDUCE_WAIT):
-                return arrived()
+                return wait()
 
-        return waited
+        return recorded_wait
 
     def all_gather(self, part: Tensor) -> Tensor:
+        """Return the parts of all processes side by side."""
         return _AllGather.apply(part)
 
-    def _started(self, partial: Tensor) -> Callable[[], Tensor]:
+    def _start(self, partial: Tensor) -> Callable[[], Tensor]:
         total = partial.detach().clone() if partial.requires_grad else partial
         handle = distributed.all_reduce(total, async_op=True)
-        latency = _start_delay(self.delay_s, total.device) if self.delay_s else None
+        wait_for_link = _start_delay(self.delay_s, total.device) if self.delay_s else None
 
-        def arrived() -> Tensor:
+        def wait() -> Tensor:
             handle.wait()
-            if latency:
-                latency()
+            if wait_for_link:
+                wait_for_link()
             return _AllReduced.apply(partial, total)
 
-        return arrived
+        return wait
 
 
 def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
-    """Begins now; what is called ends no sooner. A GPU waits in a stream of its own."""
+    """Start a delay now, and return a function that waits for its end. A GPU waits in a separate stream."""
     if device.type == "cuda":
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -118,13 +128,16 @@ def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
 
 @cache
 def _cycles_per_s(device: torch.device) -> float:
-    """Of the counter by which `torch.cuda._sleep` waits, measured: not every torch names a clock, no card keeps it."""
+    """Measure the frequency of the counter that `torch.cuda._sleep` uses.
+
+    Some versions of torch report no clock rate, and GPUs change theirs.
+    """
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(SLEEP_CYCLES)  # clocks rise
+        torch.cuda._sleep(SLEEP_CYCLES)  # lets the clock rise
         begin.record()
         torch.cuda._sleep(SLEEP_CYCLES)
         end.record()
         end.synchronize()
-    took_ms: float = begin.elapsed_time(end)
-    return 1e3 * SLEEP_CYCLES / took_ms
+    elapsed_ms: float = begin.elapsed_time(end)
+    return 1e3 * SLEEP_CYCLES / elapsed_ms

@@ -1,1 +1,1 @@
-"""What vLLM needs on its PYTHONPATH to serve a ladder: a package, and the metadata by which vLLM finds it."""
+"""The folder that vLLM needs on its PYTHONPATH to serve a ladder model: a package and its entry-point metadata."""

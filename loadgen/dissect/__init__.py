@@ -24,14 +24,15 @@ from loadgen.errors import LoadgenError
 
 
 class DissectError(LoadgenError):
-    """What was asked for is not installed, or cannot be done on this device."""
+    """A missing package, or a measurement that this device cannot do."""
 
 
 def check_installed(*modules: str) -> None:
-    """Raises DissectError, which says how to install what is missing."""
-    if missing := [module for module in modules if find_spec(module) is None]:
+    """Raise DissectError with installation instructions if one of these modules is missing."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
         raise DissectError(
             f"loadgen dissect needs {', '.join(missing)}",
-            "Install it: pip install 'llm-loadgen[dissect]' (without a GPU, first: pip install torch "
+            "Install the extra: pip install 'llm-loadgen[dissect]' (without a GPU, first: pip install torch "
             "--index-url https://download.pytorch.org/whl/cpu).",
         )

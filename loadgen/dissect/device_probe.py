@@ -1,4 +1,7 @@
-"""The device, and the bounds that its operators are held against."""
+"""Determines the limits of a device: FLOP/s, memory bandwidth, launch time and links between processes.
+
+GPUs of servers/hardware/gpus.csv have the limits of their data sheets. Other devices are measured by short probes.
+"""
 
 from __future__ import annotations
 
@@ -14,56 +17,73 @@ from torch.profiler import ProfilerActivity, profile
 
 from loadgen.dissect import DissectError
 from loadgen.dissect.results import DATA_SHEET, DeviceLimits, LinkProbe
-from loadgen.servers.hardware import HardwareError, gpu
+from loadgen.servers.hardware import Gpu, HardwareError, gpu
 
-Pick = Callable[[list[float]], float]
+Statistic = Callable[[list[float]], float]
+"""Combines the seconds of all tries: `min` or `median`."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-GEMM_SIZE, SUM_SIZE = 1536, 512
+GEMM_SIZE = 1536
+SUM_SIZE = 512
 STREAM_VALUES = 1 << 24
-"""Of each of three arrays in fp32: 64 MiB, more than any cache of a CPU."""
-PROBES, PROBE_S = 12, 1.0
-"""How often, and for how long, at most."""
-LINK_VALUES, LINK_PROBES = 1 << 23, 5
-"""In fp32, of each process: 32 MiB."""
+"""Values of each of three fp32 arrays of 64 MiB, which is more than any CPU cache."""
+PROBES = 12
+PROBE_S = 1.0
+"""A probe ends after this many tries, or after this time."""
+LINK_VALUES = 1 << 23
+"""fp32 values per process in a large message: 32 MiB."""
+LINK_PROBES = 5
 
 
 def check_device(device: str, dtype: str) -> None:
-    """Raises DissectError for a device that is not here, or a number format that it does not compute in."""
+    """Raise DissectError for an unknown or missing device, or an unknown number format."""
     if device not in ("cpu", "cuda"):
-        raise DissectError(f"no device is called {device!r}", "Choose --device cpu or --device cuda.")
+        raise DissectError(f"unknown device {device!r}", "Choose --device cpu or --device cuda.")
     if device == "cuda" and not torch.cuda.is_available():
         raise DissectError(
             "torch sees no GPU here",
-            "Choose --device cpu, or run this on a GPU host: nvidia-smi must list the card, and torch be a CUDA build.",
+            "Choose --device cpu, or use a GPU host: nvidia-smi must list the GPU, and torch must be a CUDA build.",
         )
     if dtype not in DTYPES:
-        raise DissectError(f"no number format is called {dtype!r}", f"Choose one of {', '.join(DTYPES)}.")
+        raise DissectError(f"unknown number format {dtype!r}", f"Choose one of {', '.join(DTYPES)}.")
 
 
-def device_limits(device: str, dtype: str, pick: Pick = min) -> DeviceLimits:
-    """Of a GPU that has a row in servers/hardware/gpus.csv the data sheet's; else what short probes reach: the fastest
-    try, or the one that is picked."""
+def device_limits(device: str, dtype: str, statistic: Statistic = min) -> DeviceLimits:
+    """Return the limits of the data sheet for a GPU of gpus.csv, otherwise measured ones.
+
+    fp32 is always measured. `statistic` selects the result of the probes: by default the fastest try.
+    """
     if device == "cuda":
         name = torch.cuda.get_device_name()
-        try:
-            card = gpu(name)
-        except HardwareError:
-            card = None
+        card = _known_gpu(name)
         if card and dtype != "fp32":
             return DeviceLimits(
                 card.name, card.flops_per_s, card.memory_bytes_per_s, DATA_SHEET, card.architecture.launch_s
             )
     else:
         name = f"{torch.get_num_threads()} CPU threads"
-    rate, moved = _gemm_flops_per_s(device, dtype, pick), _stream_bytes_per_s(device, pick)
-    fresh = _fresh_bytes_per_s(pick) if device == "cpu" else 0.0
-    source = f"measured: {'best' if pick is min else 'median'} GEMM, and STREAM's triad"
-    return DeviceLimits(name, rate, moved, source, _launch_s(device), fresh, device == "cpu" and _sums_in_fp32(dtype))
+    return DeviceLimits(
+        device=name,
+        flops_per_s=_gemm_flops_per_s(device, dtype, statistic),
+        bytes_per_s=_stream_bytes_per_s(device, statistic),
+        source=f"measured: {'best' if statistic is min else 'median'} GEMM, and STREAM's triad",
+        fresh_bytes_per_s=_fresh_bytes_per_s(statistic) if device == "cpu" else 0.0,
+        launch_s=_launch_s(device),
+        sums_in_fp32=device == "cpu" and _sums_in_fp32(dtype),
+    )
+
+
+def _known_gpu(name: str) -> Gpu | None:
+    try:
+        return gpu(name)
+    except HardwareError:
+        return None
 
 
 def group_device_limits(device: str, dtype: str) -> DeviceLimits:
-    """What each process has while all are busy, as a rule rather than at best: what a step is predicted of. And what
-    the links between them have."""
+    """Return median limits of each process while all processes are busy, and the links between them.
+
+    Predictions of a step use these limits.
+    """
     if not distributed.is_initialized():
         return device_limits(device, dtype, median)
     distributed.barrier()
@@ -71,20 +91,26 @@ def group_device_limits(device: str, dtype: str) -> DeviceLimits:
 
 
 def measure_links(device: str) -> dict[str, LinkProbe]:
-    """What collectives of the group take: the latency of a small message, the rate of a large one."""
+    """Measure the latency and the bus bandwidth of each collective between the processes of the group."""
     ranks = distributed.get_world_size()
-    around = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": (ranks - 1) / ranks}
-    around |= {"reduce-scatter": around["all-gather"], "broadcast": 1.0}
-    result = {}
-    for name, share in around.items():
-        small, large = (_collective_s(name, values, device, ranks) for values in (ranks, LINK_VALUES * ranks))
-        result[name] = LinkProbe(small, share * 4.0 * LINK_VALUES * ranks / max(large - small, 1e-9))
-    return result
+    crossings = {  # how often each byte of a message crosses the busiest link
+        "all-reduce": 2 * (ranks - 1) / ranks,
+        "all-gather": (ranks - 1) / ranks,
+        "reduce-scatter": (ranks - 1) / ranks,
+        "broadcast": 1.0,
+    }
+    links = {}
+    for name, share in crossings.items():
+        small_s = _collective_s(name, ranks, device, ranks)
+        large_s = _collective_s(name, LINK_VALUES * ranks, device, ranks)
+        links[name] = LinkProbe(small_s, share * 4.0 * LINK_VALUES * ranks / max(large_s - small_s, 1e-9))
+    return links
 
 
 def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
-    """As a rule, begun by all at once."""
-    whole, part = torch.ones(values, device=device), torch.ones(values // ranks, device=device)
+    """Return the median time of a collective that all processes start at the same time."""
+    whole = torch.ones(values, device=device)
+    part = torch.ones(values // ranks, device=device)
     gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     step = {
@@ -93,21 +119,21 @@ def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
         "reduce-scatter": lambda: scatter(part, whole),
         "broadcast": lambda: distributed.broadcast(whole, 0),
     }[name]
-    took = []
+    seconds = []
     for _ in range(LINK_PROBES):
         distributed.barrier()
-        took.append(time_call(device, step))
-    return median(took)
+        seconds.append(time_call(device, step))
+    return median(seconds)
 
 
 def synchronize(device: str) -> None:
-    """All that was asked of the device has ended."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def time_call(device: str, step: Callable[[], Any]) -> float:
-    """Seconds of one step, from its start until the device has nothing left to do."""
+    """Return the seconds of one call, until the device has finished its work."""
     synchronize(device)
     begin = time.perf_counter()
     step()
@@ -115,56 +141,63 @@ def time_call(device: str, step: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _best(device: str, step: Callable[[], Any], pick: Pick = min) -> float:
+def _probe(device: str, step: Callable[[], Any], statistic: Statistic = min) -> float:
+    """Return the seconds of a step, after one warm-up."""
     step()
-    end, took = time.perf_counter() + PROBE_S, [time_call(device, step)]
-    while len(took) < PROBES and time.perf_counter() < end:
-        took.append(time_call(device, step))
-    return pick(took)
+    end = time.perf_counter() + PROBE_S
+    seconds = [time_call(device, step)]
+    while len(seconds) < PROBES and time.perf_counter() < end:
+        seconds.append(time_call(device, step))
+    return statistic(seconds)
 
 
-def _gemm_flops_per_s(device: str, dtype: str, pick: Pick) -> float:
-    one, other = (torch.randn(GEMM_SIZE, GEMM_SIZE, device=device).to(DTYPES[dtype]) for _ in range(2))
-    return 2.0 * GEMM_SIZE**3 / _best(device, lambda: one @ other, pick)
+def _gemm_flops_per_s(device: str, dtype: str, statistic: Statistic) -> float:
+    first, second = (torch.randn(GEMM_SIZE, GEMM_SIZE, device=device).to(DTYPES[dtype]) for _ in range(2))
+    return 2.0 * GEMM_SIZE**3 / _probe(device, lambda: first @ second, statistic)
 
 
-def _stream_bytes_per_s(device: str, pick: Pick) -> float:
-    one, two, three = (torch.ones(STREAM_VALUES, device=device) for _ in range(3))
-    return 3 * 4.0 * STREAM_VALUES / _best(device, lambda: torch.add(one, two, alpha=3.0, out=three), pick)
+def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
+    """Return the bandwidth of STREAM's triad, which reads two arrays and writes a third."""
+    first, second, target = (torch.ones(STREAM_VALUES, device=device) for _ in range(3))
+    seconds = _probe(device, lambda: torch.add(first, second, alpha=3.0, out=target), statistic)
+    return 3 * 4.0 * STREAM_VALUES / seconds
 
 
-def _fresh_bytes_per_s(pick: Pick) -> float:
-    """By how much longer it takes to write where nobody has written; 0 where that is no longer."""
-    there = torch.ones(STREAM_VALUES)
-    known, fresh = (_best("cpu", step, pick) for step in (lambda: there.fill_(1.0), lambda: torch.ones(STREAM_VALUES)))
-    return 4.0 * STREAM_VALUES / (fresh - known) if fresh > 1.1 * known else 0.0
+def _fresh_bytes_per_s(statistic: Statistic) -> float:
+    """Return the rate at which the system provides untouched memory, or 0 if writing to it takes no extra time."""
+    used = torch.ones(STREAM_VALUES)
+    used_s = _probe("cpu", lambda: used.fill_(1.0), statistic)
+    fresh_s = _probe("cpu", lambda: torch.ones(STREAM_VALUES), statistic)
+    return 4.0 * STREAM_VALUES / (fresh_s - used_s) if fresh_s > 1.1 * used_s else 0.0
 
 
 def _sums_in_fp32(dtype: str) -> bool:
-    one, other = (torch.ones(SUM_SIZE, SUM_SIZE, dtype=DTYPES[dtype]) for _ in range(2))
+    """Return whether a GEMM allocates an fp32 copy of its 16-bit result."""
+    first, second = (torch.ones(SUM_SIZE, SUM_SIZE, dtype=DTYPES[dtype]) for _ in range(2))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = one @ other
+        result = first @ second
     return any(size >= 2 * result.nbytes for _, _, size in allocations(profiler, "cpu"))
 
 
 def allocations(profiler: Any, device: str) -> list[tuple[int, int, int]]:
-    """Instant (ns), address and bytes of each in order, negative where memory is given back."""
+    """Return the time (ns), address and bytes of each allocation in order; bytes are negative for freed memory."""
     from torch._C._profiler import _EventType
 
-    def below(events: Any) -> Iterator[tuple[int, int, int]]:
+    def walk(events: Any) -> Iterator[tuple[int, int, int]]:
         for event in events:
             if event.typed[0] == _EventType.Allocation and str(event.extra_fields.device).startswith(device):
                 yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
-            yield from below(event.children)
+            yield from walk(event.children)
 
-    return sorted(below(profiler.profiler.kineto_results.experimental_event_tree()))
+    return sorted(walk(profiler.profiler.kineto_results.experimental_event_tree()))
 
 
 def _launch_s(device: str) -> float:
+    """Return the time to start one small operator."""
     value = torch.zeros(1, device=device)
 
-    def many() -> None:
+    def launch_thousand() -> None:
         for _ in range(1000):
             value.add_(1)
 
-    return _best(device, many) / 1000
+    return _probe(device, launch_thousand) / 1000

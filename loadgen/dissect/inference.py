@@ -1,7 +1,7 @@
-"""One step of a model of real shape and random weights, module by module and operator by operator.
+"""Measures one inference step of a model with real shape and random weights, by module and by operator.
 
-Each repeat is one step unwatched, which is the time that counts, then one with `OpProfiler`, which says where it goes.
-In between, torch.profiler times operators in its own way: both must come to the same total.
+Each repeat runs one step without instruments, which gives the step's time, and then one with `OpProfiler`, which
+divides it. Some steps in between run under torch.profiler, whose operator times must have the same total.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from loadgen.dissect import DissectError
-from loadgen.dissect import device_probe as machine
+from loadgen.dissect import DissectError, device_probe
 from loadgen.dissect.models.llama import Llama, build_model
 from loadgen.dissect.models.process_group import ALL_GATHER, ALL_REDUCE, ALL_REDUCE_WAIT, ProcessGroup
 from loadgen.dissect.op_profiler import Clock, OperatorCall, OpProfiler
@@ -27,15 +26,15 @@ from loadgen.dissect.processes import run_in_processes
 from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, Phase, StepCase
 from loadgen.servers.hardware import model as shape_of
 
-PROFILED = 5
-"""Steps that torch.profiler sees, at most."""
+PROFILED_STEPS = 5
+"""Maximum number of steps under torch.profiler."""
 SEED = 17
 COLLECTIVES = (ALL_REDUCE, ALL_REDUCE_WAIT, ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceSpec:
-    """What to measure."""
+    """Options of a measurement."""
 
     model: str
     layers: int = 2
@@ -55,211 +54,237 @@ class InferenceSpec:
     hardware: Path | None = None
 
 
-def measure_inference(asked: InferenceSpec) -> InferenceResult:
-    """All batch sizes. Raises DissectError, HardwareError."""
-    machine.check_device(asked.device, asked.dtype)
-    if asked.backward and asked.phase == "decode":
+def measure_inference(spec: InferenceSpec) -> InferenceResult:
+    """Measure all batch sizes. Raises DissectError and HardwareError."""
+    device_probe.check_device(spec.device, spec.dtype)
+    if spec.backward and spec.phase == "decode":
         raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")
-    if asked.link_delay_s and asked.tensor_parallel == 1:
+    if spec.link_delay_s and spec.tensor_parallel == 1:
         raise DissectError("one process has no link", "Choose --tp 2 or more for --link-delay.")
-    shape = shape_of(asked.model, asked.hardware)
-    if asked.layers > shape.layers:
+    shape = shape_of(spec.model, spec.hardware)
+    if spec.layers > shape.layers:
         raise DissectError(f"{shape.name} has {shape.layers} layers", f"Choose --layers {shape.layers} or fewer.")
-    return run_in_processes(_measured, asked, asked.tensor_parallel, asked.device, asked.threads)
+    return run_in_processes(_measure, spec, spec.tensor_parallel, spec.device, spec.threads)
 
 
-def _measured(asked: InferenceSpec) -> InferenceResult:
-    shape = shape_of(asked.model, asked.hardware)
+def _measure(spec: InferenceSpec) -> InferenceResult:
+    """Measure all batch sizes in one of the processes."""
+    shape = shape_of(spec.model, spec.hardware)
     torch.manual_seed(SEED)
-    group = ProcessGroup(asked.link_delay_s) if asked.tensor_parallel > 1 else None
+    group = ProcessGroup(spec.link_delay_s) if spec.tensor_parallel > 1 else None
     model = build_model(
         shape,
-        architecture=asked.architecture,
-        layers=asked.layers,
+        architecture=spec.architecture,
+        layers=spec.layers,
         group=group,
-        flash=asked.flash,
-        device=asked.device,
-        dtype=machine.DTYPES[asked.dtype],
+        flash=spec.flash,
+        device=spec.device,
+        dtype=device_probe.DTYPES[spec.dtype],
     )
-    allowed = machine.device_limits(asked.device, asked.dtype)
+    limits = device_probe.device_limits(spec.device, spec.dtype)
     if group:
-        allowed = replace(allowed, links=machine.measure_links(asked.device))
+        limits = replace(limits, links=device_probe.measure_links(spec.device))
     return InferenceResult(
         model=shape.name,
-        architecture=asked.architecture,
-        layers=asked.layers,
+        architecture=spec.architecture,
+        layers=spec.layers,
         model_layers=shape.layers,
-        input_tokens=asked.input_tokens,
-        phase=asked.phase,
-        device=asked.device,
-        dtype=asked.dtype,
-        tensor_parallel=asked.tensor_parallel,
+        input_tokens=spec.input_tokens,
+        phase=spec.phase,
+        device=spec.device,
+        dtype=spec.dtype,
+        tensor_parallel=spec.tensor_parallel,
         threads=torch.get_num_threads(),
-        flash=asked.flash,
-        bounds=allowed,
-        cases=[_case(model, asked, batch, allowed) for batch in asked.batches],
+        flash=spec.flash,
+        bounds=limits,
+        cases=[_measure_batch(model, spec, batch, limits) for batch in spec.batches],
         torch=str(torch.__version__),
-        link_delay_s=asked.link_delay_s,
+        link_delay_s=spec.link_delay_s,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """One step as two parts, of which the second takes what the first gives."""
+    """A step in two parts: the backward pass, if any, takes the result of the forward pass."""
 
     forward: Callable[[], Tensor]
     backward: Callable[[Tensor], None] | None
 
     def step(self) -> None:
+        """Run both passes."""
         result = self.forward()
         if self.backward:
             self.backward(result)
 
 
-def _passes(model: Llama, asked: InferenceSpec, batch: int) -> _Passes:
-    new = 1 if asked.phase == "decode" else asked.input_tokens
-    tokens = torch.randint(model.shape.vocabulary, (batch, new), device=asked.device)
-    if asked.backward:
+def _passes(model: Llama, spec: InferenceSpec, batch: int) -> _Passes:
+    new_tokens = 1 if spec.phase == "decode" else spec.input_tokens
+    tokens = torch.randint(model.shape.vocabulary, (batch, new_tokens), device=spec.device)
+    if spec.backward:
 
-        def trained() -> Tensor:
+        def forward_with_loss() -> Tensor:
             model.zero_grad()
             return functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
-        return _Passes(trained, lambda loss: loss.backward())
-    caches = model.caches(batch, asked.input_tokens + 1) if asked.phase == "decode" else None
+        return _Passes(forward_with_loss, lambda loss: loss.backward())
+    caches = model.caches(batch, spec.input_tokens + 1) if spec.phase == "decode" else None
 
-    def asked_step() -> Tensor:
+    def forward() -> Tensor:
         for cache in caches or ():
-            cache.used = asked.input_tokens
+            cache.used = spec.input_tokens
         with torch.no_grad():
             return model(tokens, caches, last=True)
 
-    return _Passes(asked_step, None)
+    return _Passes(forward, None)
 
 
-def _case(model: Llama, asked: InferenceSpec, batch: int, allowed: DeviceLimits) -> StepCase:
-    passes, device = _passes(model, asked, batch), asked.device
+def _measure_batch(model: Llama, spec: InferenceSpec, batch: int, limits: DeviceLimits) -> StepCase:
+    passes = _passes(model, spec, batch)
+    device = spec.device
 
-    def together() -> None:
-        if asked.tensor_parallel > 1:
+    def barrier() -> None:
+        if spec.tensor_parallel > 1:
             distributed.barrier()
 
-    for _ in range(asked.warmup):
+    for _ in range(spec.warmup):
         passes.step()
-    plain: list[float] = []
-    seen: list[list[OperatorCall]] = []
-    parts: dict[str, list[float]] = {}
-    profiled: list[list[float]] = []
+    plain_s: list[float] = []
+    calls: list[list[OperatorCall]] = []
+    parts_s: dict[str, list[float]] = {}
+    profiled_s: list[list[float]] = []
     clock = Clock(device == "cuda")
-    for repeat in range(asked.repeats):
-        together()
-        plain.append(machine.time_call(device, passes.step))
-        together()
-        watch = OpProfiler(model, clock)
-        _watched(watch, passes, device)
-        seen.append(watch.seen)
-        for name, seconds in _parts(watch).items():
-            parts.setdefault(name, []).append(seconds)
-        if repeat < PROFILED:
-            together()
-            profiled.append(_profiled(passes.step, device))
+    for repeat in range(spec.repeats):
+        barrier()
+        plain_s.append(device_probe.time_call(device, passes.step))
+        barrier()
+        profiler = OpProfiler(model, clock)
+        _run_profiled(profiler, passes, device)
+        calls.append(profiler.calls)
+        for name, seconds in _part_times(profiler).items():
+            parts_s.setdefault(name, []).append(seconds)
+        if repeat < PROFILED_STEPS:
+            barrier()
+            profiled_s.append(_torch_profiler_times(passes.step, device))
+    call_s = [[clock.seconds(call.begin, call.end) for call in step] for step in calls]
     return StepCase(
         batch=batch,
-        tokens=batch * (1 if asked.phase == "decode" else asked.input_tokens),
-        step_s=plain,
-        parts_s=parts,
-        operators=_operators(seen, clock, allowed),
-        least_s=(_least([[clock.seconds(call.begin, call.end) for call in calls] for calls in seen]), _least(profiled)),
-        beside_s=interleaved_step_times(model, asked, batch),
+        tokens=batch * (1 if spec.phase == "decode" else spec.input_tokens),
+        step_s=plain_s,
+        parts_s=parts_s,
+        operators=_operators(calls, clock, limits),
+        least_s=(_fastest_total(call_s), _fastest_total(profiled_s)),
+        beside_s=interleaved_step_times(model, spec, batch),
     )
 
 
-def interleaved_step_times(model: Llama, asked: InferenceSpec, batch: int) -> dict[str, list[float]]:
-    """Steps as standard, as asked and without communication, by turns, which tell what of all-reduces is hidden."""
-    if asked.tensor_parallel == 1 or (asked.architecture == "standard" and not asked.link_delay_s):
+def interleaved_step_times(model: Llama, spec: InferenceSpec, batch: int) -> dict[str, list[float]]:
+    """Return the step times of the standard architecture, the requested one and the one without communication.
+
+    The architectures share the weights and run alternately. Their times show which part of the all-reduces is hidden.
+    Returns nothing if there are no all-reduces that could be hidden.
+    """
+    if spec.tensor_parallel == 1 or (spec.architecture == "standard" and not spec.link_delay_s):
         return {}
     steps = {}
-    for name in dict.fromkeys(("standard", asked.architecture, "no-communication")):
+    for name in dict.fromkeys(("standard", spec.architecture, "no-communication")):
         with torch.device("meta"):
-            other = Llama(model.shape, model.group, name, asked.flash)
-        other.load_state_dict(model.state_dict(), assign=True)
-        steps[name] = _passes(other, asked, batch).step
-    result: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(asked.warmup + asked.repeats):
+            variant = Llama(model.shape, model.group, name, spec.flash)
+        variant.load_state_dict(model.state_dict(), assign=True)
+        steps[name] = _passes(variant, spec, batch).step
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for repeat in range(spec.warmup + spec.repeats):
         for name, step in steps.items():
             distributed.barrier()
-            took_s = machine.time_call(asked.device, step)
-            if repeat >= asked.warmup:
-                result[name].append(took_s)
-    return result
+            step_s = device_probe.time_call(spec.device, step)
+            if repeat >= spec.warmup:
+                seconds[name].append(step_s)
+    return seconds
 
 
-def _watched(watch: OpProfiler, passes: _Passes, device: str) -> None:
-    """A GPU is given something to do first, so that no operator waits for the instruments to ask for it."""
-    if device == "cuda":
-        machine.synchronize(device)
+def _run_profiled(profiler: OpProfiler, passes: _Passes, device: str) -> None:
+    if device == "cuda":  # keep the GPU busy first, so that no operator waits for the profiler to launch it
+        device_probe.synchronize(device)
         torch.cuda._sleep(200_000_000)
-    with watch.watching():
-        begin = watch.clock.now()
+    with profiler.recording():
+        begin = profiler.clock.now()
         result = passes.forward()
-        middle = watch.clock.now()
-        watch.spans.append(("step", begin, middle))
+        middle = profiler.clock.now()
+        profiler.spans.append(("step", begin, middle))
         if passes.backward:
             passes.backward(result)
-            watch.spans.append(("step backward", middle, watch.clock.now()))
-    machine.synchronize(device)
+            profiler.spans.append(("step backward", middle, profiler.clock.now()))
+    device_probe.synchronize(device)
 
 
-def _parts(watch: OpProfiler) -> dict[str, float]:
-    result: dict[str, float] = {}
-    for name, begin, end in watch.spans:
-        result[name] = result.get(name, 0.0) + watch.clock.seconds(begin, end)
-    return result
+def _part_times(profiler: OpProfiler) -> dict[str, float]:
+    """Return the seconds of each part of the step."""
+    seconds: dict[str, float] = {}
+    for name, begin, end in profiler.spans:
+        seconds[name] = seconds.get(name, 0.0) + profiler.clock.seconds(begin, end)
+    return seconds
 
 
-def _operators(repeats: list[list[OperatorCall]], clock: Clock, allowed: DeviceLimits) -> list[Operator]:
-    """Calls of one kind together, the longest first."""
-    kinds: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
+def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> list[Operator]:
+    """Group calls with the same module, operator, shape and direction. The longest group is first."""
+    groups: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
     for index, calls in enumerate(repeats):
         for call in calls:
-            kind = (call.module, call.operator, call.shape, call.direction, call.in_layers)
-            kinds.setdefault(kind, [[] for _ in repeats])[index].append(call)
-    result = []
-    for (module, operator, shape, direction, in_layers), by_repeat in kinds.items():
-        one = max(by_repeat, key=len)
-        flops, moved = sum(each.flops for each in one), sum(each.bytes for each in one)
-        minimum = {"compute": flops / allowed.flops_per_s, "memory": moved / allowed.bytes_per_s}
-        network = operator in COLLECTIVES
-        bound = max(minimum, key=lambda name: minimum[name]) if any(minimum.values()) else ""
-        result.append(
-            Operator(
-                *(module, operator, shape, direction, in_layers, len(one), flops, moved),
-                bound_s=0.0 if network else max(minimum.values()),
-                bound="network" if network else bound,
-                seconds=[sum(clock.seconds(call.begin, call.end) for call in calls) for calls in by_repeat],
-            )
-        )
-    return sorted(result, key=lambda each: -sum(each.seconds))
+            key = (call.module, call.operator, call.shape, call.direction, call.in_layers)
+            groups.setdefault(key, [[] for _ in repeats])[index].append(call)
+    operators = [_operator(by_repeat, clock, limits) for by_repeat in groups.values()]
+    return sorted(operators, key=lambda operator: -sum(operator.seconds))
 
 
-def _least(repeats: list[list[float]]) -> float:
-    """The sum of each call at its fastest."""
-    return math.fsum(map(min, zip(*repeats, strict=len({*map(len, repeats)}) == 1)))
+def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> Operator:
+    """Return the sum of the same calls in each repeat."""
+    calls = max(by_repeat, key=len)
+    call = calls[0]
+    flops = sum(call.flops for call in calls)
+    moved_bytes = sum(call.bytes for call in calls)
+    bounds = {"compute": flops / limits.flops_per_s, "memory": moved_bytes / limits.bytes_per_s}
+    bound_s = max(bounds.values())
+    bound = max(bounds, key=lambda name: bounds[name]) if bound_s else ""
+    if call.operator in COLLECTIVES:
+        bound_s = 0.0
+        bound = "network"
+    return Operator(
+        module=call.module,
+        operator=call.operator,
+        shape=call.shape,
+        direction=call.direction,
+        in_layers=call.in_layers,
+        calls=len(calls),
+        flops=flops,
+        bytes=moved_bytes,
+        bound_s=bound_s,
+        bound=bound,
+        seconds=[sum(clock.seconds(call.begin, call.end) for call in repeat) for repeat in by_repeat],
+    )
 
 
-def _profiled(step: Callable[[], None], device: str) -> list[float]:
-    """Seconds of every operator of one step in order, each without those that it called."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+def _fastest_total(repeats: list[list[float]]) -> float:
+    """Return the sum over all calls of each call's fastest repeat."""
+    same_calls = len({*map(len, repeats)}) == 1
+    return math.fsum(map(min, zip(*repeats, strict=same_calls)))
+
+
+def _torch_profiler_times(step: Callable[[], None], device: str) -> list[float]:
+    """Return the seconds of every operator of one step in order, without those of the operators that it calls."""
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
         step()
-        machine.synchronize(device)
+        device_probe.synchronize(device)
     return self_times_s(profiler.events(), device)
 
 
 def self_times_s(events: Iterable[Any], device: str) -> list[float]:
-    """A GPU's kernels are in the list once more, by themselves: here they are their operator's."""
-    figure = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    calls = sorted(
-        (event for event in events if event.device_type == DeviceType.CPU), key=lambda each: each.time_range.start
-    )
-    return [float(getattr(call, figure)) / 1e6 for call in calls]
+    """Return the self time of each operator in order.
+
+    torch.profiler lists a GPU's kernels separately too. Here they only count as time of their operators.
+    """
+    field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    operators = [event for event in events if event.device_type == DeviceType.CPU]
+    operators.sort(key=lambda event: event.time_range.start)
+    return [float(getattr(operator, field)) / 1e6 for operator in operators]

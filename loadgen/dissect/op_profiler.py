@@ -1,10 +1,10 @@
-"""Every operator that torch dispatches: whose it is, how long it took, what it computed and moved.
+"""Records every operator that torch dispatches: its module, its time, and the FLOPs and bytes of its work.
 
-A dispatch mode stands between autograd and the kernels, so that it sees exactly what runs, with its arguments. Which
-module a forward operator belongs to, hooks say; a backward operator belongs to the module in which its node of the
-autograd graph was made: nodes are numbered in order, and each module has a stretch of numbers.
+A dispatch mode between autograd and the kernels sees exactly the operators that run, with their arguments. Hooks tell
+which module a forward operator belongs to. A backward operator belongs to the module that created its node of the
+autograd graph: nodes are numbered in order, and each module has a range of numbers.
 
-The clock stops while this module looks: what is left is the model's own. On a GPU instants are CUDA events.
+The clock stops while this module works, so that only the model's time counts. On a GPU, times are CUDA events.
 """
 
 from __future__ import annotations
@@ -48,37 +48,39 @@ MODULES = {
     "model": "RoPE",
     "layers": "residual",
 }
-"""What each module is called, by its name in the model; what a block computes itself is named after its part."""
+"""Reported name of each module by its name in the model. Operators of a block itself are named after its main part."""
 COPIES = {"clone", "_to_copy", "copy_", "cat", "repeat", "contiguous", "constant_pad_nd", "stack"}
 PLAIN_NAMES = {"_softmax": "softmax", "_log_softmax": "softmax", "_softmax_backward_data": "softmax", "silu": "SiLU"}
 ATTENTION = "_scaled_dot_product"
 
 
 class Clock:
-    """Instants of this device, without what watching takes."""
+    """Clock of the device that excludes the time of the profiler."""
 
     def __init__(self, cuda: bool) -> None:
-        self.cuda, self.out_ns = cuda, 0
+        self.cuda = cuda
+        self.excluded_ns = 0
 
     def now(self) -> Any:
+        """Return the current time: ns, or an event on a GPU."""
         if not self.cuda:
-            return time.perf_counter_ns() - self.out_ns
+            return time.perf_counter_ns() - self.excluded_ns
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def leave_out(self, since_ns: int) -> None:
-        """What has passed since then was the instrument's."""
-        self.out_ns += time.perf_counter_ns() - since_ns
+    def exclude_since(self, since_ns: int) -> None:
+        """Exclude the time that has passed since `since_ns`."""
+        self.excluded_ns += time.perf_counter_ns() - since_ns
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two instants; on a GPU once all has ended."""
+        """Return the seconds between two times. A GPU must have finished its work."""
         return float(begin.elapsed_time(end)) / 1e3 if self.cuda else (end - begin) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call."""
+    """One call of an operator. `begin` and `end` are times of a `Clock`."""
 
     module: str
     in_layers: bool
@@ -91,31 +93,38 @@ class OperatorCall:
     end: Any
 
 
+Owner = tuple[str, bool]
+"""Reported name of the module that an operator belongs to, and whether the module is in a decoder layer."""
+
+
 class OpProfiler(TorchDispatchMode):
-    """Sees all operators of one step, and the stretches of time of its parts."""
+    """Records all operators of one step, and the times of the step's parts."""
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
         super().__init__()
-        self.clock, self.seen = clock, list[OperatorCall]()
+        self.clock = clock
+        self.calls: list[OperatorCall] = []
         self.spans: list[tuple[str, Any, Any]] = []
-        self._owners: list[tuple[str, bool]] = [("loss", False)]
-        self._starts: list[int] = [0]  # the number of the first node of each stretch, and whose it is
-        self._whose: list[tuple[str, bool]] = [self._owners[0]]
-        self._by_parameter = {id(each): owner for owner, each in _parameters(model)}
-        self._model, self._begun, self._collective = model, list[Any](), ""
+        self._model = model
+        self._owners: list[Owner] = [("loss", False)]  # stack of the modules in progress
+        self._range_starts: list[int] = [0]  # number of the first autograd node of each range
+        self._range_owners: list[Owner] = [self._owners[0]]
+        self._by_parameter = {id(parameter): owner for owner, parameter in _parameters(model)}
+        self._begins: list[Any] = []  # stack of the begin times of the modules in progress
+        self._collective = ""  # name of the collective in progress
+        self._collective_begin: Any = 0
+        self._collective_bytes = 0.0
 
     @contextmanager
-    def watching(self) -> Iterator[OpProfiler]:
-        """One step: hooks are there as long as this lasts."""
-        hooks = [
-            hook
-            for name, module in self._model.named_modules()
-            if (owner := _owner(name, module))
-            for hook in (
-                module.register_forward_pre_hook(partial(self._enter, owner)),
-                module.register_forward_hook(partial(self._leave, _part(name, module)), prepend=True),
-            )
-        ]
+    def recording(self) -> Iterator[OpProfiler]:
+        """Record one step; hooks are installed meanwhile."""
+        hooks = []
+        for name, module in self._model.named_modules():
+            owner = _owner(name, module)
+            if owner:
+                leave = partial(self._leave, _part(name, module))
+                hooks.append(module.register_forward_pre_hook(partial(self._enter, owner)))
+                hooks.append(module.register_forward_hook(leave, prepend=True))
         try:
             with self:
                 yield self
@@ -123,119 +132,157 @@ class OpProfiler(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
 
-    def _enter(self, owner: tuple[str, bool], *_: Any) -> None:
-        entered = time.perf_counter_ns()
+    def _enter(self, owner: Owner, *_: Any) -> None:
+        entered_ns = time.perf_counter_ns()
         self._owners.append(owner)
-        self._stretch()
-        self.clock.leave_out(entered)
-        self._begun.append(self.clock.now())
+        self._start_range()
+        self.clock.exclude_since(entered_ns)
+        self._begins.append(self.clock.now())
 
     def _leave(self, part: str, *_: Any) -> None:
-        end, left = self.clock.now(), time.perf_counter_ns()
-        begin = self._begun.pop()
+        end = self.clock.now()
+        left_ns = time.perf_counter_ns()
+        begin = self._begins.pop()
         if part:
             self.spans.append((part, begin, end))
         self._owners.pop()
-        self._stretch()
-        self.clock.leave_out(left)
+        self._start_range()
+        self.clock.exclude_since(left_ns)
 
-    def _stretch(self) -> None:
-        self._starts.append(torch.autograd._get_sequence_nr())
-        self._whose.append(self._owners[-1])
+    def _start_range(self) -> None:
+        self._range_starts.append(torch.autograd._get_sequence_nr())
+        self._range_owners.append(self._owners[-1])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        entered = time.perf_counter_ns()
+        entered_ns = time.perf_counter_ns()
         kwargs = kwargs or {}
         node = torch._C._current_autograd_node()
         owner = self._owners[-1] if node is None else self._owner_of(node)
-        self.clock.leave_out(entered)
+        self.clock.exclude_since(entered_ns)
         begin = self.clock.now()
         result = func(*args, **kwargs)
         end = self.clock.now()
-        left = time.perf_counter_ns()
-        self._keep(func, args, kwargs, result, (owner, node is not None, begin, end))
-        self.clock.leave_out(left)
+        left_ns = time.perf_counter_ns()
+        call = _Dispatch(func, args, kwargs, result, owner, _direction(node is not None), begin, end)
+        self._record(call)
+        self.clock.exclude_since(left_ns)
         return result
 
-    def _owner_of(self, node: Any) -> tuple[str, bool]:
+    def _owner_of(self, node: Any) -> Owner:
         variable = getattr(node, "variable", None)
         if variable is not None:
-            return self._by_parameter.get(id(variable), self._whose[0])
-        return self._whose[bisect_right(self._starts, node._sequence_nr()) - 1]
+            return self._by_parameter.get(id(variable), self._range_owners[0])
+        return self._range_owners[bisect_right(self._range_starts, node._sequence_nr()) - 1]
 
-    def _keep(self, func: Any, args: Any, kwargs: Any, result: Any, how: tuple[Any, bool, Any, Any]) -> None:
-        """What happens between the two ends of a `record_function` is one operator, of that name: a collective."""
-        (module, in_layers), backward, begin, end = how
-        name = str(func.overloadpacket.__name__)
+    def _record(self, call: _Dispatch) -> None:
+        """Record a call. Everything within a `record_function` counts as one operator of its name: a collective."""
+        name = str(call.func.overloadpacket.__name__)
         if name.startswith("_record_function"):
             if name.startswith("_record_function_enter"):
-                self._collective, self._begun_collective = str(args[0]), begin
+                self._collective = str(call.args[0])
+                self._collective_begin = call.begin
             elif self._collective:
-                operator, moved = self._collective, self._moved
-                self._collective, begin, self._moved = "", self._begun_collective, 0.0
-                shape = f"{moved / 1e6:.3g} MB"
-                self.seen.append(
-                    OperatorCall(operator, in_layers, _direction(backward), operator, shape, 0.0, moved, begin, end)
-                )
+                self._record_collective(call)
             return
-        if self._collective:  # copies on the way to it are its time, but travel nowhere
-            self._moved += sum(map(_bytes, _tensors(args))) if func.namespace == "c10d" else 0.0
+        if self._collective:  # copies count as its time, but their bytes do not travel
+            if call.func.namespace == "c10d":
+                self._collective_bytes += sum(map(_bytes, _tensors(call.args)))
             return
-        operator, shape, flops, moved = describe_call(func, args, kwargs, result)
-        self.seen.append(
-            OperatorCall(module, in_layers, _direction(backward), operator, shape, flops, moved, begin, end)
+        module, in_layers = call.owner
+        operator, shape, flops, moved_bytes = describe_call(call.func, call.args, call.kwargs, call.result)
+        self.calls.append(
+            OperatorCall(module, in_layers, call.direction, operator, shape, flops, moved_bytes, call.begin, call.end)
         )
 
-    _begun_collective: Any = 0
-    _moved = 0.0
+    def _record_collective(self, call: _Dispatch) -> None:
+        name = self._collective
+        moved_bytes = self._collective_bytes
+        self._collective = ""
+        self._collective_bytes = 0.0
+        self.calls.append(
+            OperatorCall(
+                module=name,
+                in_layers=call.owner[1],
+                direction=call.direction,
+                operator=name,
+                shape=f"{moved_bytes / 1e6:.3g} MB",
+                flops=0.0,
+                bytes=moved_bytes,
+                begin=self._collective_begin,
+                end=call.end,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """A dispatched function with its arguments, result, owner and times."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    result: Any
+    owner: Owner
+    direction: Direction
+    begin: Any
+    end: Any
 
 
 def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
-    """Of one call: what it is called, its shape, FLOPs (one per number that it gives where it is no GEMM), and
-    bytes that it must read and write."""
+    """Return the reported name of a call, its shape, its FLOPs, and the bytes that it must read and write.
+
+    An operator that is not a GEMM or attention counts one FLOP per result value.
+    """
     name = str(func.overloadpacket.__name__)
-    inputs, outputs = _tensors([args, kwargs]), _tensors(result)
-    changed = any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments)
-    known = {each.untyped_storage().data_ptr() for each in inputs}
-    if not changed and outputs and all(output.untyped_storage().data_ptr() in known for output in outputs):
+    inputs = _tensors([args, kwargs])
+    outputs = _tensors(result)
+    if _is_view(func, inputs, outputs):
         return "views", "", 0.0, 0.0
-    counts = flop_registry.get(func.overloadpacket)
-    flops = float(counts(*args, **kwargs, out_val=result)) if counts else 0.0
+    count_flops = flop_registry.get(func.overloadpacket)
+    flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
     moved = float(sum(map(_bytes, outputs)))
     if name == "embedding":
-        moved *= 2  # the rows that are looked up, not the table
+        moved *= 2  # it reads the rows that it returns, not the whole table
     elif name not in ("fill_", "zero_", "zeros", "ones", "arange", "empty"):
-        skipped = args[0] if name == "copy_" else None  # is written, not read
-        moved += sum(_bytes(each) for each in inputs if each is not skipped)
+        only_written = args[0] if name == "copy_" else None
+        moved += sum(_bytes(tensor) for tensor in inputs if tensor is not only_written)
     if name in ("mm", "addmm", "bmm", "baddbmm"):
-        one, other = inputs[-2:]
-        sizes = _joined((*one.shape[:-1], other.shape[-1], one.shape[-1]))
-        return ("GEMM" if one.dim() == 2 else "batched GEMM"), sizes, flops, moved
-    sizes = _joined(max((each.shape for each in [*inputs, *outputs]), key=math.prod, default=()))
+        left, right = inputs[-2:]
+        sizes = _format_shape((*left.shape[:-1], right.shape[-1], left.shape[-1]))
+        return ("GEMM" if left.dim() == 2 else "batched GEMM"), sizes, flops, moved
+    sizes = _format_shape(max((tensor.shape for tensor in [*inputs, *outputs]), key=math.prod, default=()))
     if name.startswith(ATTENTION):
         return "attention kernel", sizes, flops or _attention_flops(inputs, "backward" in name), moved
     if name in COPIES:
         return "copy", sizes, flops, moved
-    given = sum(output.numel() for output in outputs if output.is_floating_point()) if name != "embedding" else 0
-    return PLAIN_NAMES.get(name, name.strip("_")), sizes, flops or float(given), moved
+    values = 0 if name == "embedding" else sum(output.numel() for output in outputs if output.is_floating_point())
+    return PLAIN_NAMES.get(name, name.strip("_")), sizes, flops or float(values), moved
 
 
-def _joined(sizes: Sequence[int]) -> str:
+def _is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Return whether all results share memory with arguments, and nothing is written."""
+    if not outputs or any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
+        return False
+    input_storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    return all(output.untyped_storage().data_ptr() in input_storages for output in outputs)
+
+
+def _format_shape(sizes: Sequence[int]) -> str:
     return " x ".join(map(str, sizes))
 
 
 def _attention_flops(inputs: list[Tensor], backward: bool) -> float:
-    """Two GEMMs of queries and keys, five in the backward pass (arXiv 2205.14135), as though none were masked."""
+    """Count two GEMMs of queries and keys, or five in the backward pass (arXiv 2205.14135), without masking."""
     queries, keys = inputs[1:3] if backward else inputs[:2]
     return float((5.0 if backward else 2.0) * 2.0 * queries.numel() * keys.shape[2])
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [tree_leave for tree_leave in tree_leaves(values) if isinstance(tree_leave, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> float:
-    """What is there of it in memory: an expanded dimension is there once."""
+    """Return the bytes of a tensor in memory. An expanded dimension counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return float(math.prod(sizes) * tensor.element_size())
 
@@ -244,8 +291,8 @@ def _direction(backward: bool) -> Direction:
     return "backward" if backward else "forward"
 
 
-def _owner(name: str, module: nn.Module) -> tuple[str, bool] | None:
-    """What operators of a module are called, and whether they are a layer's."""
+def _owner(name: str, module: nn.Module) -> Owner | None:
+    """Return the owner of a module's operators."""
     if isinstance(module, nn.ModuleList):
         return None
     last = "layers" if isinstance(module, DecoderLayer) else name.rpartition(".")[2]
@@ -253,13 +300,14 @@ def _owner(name: str, module: nn.Module) -> tuple[str, bool] | None:
 
 
 def _part(name: str, module: nn.Module) -> str:
-    """Of those that follow each other in a step, and of all together: what their time is called."""
+    """Return the name of the part of the step that a module is, or "" if it is only a piece of a part."""
     if isinstance(module, DecoderLayer):
         return "layers"
     return {"": "model", "model.embed_tokens": "Embedding", "model.norm": "RMSNorm", "lm_head": "LM head"}.get(name, "")
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[tuple[str, bool], Tensor]]:
+def _parameters(model: nn.Module) -> Iterator[tuple[Owner, Tensor]]:
+    """Yield every parameter with the owner of its operators."""
     for name, parameter in model.named_parameters():
-        owner = name.rpartition(".")[0].rpartition(".")[2]
-        yield (MODULES.get(owner, "LM head"), ".layers." in f".{name}"), parameter
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        yield (MODULES.get(module, "LM head"), ".layers." in f".{name}"), parameter

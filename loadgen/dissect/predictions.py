@@ -1,10 +1,10 @@
-"""What loadgen.servers.hardware makes of a technique, a model and the bounds of a device; without torch."""
+"""Predictions of `loadgen.servers.hardware` for a technique, a model and a device. Does not import torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.dissect.results import DATA_SHEET, DeviceLimits
+from loadgen.dissect.results import DATA_SHEET, DeviceLimits, LinkProbe
 from loadgen.dissect.techniques import ADAPTER_RANK, Technique
 from loadgen.servers.hardware import Architecture, Gpu, Link, gpu, gpu_links
 from loadgen.servers.hardware.training import NF4_BYTES
@@ -19,54 +19,90 @@ INT8_BYTES = 1.0
 
 
 def predict_memory_bytes(
-    asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int
+    spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int
 ) -> dict[str, float]:
-    """By kind."""
-    held: StepMemory = peak_memory(_step(asked, technique, allowed, count))
+    """Return the predicted bytes at the peak by kind of memory."""
+    memory: StepMemory = peak_memory(_torch_step(spec, technique, limits, processes))
     return {
-        "weights": held.weights,
-        "gradients": held.gradients,
-        "optimiser": held.optimiser,
-        "activations": held.activations,
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimiser": memory.optimiser,
+        "activations": memory.activations,
     }
 
 
-def predict_step_seconds(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> StepSeconds:
-    """By phase, where each process has these bounds."""
-    links = {
-        name: Link(name, each.bytes_per_s, 1.0, 0.0, 0.0, 0.0, 0.0, each.latency_s, 0.0)
-        for name, each in allowed.links.items()
-    }
-    machine = TorchMachine(_card(allowed), links, allowed.fresh_bytes_per_s)
-    return predict_step_time(_step(asked, technique, allowed, count), machine)
+def predict_step_seconds(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int) -> StepSeconds:
+    """Return the predicted seconds by phase, if each process has these limits."""
+    links = {name: _link(name, probe) for name, probe in limits.links.items()}
+    machine = TorchMachine(_gpu(limits), links, limits.fresh_bytes_per_s)
+    return predict_step_time(_torch_step(spec, technique, limits, processes), machine)
 
 
-def _step(asked: TrainingSpec, technique: Technique, allowed: DeviceLimits, count: int) -> TorchStep:
+def _torch_step(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int) -> TorchStep:
+    base_bytes = None
+    if technique.qlora:
+        base_bytes = NF4_BYTES
+    elif technique.quantised:
+        base_bytes = INT8_BYTES
     return TorchStep(
-        model=asked.shape,
-        sequences=asked.batch // count,
-        sequence=asked.sequence,
-        value_bytes=BYTES[asked.dtype],
+        model=spec.shape,
+        sequences=spec.batch // processes,
+        sequence=spec.sequence,
+        value_bytes=BYTES[spec.dtype],
         recompute=technique.recompute,
         flash=technique.flash,
-        cpu=asked.device == "cpu",
-        sums_in_fp32=allowed.sums_in_fp32,
+        cpu=spec.device == "cpu",
+        sums_in_fp32=limits.sums_in_fp32,
         zero=technique.zero,
-        data=count,
+        data=processes,
         adapter_rank=ADAPTER_RANK if technique.adapters else 0,
-        base_bytes=NF4_BYTES if technique.qlora else INT8_BYTES if technique.quantised else None,
+        base_bytes=base_bytes,
         offload=technique.offload,
     )
 
 
-def _card(allowed: DeviceLimits) -> Gpu:
-    """A GPU by its row where the bounds are the data sheet's, or one core that reaches them."""
-    if allowed.source == DATA_SHEET:
-        return gpu(allowed.device)
+def _link(name: str, probe: LinkProbe) -> Link:
+    """Return a link that reaches the probed bandwidth after the probed latency."""
+    return Link(
+        name,
+        bytes_per_s=probe.bytes_per_s,
+        share=1.0,
+        switch_share=0.0,
+        custom_s=0.0,
+        peer_s=0.0,
+        two_shot_s=0.0,
+        nccl_s=probe.latency_s,
+        step_s=0.0,
+    )
+
+
+def _gpu(limits: DeviceLimits) -> Gpu:
+    """Return the GPU of the data sheet, or for measured limits a device with one SM that reaches them."""
+    if limits.source == DATA_SHEET:
+        return gpu(limits.device)
+    architecture = Architecture(
+        "probed",
+        compute_share=1.0,
+        watts_per_TFLOP=1.0,
+        memory_share=1.0,
+        attention_share=1.0,
+        load_share=1e6,
+        launch_s=limits.launch_s,
+        tile_s=0.0,
+        attention_launch_s=limits.launch_s,
+        attention_turn_s=0.0,
+    )
     link = gpu_links()["PCIe"]
-    plain = Architecture("probed", 1.0, 1.0, 1.0, 1.0, 1e6, allowed.launch_s, 0.0, allowed.launch_s, 0.0)
     return Gpu(
-        *("probed", plain, {"bf16": allowed.flops_per_s}, 1e15, allowed.bytes_per_s, 1, 1e9, 0.0, 0.0),
+        name="probed",
+        architecture=architecture,
+        peaks={"bf16": limits.flops_per_s},
+        memory_bytes=1e15,
+        memory_bytes_per_s=limits.bytes_per_s,
+        sms=1,
+        clock_hz=1e9,
+        watts=0.0,
+        l2_bytes=0.0,
         link=link,
         pcie=link,
     )

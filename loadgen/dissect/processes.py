@@ -1,4 +1,4 @@
-"""Several processes that share the work: gloo between CPUs, NCCL between GPUs."""
+"""Runs a measurement in one or several processes that share the work: with gloo between CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -18,57 +18,72 @@ from loadgen.dissect import DissectError
 from loadgen.errors import LoadgenError
 from loadgen.servers.hardware import HardwareError
 
-_Result = TypeVar("_Result")
+_T = TypeVar("_T")
 
 
-def run_in_processes(
-    work: Callable[[Any], _Result], asked: Any, count: int, device: str, threads: int | None
-) -> _Result:
-    """What `work`, a function of a module, makes of `asked` in the first of so many processes that each do it."""
+def run_in_processes(measure: Callable[[Any], _T], argument: Any, count: int, device: str, threads: int | None) -> _T:
+    """Call `measure(argument)` in `count` processes, and return the result of the first. Raises DissectError.
+
+    `measure` must be a function of a module. A single process is the current one. `threads` are torch's threads per
+    process; by default the processes divide the cores.
+    """
     if device == "cuda" and count > torch.cuda.device_count():
         raise DissectError(
             f"{count} processes need as many GPUs, and torch sees {torch.cuda.device_count()}",
-            "Choose fewer, or --device cpu.",
+            "Choose fewer processes, or --device cpu.",
         )
-    each = threads or max(1, len(os.sched_getaffinity(0)) // count)
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // count)
     if count == 1:
-        before = torch.get_num_threads()
-        torch.set_num_threads(each)
-        try:
-            return work(asked)
-        finally:
-            torch.set_num_threads(before)
-            if device == "cuda":  # the next may run in processes of their own, on the same GPU
-                gc.collect()
-                torch.cuda.empty_cache()
+        return _run_here(measure, argument, device, threads)
     with TemporaryDirectory(prefix="loadgen-") as folder:
-        arguments = (work, asked, count, device, each, folder)
+        arguments = (measure, argument, count, device, threads, folder)
         try:
-            multiprocessing.spawn(_one, arguments, nprocs=count)
+            multiprocessing.spawn(_run_process, arguments, nprocs=count)
         except multiprocessing.ProcessRaisedException as problem:
             raise DissectError(f"a process ended early: {str(problem).strip()[-1500:]}") from None
-        result = pickle.loads(Path(folder, "found").read_bytes())  # noqa: S301 - our own process wrote it
-    if isinstance(result, Exception):
-        raise result
-    answer: _Result = result
-    return answer
+        outcome = pickle.loads(Path(folder, "result").read_bytes())  # noqa: S301 - our own process wrote it
+    if isinstance(outcome, Exception):
+        raise outcome
+    result: _T = outcome
+    return result
 
 
-def _one(rank: int, work: Callable[[Any], Any], asked: Any, count: int, device: str, threads: int, folder: str) -> None:
+def _run_here(measure: Callable[[Any], _T], argument: Any, device: str, threads: int) -> _T:
+    previous_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return measure(argument)
+    finally:
+        torch.set_num_threads(previous_threads)
+        if device == "cuda":  # the next measurement may use the same GPU from other processes
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _run_process(
+    rank: int,
+    measure: Callable[[Any], Any],
+    argument: Any,
+    count: int,
+    device: str,
+    threads: int,
+    folder: str,
+) -> None:
     torch.set_num_threads(threads)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    meeting, backend = f"file://{folder}/meeting", "nccl" if device == "cuda" else "gloo"
-    where = torch.device(device, rank) if device == "cuda" else None  # one GPU each, connected at once
-    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count, device_id=where)
+    rendezvous = f"file://{folder}/rendezvous"
+    backend = "nccl" if device == "cuda" else "gloo"
+    device_id = torch.device(device, rank) if device == "cuda" else None  # NCCL connects at once if it is known
+    distributed.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=count, device_id=device_id)
     try:
-        result = work(asked)
+        result = measure(argument)
     except (LoadgenError, HardwareError) as problem:
         result = problem
     finally:
         distributed.destroy_process_group()
     if rank == 0:
-        Path(folder, "found").write_bytes(pickle.dumps(result))
+        Path(folder, "result").write_bytes(pickle.dumps(result))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of gloo may still run, and C++ aborts an interpreter that ends meanwhile

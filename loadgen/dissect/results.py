@@ -1,5 +1,7 @@
-"""What was measured, as `--json` prints it: raw seconds of every repeat; figures are made of them in
-`loadgen.dissect.inference_report`."""
+"""Results of `loadgen dissect`, as `--json` prints them: raw seconds of every repeat.
+
+`inference_report` and `training_report` derive their figures from these values.
+"""
 
 from __future__ import annotations
 
@@ -10,85 +12,95 @@ from typing import Literal
 Direction = Literal["forward", "backward"]
 Phase = Literal["prefill", "decode"]
 
-
 DATA_SHEET = "data sheet"
-"""Where bounds are from that nobody measured here."""
+"""Source of bounds that were not measured on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe:
-    """One collective between the processes of a group, measured: what a small message takes, and the rate of a large
-    one as the busiest link sees it (the bus bandwidth of nccl-tests)."""
+    """Measured latency and bandwidth of one collective between the processes of a group."""
 
     latency_s: float
+    """Time of a small message."""
     bytes_per_s: float
+    """Rate of a large message on the busiest link (the bus bandwidth of nccl-tests)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What the device allows, and who says so: a short probe, or the data sheet."""
+    """Limits of the device, from a short probe or from the data sheet."""
 
     device: str
     flops_per_s: float
-    """In the number format of the run."""
+    """Peak FLOP/s in the number format of the run."""
     bytes_per_s: float
+    """Memory bandwidth."""
     source: str
+    """`DATA_SHEET`, or a description of the probe."""
     launch_s: float = 0.0
-    """To start one small operator."""
+    """Time to start one small operator."""
     fresh_bytes_per_s: float = 0.0
-    """At which memory is handed out that nobody has touched yet; 0 where an allocator keeps it (CUDA)."""
+    """Rate at which the system provides untouched memory; 0 if an allocator keeps freed memory (CUDA)."""
     sums_in_fp32: bool = False
-    """A GEMM in 16 bits has an fp32 copy of its result while it runs, as oneDNN's on AVX-512 without bf16."""
+    """16-bit GEMMs keep an fp32 copy of their result while they run, as oneDNN does on AVX-512 without bf16."""
     links: Mapping[str, LinkProbe] = field(default_factory=dict)
-    """By collective, where there are several processes."""
+    """Links by collective; empty with one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One kind of operator of one module: all calls of it in one step."""
+    """All calls in one step of the same operator of one module, with the same shape and direction."""
 
     module: str
     operator: str
     shape: str
-    """m x n x k of a GEMM; what it is made of for any other."""
+    """m x n x k of a GEMM; the largest tensor shape of any other operator."""
     direction: Direction
     in_layers: bool
+    """Whether the operator is part of a decoder layer."""
     calls: int
     flops: float
-    """Of all calls in one step; bytes likewise."""
+    """FLOPs of all calls in one step."""
     bytes: float
-    """Of arguments and results, each read or written once."""
+    """Bytes of arguments and results of all calls, each read or written once."""
     bound_s: float
-    """No device of these bounds is faster."""
+    """Minimum time of all calls on a device with these limits."""
     bound: str
-    """What that is by: compute, memory or network; nothing where it moves nothing."""
+    """Limiting resource: compute, memory or network; empty for an operator without work."""
     seconds: Sequence[float]
-    """Of all calls, in each repeat."""
+    """Time of all calls, per repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """One batch size."""
+    """Measurements of one batch size."""
 
     batch: int
     tokens: int
-    """That pass through the layers in one step."""
+    """Tokens that pass the layers in one step."""
     step_s: Sequence[float]
-    """Unwatched; so is what is split into `forward` and `backward`."""
+    """Seconds of steps without the profiler, per repeat."""
     parts_s: Mapping[str, Sequence[float]]
-    """Of watched steps, by their clock: model, Embedding, layers, RMSNorm (the last), LM head, loss; `backward` behind
-    those of the backward pass."""
+    """Seconds of parts of profiled steps, per repeat: model, Embedding, layers, RMSNorm (the last one), LM head, step.
+
+    `step backward` is the backward pass.
+    """
     operators: Sequence[Operator]
     least_s: tuple[float, float]
-    """All operators, each at its fastest, so that whatever else the machine did counts little: by our clock, and by
-    torch.profiler's in steps of its own."""
+    """Sum over all operators of each one's fastest time, by our profiler and, in other steps, by torch.profiler.
+
+    The fastest times reduce the effect of other programs on the machine.
+    """
     beside_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Steps by turns with other architectures of these weights; nothing where no all-reduce could be hidden."""
+    """Seconds of alternating steps by architecture, with the same weights.
+
+    Empty if the run has no all-reduces that could be hidden.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """What `loadgen dissect inference --json` prints."""
+    """Result of `loadgen dissect inference`, as `--json` prints it."""
 
     model: str
     architecture: str
@@ -108,42 +120,43 @@ class InferenceResult:
 
 
 MEMORY_KINDS = ("weights", "gradients", "optimiser", "activations")
-"""Of memory; the last is all that is there for a while: activations, gathered weights, buffers."""
+"""Kinds of memory. The last one contains everything temporary: activations, gathered weights, buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TechniqueResult:
-    """One technique, measured and predicted; of several processes the first."""
+    """Measurement and prediction of one technique. With several processes these are values of the first."""
 
     technique: str
     processes: int
     cannot: str = ""
-    """Why it was not measured."""
+    """Reason why the technique was not measured; empty if it was."""
     parts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Seconds of forward, backward and optimiser, in each repeat."""
+    """Seconds of forward, backward and optimiser, per repeat."""
     communication_s: Mapping[str, float] = field(default_factory=dict)
-    """Of each of those in one step: how long any collective was under way."""
+    """Seconds in each of these phases during which a collective was in progress, in one step."""
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
-    """At the peak of one step, by kind: what the allocator says, not the operating system."""
+    """Allocated bytes at the peak of one step by kind, as the allocator reports them."""
     predicted_s: Mapping[str, float] = field(default_factory=dict)
-    """By loadgen.servers.hardware from the bounds; so are communication and memory."""
+    """Seconds by phase that `loadgen.servers.hardware` predicts from `bounds`."""
     predicted_communication_s: Mapping[str, float] = field(default_factory=dict)
     bounds: DeviceLimits | None = None
-    """Of each process while all are busy, probed just before: what the prediction is made of."""
+    """Limits of each process while all are busy, probed just before the measurement."""
     predicted_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What `loadgen dissect training --json` prints."""
+    """Result of `loadgen dissect training`, as `--json` prints it."""
 
     model: str
     parameters: int
     layers: int
     model_layers: int
     batch: int
-    """Sequences in one step, of all processes."""
+    """Sequences in one step, over all processes."""
     sequence: int
+    """Tokens per sequence."""
     device: str
     dtype: str
     bounds: DeviceLimits

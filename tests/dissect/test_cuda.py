@@ -118,15 +118,15 @@ def test_what_does_not_fit_is_said_beside_what_does(monkeypatch: pytest.MonkeyPa
     """The others are measured; where none fits, that is the answer."""
 
     def shared(work: Any, asked: Any, *_: Any) -> Any:
-        if work is training._bounds:
+        if work is training._measure_limits:
             return DeviceLimits("probed", 1e11, 1e10, "measured")
         if asked[1].name == "naive":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return training._measured(asked)
+        return training._measure_technique(asked)
 
     monkeypatch.setattr(training, "run_in_processes", shared)
     asked: dict[str, Any] = {"model": "llama-2-7b", "layers": 1, "dtype": "fp32", "sequence": 8, "repeats": 1}
-    monkeypatch.setattr(training, "_measured", lambda both: training.TechniqueResult(both[1].name, 1))
+    monkeypatch.setattr(training, "_measure_technique", lambda both: training.TechniqueResult(both[1].name, 1))
     found = training.measure_training(
         training.TrainingSpec(techniques=(parse_technique("naive"), parse_technique("R")), **asked)
     )

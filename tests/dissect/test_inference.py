@@ -143,7 +143,7 @@ def test_it_is_told_in_80_columns_and_on_a_page(
         (["--model", "gpt-j-6b"], "GPT-J-6B is not a Llama"),
         (["--model", "llama-2-7b", "--layers", 33], "Llama-2-7B has 32 layers"),
         (["--model", "llama-2-7b", "--device", "cuda"], "torch sees no GPU here"),
-        (["--model", "llama-2-7b", "--dtype", "fp8"], "no number format is called 'fp8'"),
+        (["--model", "llama-2-7b", "--dtype", "fp8"], "unknown number format 'fp8'"),
         (["--model", "llama-2-7b", "--backward", "--phase", "decode"], "a decode step has no backward pass"),
         (["--model", "llama-2-7b", "--architecture", "stairs"], "unknown architecture 'stairs'"),
         (["--model", "llama-2-7b", "--tp", 3], "32 heads, which is not a multiple of 3"),

@@ -1,83 +1,96 @@
-"""What `loadgen limits` says of hardware: in plain lines, and as a page with two charts."""
+"""Text and page of `loadgen limits`: the limits of hardware and the expected performance of a framework."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
     from loadgen.servers.hardware.inference import Deployment
-    from loadgen.servers.hardware.roofline import Limits, LoadFigures
+    from loadgen.servers.hardware.roofline import Limits
 
-ROOFLINE = """FLOP/s that one GPU allows by how many FLOPs are made of each byte that is read. Left of the edge memory
-is the limit, right of it computing; dots are the GEMMs of one layer and the output head."""
-CURVE = """By the number of requests in flight: to the right more tokens per second, upwards longer waiting for each
-next token. Dotted: what physics allows."""
-MEANING = """`limit`: every FLOP, byte and message at the rate of the data sheet, all at once, and nothing else.
-`expected`: kernels, links and the framework's overheads as they were measured elsewhere."""
+ROOFLINE = """FLOP/s that one GPU allows, by FLOPs per byte that is read. Left of the edge memory is the limit, right
+of it compute. Dots are the GEMMs of one layer and the output head."""
+CURVE = """Throughput and time per output token (TPOT) at increasing numbers of requests in flight. The dotted line is
+the limit of the hardware."""
+MEANING = """`limit` assumes that compute, memory and network run at the rates of the data sheet, fully overlapped and
+without overhead. `expected` uses measured efficiencies of kernels and links, and measured overheads of the
+framework."""
 
 
-def rows(found: Limits) -> list[tuple[str, str, str]]:
-    """Name, limit, expected."""
+def rows(result: Limits) -> list[tuple[str, str, str]]:
+    """Return rows of name, limit and expected value."""
     from loadgen.analysis.format import duration, significant
 
-    def both(figure: str, shown: Any) -> tuple[str, str]:
-        return shown(getattr(found.limit, figure)), shown(getattr(found.expected, figure))
+    def row(label: str, figure: str, format_value: Callable[[float], str]) -> tuple[str, str, str]:
+        limit = getattr(result.limit, figure)
+        expected = getattr(result.expected, figure)
+        return label, format_value(limit), format_value(expected)
 
     return [
-        ("TTFT", *both("ttft_s", duration)),
-        ("TPOT", *both("tpot_s", duration)),
-        ("prefill of one prompt", *both("prompt_prefill_s", duration)),
-        ("prefill of all in flight", *both("prefill_s", duration)),
-        ("decode step", *both("decode_step_s", duration)),
-        ("output tokens/s", *both("output_tokens_per_s", significant)),
-        ("output tokens/s per GPU", *both("output_tokens_per_s_per_gpu", significant)),
-        ("bound by", found.limit.bound, found.expected.bound),
+        row("TTFT", "ttft_s", duration),
+        row("TPOT", "tpot_s", duration),
+        row("prefill of one prompt", "prompt_prefill_s", duration),
+        row("prefill of all in flight", "prefill_s", duration),
+        row("decode step", "decode_step_s", duration),
+        row("output tokens/s", "output_tokens_per_s", significant),
+        row("output tokens/s per GPU", "output_tokens_per_s_per_gpu", significant),
+        ("bound by", result.limit.bound, result.expected.bound),
     ]
 
 
-def gemm_rows(found: Limits) -> list[tuple[str, ...]]:
-    """Of each GEMM: phase, name, shape, FLOPs per byte, what binds, limit and expected."""
+def gemm_rows(result: Limits) -> list[tuple[str, ...]]:
+    """Return a row per GEMM with the columns of `GEMM_HEADS`."""
     from loadgen.analysis.format import duration, significant
 
     return [
         (
-            *(gemm.phase, gemm.gemm, f"{gemm.m} x {gemm.n} x {gemm.k}", significant(gemm.flops_per_byte), gemm.bound),
-            *(duration(gemm.limit_s), duration(gemm.expected_s)),
+            gemm.phase,
+            gemm.gemm,
+            f"{gemm.m} x {gemm.n} x {gemm.k}",
+            significant(gemm.flops_per_byte),
+            gemm.bound,
+            duration(gemm.limit_s),
+            duration(gemm.expected_s),
         )
-        for gemm in found.gemms
+        for gemm in result.gemms
     ]
 
 
 GEMM_HEADS = ("phase", "GEMM", "m x n x k", "FLOP/byte", "bound by", "limit", "expected")
 
 
-def headings(found: Limits) -> tuple[str, str]:
-    """What was asked, in two lines."""
-    tokens = f"{found.input_tokens:,} + {found.output_tokens:,} tokens, {found.in_flight:,} in flight"
-    return f"{found.model} in {found.format} on {found.gpus} x {found.gpu}", f"{tokens}, {found.framework}"
+def headings(result: Limits) -> tuple[str, str]:
+    """Return two lines: model and GPUs, and the load with the framework."""
+    tokens = f"{result.input_tokens:,} + {result.output_tokens:,} tokens, {result.in_flight:,} in flight"
+    return f"{result.model} in {result.format} on {result.gpus} x {result.gpu}", f"{tokens}, {result.framework}"
 
 
-def sentences(found: Limits) -> list[str]:
-    """What binds first, and how much room the KV cache has."""
-    parts = sorted(found.shares.items(), key=lambda part: -part[1])
-    spent = ", ".join(f"{name} {100 * part:.0f} %" for name, part in parts if part > 0.005)
-    each = found.input_tokens + found.output_tokens
+def sentences(result: Limits) -> list[str]:
+    """Return sentences on the parts of a decode step and the capacity of the KV cache."""
+    parts = sorted(result.shares.items(), key=lambda part: -part[1])
+    spent = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts if share > 0.005)
+    request_tokens = result.input_tokens + result.output_tokens
+    kv_tokens = result.limit.kv_tokens
     lines = [
         f"A decode step is expected to spend its time on: {spent}.",
-        f"The KV cache holds {found.limit.kv_tokens:,} tokens: {found.limit.kv_tokens // each:,} requests of {each:,}.",
+        f"The KV cache holds {kv_tokens:,} tokens: {kv_tokens // request_tokens:,} requests of {request_tokens:,} "
+        "tokens.",
     ]
-    if found.running < found.in_flight:
-        lines.append(f"Of {found.in_flight:,} in flight {found.running:,} find room at a time; the others wait.")
+    if result.running < result.in_flight:
+        lines.append(
+            f"{result.running:,} of {result.in_flight:,} requests in flight fit the KV cache at a time; the others "
+            "wait."
+        )
     return lines
 
 
-def format_limits(found: Limits) -> str:
-    """All of it for a terminal, without what a library for terminals costs to start."""
-    title, load = headings(found)
-    curve = found.curve
+def format_limits(result: Limits) -> str:
+    """Return the report for a terminal. Formatting by hand starts faster than a terminal library."""
+    title, load = headings(result)
+    curve = result.curve
     columns = [curve["in_flight"], curve["ttft_s"], curve["tpot_s"], curve["output_tokens_per_s"]]
     by_load = [
         (f"{number:,}", f"{1000 * ttft:,.1f} ms", f"{1000 * tpot:.2f} ms", f"{rate:,.0f}")
@@ -85,58 +98,64 @@ def format_limits(found: Limits) -> str:
     ]
     blocks = [
         f"{title}\n{load}",
-        align_columns([("", "limit", "expected"), *rows(found)]),
-        "\n".join(sentences(found)),
-        align_columns([GEMM_HEADS, *gemm_rows(found)]),
+        align_columns([("", "limit", "expected"), *rows(result)]),
+        "\n".join(sentences(result)),
+        align_columns([GEMM_HEADS, *gemm_rows(result)]),
         align_columns([("in flight", "TTFT", "TPOT", "tokens/s"), *by_load]),
     ]
     return "\n\n".join(blocks)
 
 
-def format_training(found: Mapping[str, Any]) -> str:
-    """An iteration of training for a terminal."""
-    held = found["memory_bytes"]
-    spent = [(name.removesuffix("_s").replace("_", " "), f"{part:.3f} s") for name, part in found["seconds"].items()]
-    sizes = [(name, f"{part / 2**30:.2f} GiB") for name, part in held.items() if name != "fits"]
+def format_training(result: Mapping[str, Any]) -> str:
+    """Return the prediction of a training iteration for a terminal."""
+    memory = result["memory_bytes"]
+    times = [
+        (name.removesuffix("_s").replace("_", " "), f"{seconds:.3f} s") for name, seconds in result["seconds"].items()
+    ]
+    sizes = [(name, f"{size / 2**30:.2f} GiB") for name, size in memory.items() if name != "fits"]
     lines = [
-        f"{found['model']} on {found['gpus']} x {found['gpu']}: {found['iteration_s']:.3f} s per iteration, "
-        f"{found['tokens_per_s']:,.0f} tokens/s, MFU {100 * found['mfu']:.1f} %",
-        align_columns(spent),
+        f"{result['model']} on {result['gpus']} x {result['gpu']}: {result['iteration_s']:.3f} s per iteration, "
+        f"{result['tokens_per_s']:,.0f} tokens/s, MFU {100 * result['mfu']:.1f} %",
+        align_columns(times),
         align_columns(sizes),
     ]
-    if not held["fits"]:
-        lines.append("It does not fit: recompute, split (--tp, --pp, --zero, --sequence-parallel), or offload.")
+    if not memory["fits"]:
+        lines.append(
+            "It does not fit the memory: recompute activations, split the model (--tp, --pp, --zero, "
+            "--sequence-parallel), or offload."
+        )
     return "\n\n".join(lines)
 
 
 def align_columns(table: Sequence[Sequence[str]]) -> str:
-    """Columns of one width each: the first to the left, the others to the right."""
+    """Align the cells of a table, the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
-        first, *others = zip(row, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip())
+        first = row[0].ljust(widths[0])
+        others = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([first, *others]).rstrip())
     return "\n".join(lines)
 
 
-def build_document(found: Limits, deployment: Deployment) -> Document:
-    """The page."""
+def build_document(result: Limits, deployment: Deployment) -> Document:
+    """Return the page: figures, GEMMs, the roofline and the latency-throughput curve."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
-    title, load = headings(found)
+    title, load = headings(result)
     heads: dict[str, doc.ColumnKind] = {"": "head", **number_columns("limit", "expected")}
-    figures = table("Limit and expected", heads, rows(found), several=True)
+    figures = table("Limit and expected", heads, rows(result), several=True)
     kinds: dict[str, doc.ColumnKind] = {"phase": "text", "GEMM": "head", "m x n x k": "text", "FLOP/byte": "number"}
     gemms = table(
         "GEMMs on one GPU",
         kinds | {"bound by": "text", **number_columns("limit", "expected")},
-        gemm_rows(found),
+        gemm_rows(result),
         several=True,
     )
-    cards = doc.Cards([_card("TPOT", found.expected, found.limit), _rate(found)])
+    cards = doc.Cards([_tpot_card(result), _throughput_card(result)])
     sections = [
-        doc.Section("answer", title, [cards, *map(doc.Paragraph, sentences(found)), figures, doc.Paragraph(MEANING)]),
+        doc.Section("answer", title, [cards, *map(doc.Paragraph, sentences(result)), figures, doc.Paragraph(MEANING)]),
         doc.Section(
             "roofline", "Roofline", [doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide"), gemms]
         ),
@@ -146,70 +165,78 @@ def build_document(found: Limits, deployment: Deployment) -> Document:
     ]
     look = doc.RunStyle(title)
     data = {
-        "runs": [_run(found, deployment, title)],
+        "runs": [_run(result, deployment, title)],
         "charts": [roofline_chart("data sheet", {"prefill": "prefill", "decode": "decode"}), _curve()],
     }
     return doc.Document("loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"))
 
 
-def _card(label: str, expected: LoadFigures, limit: LoadFigures) -> Any:
+def _tpot_card(result: Limits) -> Any:
     from loadgen.analysis.format import duration
     from loadgen.analysis.report import Card
 
-    value, unit = duration(expected.tpot_s).split(" ")
-    return Card(f"{label} expected", value, unit, f"limit {duration(limit.tpot_s)}, bound by {limit.bound}")
+    value, unit = duration(result.expected.tpot_s).split(" ")
+    note = f"limit {duration(result.limit.tpot_s)}, bound by {result.limit.bound}"
+    return Card("TPOT expected", value, unit, note)
 
 
-def _rate(found: Limits) -> Any:
+def _throughput_card(result: Limits) -> Any:
     from loadgen.analysis.format import significant
     from loadgen.analysis.report import Card
 
-    rate, maximum = found.expected.output_tokens_per_s, found.limit.output_tokens_per_s
-    return Card(
-        "Throughput expected", significant(rate), "tokens/s", f"{100 * rate / maximum:.0f} % of what physics allows"
-    )
+    rate = result.expected.output_tokens_per_s
+    limit = result.limit.output_tokens_per_s
+    return Card("Throughput expected", significant(rate), "tokens/s", f"{100 * rate / limit:.0f} % of the limit")
 
 
-def _run(found: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
-    """What the two charts draw."""
+def _run(result: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
+    """Return the data of both charts."""
     bandwidth = deployment.gpu.memory_bytes_per_s
-    points = {
-        phase: {
-            "x": [gemm.flops_per_byte for gemm in found.gemms if gemm.phase == phase],
-            "y": [2e-12 * gemm.m * gemm.n * gemm.k / gemm.expected_s for gemm in found.gemms if gemm.phase == phase],
-            "name": [gemm.gemm for gemm in found.gemms if gemm.phase == phase],
-        }
-        for phase in ("prefill", "decode")
-    }
-    curve = {name: list(values) for name, values in found.curve.items()}
+    points = {phase: _roofline_points_of(result, phase) for phase in ("prefill", "decode")}
+    curve = {name: list(values) for name, values in result.curve.items()}
     for name in ("tpot", "limit_tpot"):
         curve[f"{name}_ms"] = [1000 * seconds for seconds in curve[f"{name}_s"]]
-    roofline = {"roof": roofline_points(found.flops_per_byte * bandwidth, bandwidth), **points}
+    roofline = {"roof": roofline_points(result.flops_per_byte * bandwidth, bandwidth), **points}
     data = {"roofline": roofline, "curve": curve}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
 
+def _roofline_points_of(result: Limits, phase: str) -> dict[str, list[Any]]:
+    """Return the GEMMs of one phase: FLOPs per byte, expected TFLOP/s and names."""
+    gemms = [gemm for gemm in result.gemms if gemm.phase == phase]
+    return {
+        "x": [gemm.flops_per_byte for gemm in gemms],
+        "y": [2e-12 * gemm.m * gemm.n * gemm.k / gemm.expected_s for gemm in gemms],
+        "name": [gemm.gemm for gemm in gemms],
+    }
+
+
 def roofline_points(
-    flops_per_s: float, bytes_per_s: float, unit: float = 1e12, least: float = 0.25
+    flops_per_s: float, bytes_per_s: float, unit: float = 1e12, left_end: float = 0.25
 ) -> dict[str, list[float]]:
-    """The two lines of a roofline: bound by memory up to the edge, by computing behind it."""
+    """Return the points of a roofline in FLOP per byte and `unit` FLOP/s: memory-bound up to the edge, then flat."""
     edge = flops_per_s / bytes_per_s
-    places = [least, edge, max(4096.0, 4 * edge)]
-    return {"x": places, "y": [min(flops_per_s, index * bytes_per_s) / unit for index in places]}
+    intensities = [left_end, edge, max(4096.0, 4 * edge)]
+    return {"x": intensities, "y": [min(flops_per_s, intensity * bytes_per_s) / unit for intensity in intensities]}
 
 
 def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") -> dict[str, Any]:
-    """The chart of the roof, which `line` gave, and dots for each group: its key in the data, and what it is called."""
+    """Return a chart of a roofline and groups of dots.
+
+    `line` names the source of the roofline. `groups` maps the key of each group in the data to its name.
+    """
 
     def dots(group: str, colour: str) -> dict[str, Any]:
-        where = {
+        return {
+            "type": "scatter",
+            "mode": "markers",
+            "name": groups[group],
+            "hovertemplate": f"%{{text}}: %{{x:.3g}} FLOP/byte, %{{y:.3g}} {unit}<extra></extra>",
             "x": f"${group}.x",
             "y": f"${group}.y",
             "text": f"${group}.name",
             "marker": {"color": colour, "size": 10},
         }
-        hover = f"%{{text}}: %{{x:.3g}} FLOP/byte, %{{y:.3g}} {unit}<extra></extra>"
-        return {"type": "scatter", "mode": "markers", "name": groups[group], "hovertemplate": hover, **where}
 
     roof_line = {"type": "scatter", "mode": "lines", "name": line, "x": "$roof.x", "y": "$roof.y"}
     layout = {
@@ -225,10 +252,19 @@ def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") 
 
 
 def _curve() -> dict[str, Any]:
-    def line(name: str, x: str, y: str, look: dict[str, Any]) -> dict[str, Any]:
-        hover = f"%{{text}} in flight, {name}: %{{x:,.0f}} tokens/s, TPOT %{{y:.3g}} ms<extra></extra>"
-        where = {"x": x, "y": y, "text": "$in_flight", "hovertemplate": hover, "line": look}
-        return {"type": "scatter", "mode": "lines+markers", "name": name, **where}
+    """Return the chart of expected and limit TPOT by throughput."""
+
+    def line(name: str, x: str, y: str, style: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": x,
+            "y": y,
+            "text": "$in_flight",
+            "hovertemplate": f"%{{text}} in flight, {name}: %{{x:,.0f}} tokens/s, TPOT %{{y:.3g}} ms<extra></extra>",
+            "line": style,
+        }
 
     traces = [
         line("expected", "$output_tokens_per_s", "$tpot_ms", {"color": "@run", "width": 2}),

@@ -1,4 +1,4 @@
-"""What `loadgen dissect inference` says of modules and operators: in plain lines, and as a page."""
+"""Text and page of `loadgen dissect inference`: times, rates and limits of modules and operators."""
 
 from __future__ import annotations
 
@@ -14,49 +14,65 @@ from loadgen.analysis.stats import mean_and_deviation, student_quantile
 from loadgen.servers.hardware.inference import exposed_all_reduce_s
 
 if TYPE_CHECKING:
-    from loadgen.analysis.report import Document
+    from loadgen.analysis.report import Document, Section
     from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, StepCase
 
 Rows = list[tuple[str, ...]]
 ORDER = (
-    *("Embedding", "RMSNorm", "QKV", "RoPE", "attention", "output", "all-reduce", "all-reduce wait", "residual"),
-    *("gate", "up", "SiLU", "down", "LM head", "all-gather", "loss"),
+    "Embedding",
+    "RMSNorm",
+    "QKV",
+    "RoPE",
+    "attention",
+    "output",
+    "all-reduce",
+    "all-reduce wait",
+    "residual",
+    "gate",
+    "up",
+    "SiLU",
+    "down",
+    "LM head",
+    "all-gather",
+    "loss",
 )
-"""Modules as data flows through them."""
+"""Modules in the order in which data flows through them."""
+DIRECTIONS = ("forward", "backward")
 MODULE_HEADS = ("module", "time", "±", "share", "GFLOP/s", "GB/s", "of bound", "bound by")
 OPERATOR_HEADS = ("module", "operator", "shape", "calls", "time", "share", "bound", "by")
-SHOWN = 20
-"""Operators in the terminal; the page and --json have all."""
-AGREE = 0.05
-FLAME = """One step from left to right, in the order in which data flows: its modules, those of all layers together, and
-below them their operators. A click on the legend hides a module."""
-ROOFLINE = """FLOP/s that the device allows by how many FLOPs are made of each byte that is read or written. Each dot
-is an operator that computes, one FLOP per number where it is no GEMM; one above the line found its data in a cache."""
+SHOWN_OPERATORS = 20
+"""Number of operators in the terminal. The page and --json contain all."""
+MAX_DEVIATION = 0.05
+"""Sums of parts that differ more from the whole get a warning."""
+FLAME = """One step from left to right, in the order of the data flow. The upper row shows modules, summed over all
+layers, and the lower row their operators. Click on the legend to hide a module."""
+ROOFLINE = """FLOP/s that the device allows, by FLOPs per byte that is read or written. Each dot is an operator;
+operators other than GEMMs count one FLOP per value. An operator above the line found its data in a cache."""
 
 
-def headings(found: InferenceResult) -> tuple[str, str]:
-    """What was measured, and the bounds."""
-    shared = f" on {found.tensor_parallel} devices" if found.tensor_parallel > 1 else ""
-    allowed = found.bounds
+def headings(result: InferenceResult) -> tuple[str, str]:
+    """Return two lines: the measured model, and the limits of the device."""
+    devices = f" on {result.tensor_parallel} devices" if result.tensor_parallel > 1 else ""
+    limits = result.bounds
     return (
-        f"{found.model}, {found.layers} of {pluralise(found.model_layers, 'layer')}, {found.dtype}, {found.phase} at "
-        f"{found.input_tokens:,} tokens{shared}",
-        f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
-        f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
+        f"{result.model}, {result.layers} of {pluralise(result.model_layers, 'layer')}, {result.dtype}, "
+        f"{result.phase} at {result.input_tokens:,} tokens{devices}",
+        f"{limits.device}: {significant(limits.flops_per_s / 1e9)} GFLOP/s, "
+        f"{significant(limits.bytes_per_s / 1e9)} GB/s ({limits.source})",
     )
 
 
-def link_sentences(allowed: DeviceLimits, processes: int) -> list[str]:
-    """What collectives between these take; nothing where there is one process."""
-    told = [
-        f"{name} {duration(each.latency_s)} + {significant(each.bytes_per_s / 1e9)} GB/s"
-        for name, each in allowed.links.items()
+def link_sentences(limits: DeviceLimits, processes: int) -> list[str]:
+    """Return a sentence about the links between processes, or nothing for one process."""
+    links = [
+        f"{name} {duration(link.latency_s)} + {significant(link.bytes_per_s / 1e9)} GB/s"
+        for name, link in limits.links.items()
     ]
-    return [f"Between {processes} processes, latency and bus bandwidth: {', '.join(told)}."] if told else []
+    return [f"Between {processes} processes, latency and bus bandwidth: {', '.join(links)}."] if links else []
 
 
 def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and half of its 95 % interval by Student's t."""
+    """Return the mean and half of its 95 % interval by Student's t, which is None for one value."""
     mean, deviation = mean_and_deviation(seconds)
     if deviation is None:
         return mean, None
@@ -64,181 +80,194 @@ def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
 
 
 def total_seconds(operators: Iterable[Operator]) -> list[float]:
-    """Seconds of all of them together, in each repeat."""
-    return [math.fsum(each) for each in zip(*(operator.seconds for operator in operators), strict=True)]
+    """Return the seconds of all operators together, per repeat."""
+    by_repeat = zip(*(operator.seconds for operator in operators), strict=True)
+    return [math.fsum(seconds) for seconds in by_repeat]
 
 
-def layer_s(case: StepCase, found: InferenceResult) -> float:
-    """One layer, by the clock."""
-    return mean_and_margin(case.parts_s["layers"])[0] / found.layers
+def layer_s(case: StepCase, result: InferenceResult) -> float:
+    """Return the mean seconds of one layer."""
+    return mean_and_margin(case.parts_s["layers"])[0] / result.layers
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """How much of a whole its parts come to: 1 where they agree. Of the repeat that was disturbed least."""
+    """Return the sum of parts divided by the whole, for several wholes. A ratio is 1 if both agree.
+
+    The values are those of the fastest repeat, which was disturbed least. The backward pass has its largest ratio.
+    """
     parts = case.parts_s
-    best = min(range(len(parts["model"])), key=lambda each: parts["model"][each])
-    in_layers = total_seconds(
+    fastest = min(range(len(parts["model"])), key=lambda repeat: parts["model"][repeat])
+    layer_operators = [
         operator for operator in case.operators if operator.in_layers and operator.direction == "forward"
-    )
-    pieces = sum(parts[name][best] for name in ("Embedding", "layers", "RMSNorm", "LM head"))
-    result = {
-        "operators of a layer": in_layers[best] / parts["layers"][best],
-        "layers and the rest of the model": pieces / parts["model"][best],
+    ]
+    pieces = sum(parts[name][fastest] for name in ("Embedding", "layers", "RMSNorm", "LM head"))
+    ratios = {
+        "operators of a layer": total_seconds(layer_operators)[fastest] / parts["layers"][fastest],
+        "layers and the rest of the model": pieces / parts["model"][fastest],
         "operators of torch.profiler": case.least_s[0] / case.least_s[1],
     }
-    if backward := parts.get("step backward"):
-        own = total_seconds(operator for operator in case.operators if operator.direction == "backward")
-        result["operators of the backward pass"] = max(own[each] / took for each, took in enumerate(backward))
-    return result
+    backward_s = parts.get("step backward")
+    if backward_s:
+        operators = total_seconds(operator for operator in case.operators if operator.direction == "backward")
+        ratios["operators of the backward pass"] = max(
+            operators_s / step_s for operators_s, step_s in zip(operators, backward_s, strict=True)
+        )
+    return ratios
 
 
-def sentences(case: StepCase, found: InferenceResult) -> list[str]:
-    """How long a step took, what the whole model would take, and whether the parts add up."""
+def sentences(case: StepCase, result: InferenceResult) -> list[str]:
+    """Return sentences on the step's time, the estimate for the whole model, and the sums of parts."""
     mean, margin = mean_and_margin(case.step_s)
     spread = f" ± {duration(margin, 2)}" if margin is not None else ""
-    rest = mean_and_margin(case.parts_s["model"])[0] - found.layers * layer_s(case, found)
-    whole = rest + found.model_layers * layer_s(case, found)
+    one_layer_s = layer_s(case, result)
+    rest_s = mean_and_margin(case.parts_s["model"])[0] - result.layers * one_layer_s
+    whole_s = rest_s + result.model_layers * one_layer_s
     lines = [
         f"Batch {case.batch}: a step takes {duration(mean)}{spread} ({pluralise(len(case.step_s), 'repeat')}), "
-        f"{significant(case.tokens / mean)} tokens/s; forward one layer {duration(layer_s(case, found))}, "
-        f"all {found.model_layers} layers and the rest about {duration(whole)}."
+        f"{significant(case.tokens / mean)} tokens/s. The forward pass of one layer takes {duration(one_layer_s)}; "
+        f"all {result.model_layers} layers and the rest would take about {duration(whole_s)}."
     ]
-    told = sum_ratios(case)
-    sums = ", ".join(f"{name} {100 * value:.1f} %" for name, value in told.items())
-    lines.append(f"Sums of parts, of the whole: {sums}.")
-    if any(abs(1 - value) > AGREE for value in told.values()):
+    ratios = sum_ratios(case)
+    sums = ", ".join(f"{name} {100 * ratio:.1f} %" for name, ratio in ratios.items())
+    lines.append(f"Sums of parts relative to the whole: {sums}.")
+    if any(abs(1 - ratio) > MAX_DEVIATION for ratio in ratios.values()):
         lines.append(
-            "More than 5 % off: the machine was busy, or steps are short. Try more --repeats or a larger --input."
+            "A sum is more than 5 % off: the machine was busy, or steps are short. Try more --repeats or a larger "
+            "--input."
         )
     if case.beside_s:
-        lines.append(_overlap(case, found))
+        lines.append(_overlap_sentences(case, result))
     return lines
 
 
-def _overlap(case: StepCase, found: InferenceResult) -> str:
-    """What all-reduces cost, and how much of that is hidden, and would be by the model of `loadgen limits`."""
-    minimum = {name: min(seconds) for name, seconds in case.beside_s.items()}
-    attention, mlp = block_times_s(case, found, minimum["no-communication"])
-    costs = (minimum["standard"] - minimum["no-communication"]) / (2 * found.layers)
-    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in minimum.items())
-    told = (
-        f"By turns, the fastest step of each: {steps}. Attention takes {duration(attention)}, an MLP {duration(mlp)}; "
-        f"an all-reduce lengthens the standard step by {duration(costs)}"
+def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
+    """Describe the cost of all-reduces, the hidden share, and the share that `loadgen limits` would expect."""
+    fastest = {name: min(seconds) for name, seconds in case.beside_s.items()}
+    attention, mlp = block_times_s(case, result, fastest["no-communication"])
+    all_reduce_s = (fastest["standard"] - fastest["no-communication"]) / (2 * result.layers)
+    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in fastest.items())
+    text = (
+        f"Fastest of alternating steps: {steps}. Attention takes {duration(attention)}, an MLP {duration(mlp)}. "
+        f"An all-reduce lengthens the standard step by {duration(all_reduce_s)}."
     )
-    if found.architecture in ("standard", "no-communication") or costs <= 0:
-        return f"{told}."
-    shown = exposed_all_reduce_s(found.architecture, found.layers, costs, attention, mlp)
-    expected = max(0.0, 1 - shown / (2 * found.layers * costs))
+    if result.architecture in ("standard", "no-communication") or all_reduce_s <= 0:
+        return text
+    exposed_s = exposed_all_reduce_s(result.architecture, result.layers, all_reduce_s, attention, mlp)
+    expected = max(0.0, 1 - exposed_s / (2 * result.layers * all_reduce_s))
+    measured = hidden_share(case.beside_s, result.architecture)
     return (
-        f"{told}; {found.architecture} hides {percent(hidden_share(case.beside_s, found.architecture))} of that, where "
-        f"loadgen limits would expect {percent(expected)}."
+        f"{text} The architecture {result.architecture} hides {percent(measured)} of that; loadgen limits expects "
+        f"{percent(expected)}."
     )
 
 
-def block_times_s(case: StepCase, found: InferenceResult, step_s: float) -> tuple[float, float]:
-    """Attention and MLP of one layer in a step that waits for nothing: by the shares that their operators have of it.
-    Each has one of the norms and of the sums behind them."""
-    own = [operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"]
+def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tuple[float, float]:
+    """Return the seconds of attention and MLP of one layer in a step of `step_s` without communication.
+
+    They are shares of the step by operator times. Each block includes one of the two norms and residual sums.
+    """
+    computing = [
+        operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"
+    ]
 
     def spent(*modules: str) -> float:
-        return sum(sum(each.seconds) for each in own if each.module in modules and each.in_layers)
+        return sum(sum(operator.seconds) for operator in computing if operator.module in modules and operator.in_layers)
 
-    halved, everything = spent("RMSNorm", "residual") / 2, sum(sum(each.seconds) for each in own)
-    both = (spent("QKV", "RoPE", "attention", "output") + halved, spent("gate", "up", "SiLU", "down") + halved)
-    attention, mlp = (step_s * each / everything / found.layers for each in both)
-    return attention, mlp
+    norm_and_residual = spent("RMSNorm", "residual") / 2
+    attention = spent("QKV", "RoPE", "attention", "output") + norm_and_residual
+    mlp = spent("gate", "up", "SiLU", "down") + norm_and_residual
+    all_operators = sum(sum(operator.seconds) for operator in computing)
+    return step_s * attention / all_operators / result.layers, step_s * mlp / all_operators / result.layers
 
 
 def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
-    """Of what all-reduces cost the standard model, the share that this one does not wait for, by the fastest steps."""
-    own, standard, bare = (min(steps_s[name]) for name in (architecture, "standard", "no-communication"))
-    return min(1.0, (standard - own) / (standard - bare)) if standard > bare else 0.0
+    """Return which share of the standard model's all-reduce time this architecture hides, by the fastest steps."""
+    own = min(steps_s[architecture])
+    standard = min(steps_s["standard"])
+    without = min(steps_s["no-communication"])
+    return min(1.0, (standard - own) / (standard - without)) if standard > without else 0.0
 
 
 def module_rows(case: StepCase, direction: str) -> Rows:
-    """Of each module: time, half of its interval, share of all operators, rates, and what of the bound is reached."""
-    mine = [operator for operator in case.operators if operator.direction == direction]
-    everything = mean_and_margin(total_seconds(case.operators))[0]
+    """Return a row per module: time, its margin, share of all operators, rates, reached share of the bound, bound."""
+    all_operators_s = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
-    for module in sorted({each.module for each in mine}, key=_module_order):
-        own = [each for each in mine if each.module == module]
-        mean, margin = mean_and_margin(total_seconds(own))
-        minimum = sum(each.bound_s for each in own)
+    for module in _modules(case, direction):
+        operators = [operator for operator in case.operators if _is_of(operator, module, direction)]
+        mean, margin = mean_and_margin(total_seconds(operators))
+        bound_s = sum(operator.bound_s for operator in operators)
+        longest = max(operators, key=lambda operator: sum(operator.seconds))
         rows.append(
             (
-                *(module, duration(mean), duration(margin, 2), percent(mean / everything)),
-                *(_rate(sum(each.flops for each in own), mean), _rate(sum(each.bytes for each in own), mean)),
-                *(percent(minimum / mean) if minimum else "", max(own, key=lambda each: sum(each.seconds)).bound),
+                module,
+                duration(mean),
+                duration(margin, 2),
+                percent(mean / all_operators_s),
+                _rate(sum(operator.flops for operator in operators), mean),
+                _rate(sum(operator.bytes for operator in operators), mean),
+                percent(bound_s / mean) if bound_s else "",
+                longest.bound,
             )
         )
     return rows
 
 
-def operator_rows(case: StepCase, shown: int | None = None) -> Rows:
-    """The longest first; those of the backward pass are marked."""
-    everything = mean_and_margin(total_seconds(case.operators))[0]
+def operator_rows(case: StepCase, count: int | None = None) -> Rows:
+    """Return a row per operator, the `count` longest or all. Operators of the backward pass have an arrow."""
+    all_operators_s = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
-    for operator in sorted(case.operators, key=lambda each: -sum(each.seconds))[:shown]:
+    for operator in sorted(case.operators, key=lambda operator: -sum(operator.seconds))[:count]:
         mean = mean_and_margin(operator.seconds)[0]
         rows.append(
             (
                 operator.module + (" ←" if operator.direction == "backward" else ""),
-                *(operator.operator, operator.shape.replace(" x ", "x"), str(operator.calls), duration(mean)),
-                *(
-                    percent(mean / everything),
-                    percent(operator.bound_s / mean) if operator.bound_s else "",
-                    operator.bound,
-                ),
+                operator.operator,
+                operator.shape.replace(" x ", "x"),
+                str(operator.calls),
+                duration(mean),
+                percent(mean / all_operators_s),
+                percent(operator.bound_s / mean) if operator.bound_s else "",
+                operator.bound,
             )
         )
     return rows
 
 
-def format_text(found: InferenceResult) -> str:
-    """All of it for a terminal of 80 columns."""
-    blocks = [wrap_lines([*headings(found), *link_sentences(found.bounds, found.tensor_parallel)])]
-    for case in found.cases:
-        blocks.append(wrap_lines(sentences(case, found)))
-        tables = {direction: module_rows(case, direction) for direction in ("forward", "backward")}
-        blocks += [f"{name}\n{align_columns([MODULE_HEADS, *rows])}" for name, rows in tables.items() if rows]
-        operators = [(*row[:1], *(_short(cell) for cell in row[1:3]), *row[3:]) for row in operator_rows(case, SHOWN)]
-        blocks.append(_left([OPERATOR_HEADS, *operators]))
+def format_text(result: InferenceResult) -> str:
+    """Return the report for a terminal of 80 columns."""
+    blocks = [wrap_lines([*headings(result), *link_sentences(result.bounds, result.tensor_parallel)])]
+    for case in result.cases:
+        blocks.append(wrap_lines(sentences(case, result)))
+        for direction in DIRECTIONS:
+            rows = module_rows(case, direction)
+            if rows:
+                blocks.append(f"{direction}\n{align_columns([MODULE_HEADS, *rows])}")
+        operators = [
+            (module, _shorten(operator), _shorten(shape), *figures)
+            for module, operator, shape, *figures in operator_rows(case, SHOWN_OPERATORS)
+        ]
+        blocks.append(_align_operators([OPERATOR_HEADS, *operators]))
     return "\n\n".join(blocks)
 
 
-def build_document(found: InferenceResult) -> Document:
-    """The page: for each batch size the bar, the roofline and both tables."""
+def build_document(result: InferenceResult) -> Document:
+    """Return the page: the tables of each batch size, the flame chart and the roofline."""
     from loadgen.analysis import report as doc
-    from loadgen.analysis.report.tables import number_columns, table
 
-    title, bounds = headings(found)
-    sections, runs = [], []
-    for case in found.cases:
-        name = f"batch {case.batch}"
-        heads: dict[str, doc.ColumnKind] = {"direction": "text", **dict.fromkeys(MODULE_HEADS, "number")}
-        rows = [(way, *row) for way in ("forward", "backward") for row in module_rows(case, way)]
-        modules = table(
-            f"Modules, {name}", heads | {"module": "head", "bound by": "text"}, rows, several=True, id="modules"
-        )
-        kinds: dict[str, doc.ColumnKind] = {"module": "head", "operator": "text", "shape": "text"}
-        kinds |= {**number_columns("calls", "time", "share", "bound"), "by": "text"}
-        operators = table(f"Operators, {name}", kinds, operator_rows(case), several=True, id="operators")
-        said = [*sentences(case, found), *link_sentences(found.bounds, found.tensor_parallel)]
-        paragraphs = [doc.Paragraph(each) for each in said]
-        sections.append(doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators]))
-        runs.append(name)
+    title, limits = headings(result)
+    first, *others = [_section(case, result) for case in result.cases]
+    flame = doc.ChartRef("flame", "One step", [FLAME], "wide")
+    roofline = doc.ChartRef("roofline", "What each operator reaches", [ROOFLINE], "wide")
     charts = [
-        doc.Section("flame", "Where a step goes", [doc.ChartRef("flame", "One step", [FLAME], "wide")]),
-        doc.Section(
-            "roofline", "Roofline", [doc.ChartRef("roofline", "What each operator reaches", [ROOFLINE], "wide")]
-        ),
+        doc.Section("flame", "Where a step goes", [flame]),
+        doc.Section("roofline", "Roofline", [roofline]),
     ]
-    data = {"runs": [_run(found, title)], "charts": [_flame_chart(found.cases[0]), _dots_chart(found)]}
+    data = {"runs": [_run(result, title)], "charts": [_flame_chart(result.cases[0]), _dots_chart(result)]}
     return doc.Document(
         "loadgen dissect",
         title,
-        [sections[0], *charts, *sections[1:]],
-        bounds,
+        [first, *charts, *others],
+        limits,
         "",
         [doc.RunStyle(title)],
         [],
@@ -247,61 +276,84 @@ def build_document(found: InferenceResult) -> Document:
     )
 
 
-def _run(found: InferenceResult, title: str) -> dict[str, Any]:
-    allowed = found.bounds
+def _section(case: StepCase, result: InferenceResult) -> Section:
+    """Return the section of one batch size: its sentences and both tables."""
+    from loadgen.analysis import report as doc
+    from loadgen.analysis.report.tables import number_columns, table
+
+    name = f"batch {case.batch}"
+    module_kinds: dict[str, doc.ColumnKind] = {"direction": "text", **dict.fromkeys(MODULE_HEADS, "number")}
+    module_kinds |= {"module": "head", "bound by": "text"}
+    rows = [(direction, *row) for direction in DIRECTIONS for row in module_rows(case, direction)]
+    modules = table(f"Modules, {name}", module_kinds, rows, several=True, id="modules")
+    operator_kinds: dict[str, doc.ColumnKind] = {"module": "head", "operator": "text", "shape": "text"}
+    operator_kinds |= {**number_columns("calls", "time", "share", "bound"), "by": "text"}
+    operators = table(f"Operators, {name}", operator_kinds, operator_rows(case), several=True, id="operators")
+    lines = [*sentences(case, result), *link_sentences(result.bounds, result.tensor_parallel)]
+    paragraphs = [doc.Paragraph(line) for line in lines]
+    return doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators])
+
+
+def _run(result: InferenceResult, title: str) -> dict[str, Any]:
+    """Return the data of both charts."""
+    limits = result.bounds
     groups: dict[str, dict[str, list[Any]]] = {}
-    for index, (_, operators) in enumerate(_groups(found)):
+    for index, (_, operators) in enumerate(_roofline_groups(result)):
         points = [(operator, sum(operator.seconds) / len(operator.seconds)) for operator in operators]
         groups[f"group{index}"] = {
-            "x": [each.flops / each.bytes for each, _ in points],
-            "y": [each.flops / seconds / 1e9 for each, seconds in points],
-            "name": [f"{each.module}, {each.operator} {each.shape}, {each.direction}" for each, _ in points],
+            "x": [operator.flops / operator.bytes for operator, _ in points],
+            "y": [operator.flops / seconds / 1e9 for operator, seconds in points],
+            "name": [_operator_label(operator) for operator, _ in points],
         }
-    minimum = min((index for group in groups.values() for index in group["x"]), default=0.25) / 2
-    roofline = {"roof": roofline_points(allowed.flops_per_s, allowed.bytes_per_s, 1e9, min(0.25, minimum)), **groups}
-    data = {"roofline": roofline, "flame": _flame(found.cases[0])}
+    intensities = [intensity for group in groups.values() for intensity in group["x"]]
+    left_end = min(0.25, min(intensities, default=0.25) / 2)
+    roofline = {"roof": roofline_points(limits.flops_per_s, limits.bytes_per_s, 1e9, left_end), **groups}
+    data = {"roofline": roofline, "flame": _flame(result.cases[0])}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
 
-def _groups(found: InferenceResult) -> list[tuple[str, list[Operator]]]:
-    """Operators that compute, by batch size and direction."""
-    made = [
-        (
-            f"batch {case.batch}, {way}",
-            [operator for operator in case.operators if operator.flops and operator.direction == way],
-        )
-        for case in found.cases
-        for way in ("forward", "backward")
-    ]
-    return [(name.replace(", forward", ""), operators) for name, operators in made if operators]
+def _operator_label(operator: Operator) -> str:
+    return f"{operator.module}, {operator.operator} {operator.shape}, {operator.direction}"
 
 
-def _dots_chart(found: InferenceResult) -> dict[str, Any]:
-    titles = {f"group{index}": name for index, (name, _) in enumerate(_groups(found))}
-    return roofline_chart(found.bounds.source.partition(":")[0], titles, unit="GFLOP/s")
+def _roofline_groups(result: InferenceResult) -> list[tuple[str, list[Operator]]]:
+    """Return the operators with FLOPs by batch size and direction, each group with its name."""
+    groups = []
+    for case in result.cases:
+        for direction in DIRECTIONS:
+            operators = [operator for operator in case.operators if operator.flops and operator.direction == direction]
+            name = f"batch {case.batch}" if direction == "forward" else f"batch {case.batch}, {direction}"
+            if operators:
+                groups.append((name, operators))
+    return groups
+
+
+def _dots_chart(result: InferenceResult) -> dict[str, Any]:
+    titles = {f"group{index}": name for index, (name, _) in enumerate(_roofline_groups(result))}
+    return roofline_chart(result.bounds.source.partition(":")[0], titles, unit="GFLOP/s")
 
 
 def _flame(case: StepCase) -> dict[str, Any]:
-    """Three rows of pieces, each of which lies above its parts."""
-    result: dict[str, Any] = {}
-    at = 0.0
-    for way in ("forward", "backward"):
-        for module in sorted(
-            {operator.module for operator in case.operators if operator.direction == way}, key=_module_order
-        ):
-            own = [operator for operator in case.operators if (operator.module, operator.direction) == (module, way)]
-            pieces = [(f"{module}, {way}", "modules", at, mean_and_margin(total_seconds(own))[0])]
-            for each in own:
-                seconds = mean_and_margin(each.seconds)[0]
-                pieces.append((f"{module}: {each.operator} {each.shape}, {way}", "operators", at, seconds))
-                at += seconds
-            held = result.setdefault(module, {"start": [], "width": [], "row": [], "name": []})
-            for name, row, start, width in pieces:
-                held["name"].append(name)
-                held["row"].append(row)
-                held["start"].append(1e3 * start)
-                held["width"].append(1e3 * width)
-    return result
+    """Return the bars of the flame chart by module: those of modules, each above those of its operators."""
+    bars: dict[str, Any] = {}
+    start = 0.0
+    for direction in DIRECTIONS:
+        for module in _modules(case, direction):
+            operators = [operator for operator in case.operators if _is_of(operator, module, direction)]
+            module_s = mean_and_margin(total_seconds(operators))[0]
+            pieces = [(f"{module}, {direction}", "modules", start, module_s)]
+            for operator in operators:
+                seconds = mean_and_margin(operator.seconds)[0]
+                name = f"{module}: {operator.operator} {operator.shape}, {direction}"
+                pieces.append((name, "operators", start, seconds))
+                start += seconds
+            columns = bars.setdefault(module, {"start": [], "width": [], "row": [], "name": []})
+            for name, row, begin, width in pieces:
+                columns["name"].append(name)
+                columns["row"].append(row)
+                columns["start"].append(1e3 * begin)
+                columns["width"].append(1e3 * width)
+    return bars
 
 
 def _flame_chart(case: StepCase) -> dict[str, Any]:
@@ -339,8 +391,19 @@ def _flame_chart(case: StepCase) -> dict[str, Any]:
 
 
 def wrap_lines(lines: Iterable[str]) -> str:
-    """For 80 columns."""
+    """Wrap each line at 80 columns."""
     return "\n".join(fill(line, 80, break_on_hyphens=False) for line in lines)
+
+
+def _modules(case: StepCase, direction: str) -> list[str]:
+    """Return the modules with operators in one direction, in the order of the data flow."""
+    return sorted(
+        {operator.module for operator in case.operators if operator.direction == direction}, key=_module_order
+    )
+
+
+def _is_of(operator: Operator, module: str, direction: str) -> bool:
+    return operator.module == module and operator.direction == direction
 
 
 def _module_order(module: str) -> int:
@@ -348,20 +411,22 @@ def _module_order(module: str) -> int:
 
 
 def _rate(amount: float, seconds: float) -> str:
+    """Return an amount per second in units of 10^9, or "" for no amount."""
     return significant(amount / seconds / 1e9) if amount else ""
 
 
-def _short(words: str, width: int = 17) -> str:
+def _shorten(words: str, width: int = 17) -> str:
     return words if len(words) <= width else f"{words[: width - 3]}..."
 
 
-def _left(table: Sequence[Sequence[str]], left: int = 3) -> str:
-    """As `align_columns`, with the first three columns to the left."""
+def _align_operators(table: Sequence[Sequence[str]], left_columns: int = 3) -> str:
+    """Align columns: the first ones to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index < left else cell.rjust(width)
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(width) if index < left_columns else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    )
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

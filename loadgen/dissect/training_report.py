@@ -1,4 +1,4 @@
-"""What `loadgen dissect training` says of a step: measured beside predicted, in plain lines and as a page."""
+"""Text and page of `loadgen dissect training`: time and memory of a step, measured and predicted."""
 
 from __future__ import annotations
 
@@ -17,220 +17,255 @@ if TYPE_CHECKING:
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
 MEMORY_HEADS = ("technique", "weights", "gradients", "optimiser", "activations", "peak", "predicted", "off")
 PARTS_HEADS = ("technique", "part", "measured", "predicted")
-TIME_CHART = """Seconds of one step, from left to right: computing, and the time in which a collective was under way.
-The upright line is what the model predicts for all of it."""
-MEMORY_CHART = (
-    """Bytes of one process at the peak, by kind. The upright line is what the model predicts for all of it."""
-)
+TIME_CHART = """Seconds of one step, from left to right: computation, then the time during which a collective ran.
+The vertical line is the predicted total."""
+MEMORY_CHART = """Memory of one process at its peak, by kind. The vertical line is the predicted total."""
 COLLECTIVES = "collectives"
-FEWEST = 4
-"""Bars that a chart has room for at least, so that one alone is not as high as the page."""
-MEANING = """Collectives run beside forward and backward and are part of them. Memory is that of one process at the
-instant at which it is most, by the allocator's account; activations are all that passes: gathered weights and buffers
-too. Predictions (loadgen.servers.hardware) add up memory tensor by tensor and time operator by operator,
-from what each process reached just before. A bus bandwidth counts each byte once on the busiest link, as nccl-tests
-do."""
+MIN_BARS = 4
+"""A chart has room for at least this many bars, so that a single bar does not fill its height."""
+MEANING = """Collectives run during the forward and backward pass and count as part of them. Memory is that of one
+process at its peak, as the allocator reports it; activations include everything temporary, such as gathered weights and
+buffers. Predictions (loadgen.servers.hardware) add up memory by tensor and time by operator, from the limits that each
+process reached just before. Bus bandwidth counts each byte once on the busiest link, as in nccl-tests."""
 
 
-def headings(found: TrainingResult) -> tuple[str, str]:
-    """What was measured, and the bounds."""
-    allowed = found.bounds
+def headings(result: TrainingResult) -> tuple[str, str]:
+    """Return two lines: the measured model, and the limits of the device."""
+    limits = result.bounds
     return (
-        f"{found.model}, {found.layers} of {pluralise(found.model_layers, 'layer')} "
-        f"({significant(found.parameters / 1e6)} M parameters), {found.dtype}, {found.batch} x {found.sequence} tokens",
-        f"{allowed.device}: {significant(allowed.flops_per_s / 1e9)} GFLOP/s, "
-        f"{significant(allowed.bytes_per_s / 1e9)} GB/s ({allowed.source})",
+        f"{result.model}, {result.layers} of {pluralise(result.model_layers, 'layer')} "
+        f"({significant(result.parameters / 1e6)} M parameters), {result.dtype}, {result.batch} x {result.sequence} "
+        "tokens",
+        f"{limits.device}: {significant(limits.flops_per_s / 1e9)} GFLOP/s, "
+        f"{significant(limits.bytes_per_s / 1e9)} GB/s ({limits.source})",
     )
 
 
-def step_times_s(each: TechniqueResult) -> list[float]:
-    """Whole steps, one per repeat."""
-    return [sum(parts) for parts in zip(*each.parts_s.values(), strict=True)]
+def step_times_s(technique: TechniqueResult) -> list[float]:
+    """Return the seconds of whole steps, per repeat."""
+    return [sum(parts) for parts in zip(*technique.parts_s.values(), strict=True)]
 
 
-def peak_error(each: TechniqueResult) -> float:
-    """By how much the predicted peak is off the measured one, as a share."""
-    return sum(each.predicted_bytes.values()) / sum(each.memory_bytes.values()) - 1
+def peak_error(technique: TechniqueResult) -> float:
+    """Return the relative error of the predicted peak memory; positive if the prediction is too high."""
+    return sum(technique.predicted_bytes.values()) / sum(technique.memory_bytes.values()) - 1
 
 
-def time_rows(found: TrainingResult) -> list[tuple[str, ...]]:
-    """Of each technique that was measured."""
+def time_rows(result: TrainingResult) -> list[tuple[str, ...]]:
+    """Return a row of times per measured technique."""
     rows: list[tuple[str, ...]] = []
-    for each in _measured(found):
-        mean, margin = mean_and_margin(step_times_s(each))
-        parts = [duration(mean_and_margin(seconds)[0]) for seconds in each.parts_s.values()]
+    for technique in _measured(result):
+        mean, margin = mean_and_margin(step_times_s(technique))
+        parts = [duration(mean_and_margin(seconds)[0]) for seconds in technique.parts_s.values()]
+        collectives_s = sum(technique.communication_s.values())
         rows.append(
             (
-                *(_label(each), duration(mean), duration(margin, 2), *parts),
-                duration(sum(each.communication_s.values())) if each.processes > 1 else "",
-                *(significant(found.batch * found.sequence / mean), duration(sum(each.predicted_s.values()))),
+                _label(technique),
+                duration(mean),
+                duration(margin, 2),
+                *parts,
+                duration(collectives_s) if technique.processes > 1 else "",
+                significant(result.batch * result.sequence / mean),
+                duration(sum(technique.predicted_s.values())),
             )
         )
     return rows
 
 
-def memory_rows(found: TrainingResult) -> list[tuple[str, ...]]:
-    """At the peak, by kind; by how much the predicted peak is off."""
+def memory_rows(result: TrainingResult) -> list[tuple[str, ...]]:
+    """Return a row of memory at the peak per measured technique, with the error of the prediction."""
     return [
         (
-            *(_label(each), *(byte_size(held) for held in each.memory_bytes.values())),
-            *(byte_size(sum(each.memory_bytes.values())), byte_size(sum(each.predicted_bytes.values()))),
-            f"{100 * peak_error(each):+.1f} %",
+            _label(technique),
+            *(byte_size(size) for size in technique.memory_bytes.values()),
+            byte_size(sum(technique.memory_bytes.values())),
+            byte_size(sum(technique.predicted_bytes.values())),
+            f"{100 * peak_error(technique):+.1f} %",
         )
-        for each in _measured(found)
+        for technique in _measured(result)
     ]
 
 
-def parts_rows(found: TrainingResult) -> list[tuple[str, ...]]:
-    """Every part of time and kind of memory, measured and predicted."""
+def parts_rows(result: TrainingResult) -> list[tuple[str, ...]]:
+    """Return a row per technique and part of time or kind of memory, measured and predicted."""
     rows: list[tuple[str, ...]] = []
-    for each in _measured(found):
-        for part, seconds in each.parts_s.items():
-            rows.append((each.technique, part, duration(mean_and_margin(seconds)[0]), duration(each.predicted_s[part])))
-        if each.processes > 1:
-            talk = [sum(took.values()) for took in (each.communication_s, each.predicted_communication_s)]
-            rows.append((each.technique, COLLECTIVES, *map(duration, talk)))
-        for kind, held in each.memory_bytes.items():
-            rows.append((each.technique, f"{kind}, bytes", byte_size(held), byte_size(each.predicted_bytes[kind])))
+    for technique in _measured(result):
+        name = technique.technique
+        for part, seconds in technique.parts_s.items():
+            rows.append((name, part, duration(mean_and_margin(seconds)[0]), duration(technique.predicted_s[part])))
+        if technique.processes > 1:
+            measured_s = sum(technique.communication_s.values())
+            predicted_s = sum(technique.predicted_communication_s.values())
+            rows.append((name, COLLECTIVES, duration(measured_s), duration(predicted_s)))
+        for kind, size in technique.memory_bytes.items():
+            rows.append((name, f"{kind}, bytes", byte_size(size), byte_size(technique.predicted_bytes[kind])))
     return rows
 
 
-def sentences(found: TrainingResult) -> list[str]:
-    """What could not be measured, and why; how far the predictions are off."""
+def sentences(result: TrainingResult) -> list[str]:
+    """Return sentences on techniques that were not measured, the error of the predictions, and the links."""
     lines = [
-        f"Not here: {technique.technique}: {technique.cannot}." for technique in found.techniques if technique.cannot
+        f"Not measured: {technique.technique}: {technique.cannot}."
+        for technique in result.techniques
+        if technique.cannot
     ]
-    worst = max(_measured(found), key=lambda each: abs(peak_error(each)))
-    lines.append(
-        f"The predicted peak of memory is off by at most {percent(abs(peak_error(worst)))} ({worst.technique})."
-    )
-    linked = next((each for each in _measured(found) if each.bounds and each.bounds.links), None)
-    return [*lines, *(link_sentences(linked.bounds, linked.processes) if linked and linked.bounds else [])]
+    measured = _measured(result)
+    worst = max(measured, key=lambda technique: abs(peak_error(technique)))
+    error = percent(abs(peak_error(worst)))
+    lines.append(f"The predicted peak memory is off by at most {error} ({worst.technique}).")
+    for technique in measured:
+        if technique.bounds and technique.bounds.links:
+            return [*lines, *link_sentences(technique.bounds, technique.processes)]
+    return lines
 
 
-def format_text(found: TrainingResult) -> str:
-    """All of it for a terminal of 80 columns."""
-    times = [(*row[:2], *row[3:]) for row in (TIME_HEADS, *time_rows(found))]  # the margin is in JSON and on the page
-    short = {
+def format_text(result: TrainingResult) -> str:
+    """Return the report for a terminal of 80 columns, with short column headings."""
+    short_heads = {
         "optimiser": "optim.",
         "collectives": "coll.",
         "activations": "activ.",
         "gradients": "grads",
         "predicted": "model",
     }
-    heads = [tuple(short.get(cell, cell) for cell in row) for row in (times[0], MEMORY_HEADS)]
+    time_heads, *times = [(*row[:2], *row[3:]) for row in (TIME_HEADS, *time_rows(result))]  # without the margin
     blocks = [
-        wrap_lines(headings(found)),
-        align_columns([heads[0], *times[1:]]),
-        align_columns([heads[1], *memory_rows(found)]),
-        wrap_lines([*sentences(found), " ".join(MEANING.split())]),
+        wrap_lines(headings(result)),
+        align_columns([[short_heads.get(head, head) for head in time_heads], *times]),
+        align_columns([[short_heads.get(head, head) for head in MEMORY_HEADS], *memory_rows(result)]),
+        wrap_lines([*sentences(result), " ".join(MEANING.split())]),
     ]
     return "\n\n".join(blocks)
 
 
-def build_document(found: TrainingResult) -> Document:
-    """The page: the tables, and everything measured beside everything predicted."""
+def build_document(result: TrainingResult) -> Document:
+    """Return the page: tables and charts of measured and predicted values."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
-    title, bounds = headings(found)
-    measured = _measured(found)
+    title, limits = headings(result)
+    measured = _measured(result)
     head: dict[str, doc.ColumnKind] = {"technique": "head"}
-    tables = [
-        table("Time of one step", head | number_columns(*TIME_HEADS[1:]), time_rows(found), several=True, id="time"),
-        table(
-            "Memory at the peak",
-            head | number_columns(*MEMORY_HEADS[1:]),
-            memory_rows(found),
-            several=True,
-            id="memory",
-        ),
-    ]
-    both = table(
+    times = table(
+        "Time of one step", head | number_columns(*TIME_HEADS[1:]), time_rows(result), several=True, id="time"
+    )
+    memory = table(
+        "Memory at the peak", head | number_columns(*MEMORY_HEADS[1:]), memory_rows(result), several=True, id="memory"
+    )
+    parts = table(
         "Each part and kind",
         head | {"part": "text", **number_columns(*PARTS_HEADS[2:])},
-        parts_rows(found),
+        parts_rows(result),
         several=True,
     )
-    shape: Any = "tall" if len(measured) > FEWEST else "wide"
-    drawn = [
-        doc.ChartRef("time", "Where a step goes", [TIME_CHART], shape),
-        doc.ChartRef("memory", "What memory holds at its peak", [MEMORY_CHART], shape),
-    ]
-    times, held = tables
+    size: Any = "tall" if len(measured) > MIN_BARS else "wide"
+    time_chart = doc.ChartRef("time", "Where a step goes", [TIME_CHART], size)
+    memory_chart = doc.ChartRef("memory", "What memory holds at its peak", [MEMORY_CHART], size)
     sections = [
-        doc.Section("answer", "A training step", [*map(doc.Paragraph, sentences(found)), drawn[0], times]),
-        doc.Section("held", "Memory", [drawn[1], held, doc.Paragraph(MEANING)]),
-        doc.Section("model", "Model against measurement", [both]),
+        doc.Section("answer", "A training step", [*map(doc.Paragraph, sentences(result)), time_chart, times]),
+        doc.Section("peak", "Memory", [memory_chart, memory, doc.Paragraph(MEANING)]),
+        doc.Section("model", "Predicted and measured", [parts]),
     ]
-    talks = [COLLECTIVES] if any(each.communication_s for each in measured) else []
+    collectives = [COLLECTIVES] if any(technique.communication_s for technique in measured) else []
     charts = [
-        _chart("time", "s of one step", "s", [*measured[0].parts_s, *talks], len(measured)),
+        _chart("time", "s of one step", "s", [*measured[0].parts_s, *collectives], len(measured)),
         _chart("memory", "GiB of one process", "GiB", [*measured[0].memory_bytes], len(measured)),
     ]
-    data = {"runs": [_run(found, title)], "charts": charts}
-    look = [doc.RunStyle(title)]
-    return doc.Document("loadgen dissect", title, sections, bounds, "", look, [], data, version("llm-loadgen"))
+    data = {"runs": [_run(result, title)], "charts": charts}
+    return doc.Document(
+        "loadgen dissect",
+        title,
+        sections,
+        limits,
+        "",
+        [doc.RunStyle(title)],
+        [],
+        data,
+        version("llm-loadgen"),
+    )
 
 
-def _run(found: TrainingResult, title: str) -> dict[str, Any]:
-    """What the charts draw: of each technique the parts of a step that are not communication, and that; memory."""
-    measured = _measured(found)
-    names = {"technique": [_label(each) for each in measured], "label": [_broken(_label(each)) for each in measured]}
+def _run(result: TrainingResult, title: str) -> dict[str, Any]:
+    """Return the data of both charts: parts of a step without communication, communication, and memory by kind."""
+    measured = _measured(result)
+    names = {
+        "technique": [_label(technique) for technique in measured],
+        "label": [_two_words_per_line(_label(technique)) for technique in measured],
+    }
     time: dict[str, list[Any]] = {name: [] for name in (*measured[0].parts_s, COLLECTIVES)}
-    for each in measured:
-        parts = {part: mean_and_margin(seconds)[0] for part, seconds in each.parts_s.items()}
-        talking = {part: min(took, each.communication_s.get(part, 0.0)) for part, took in parts.items()}
-        for part, took in parts.items():
-            time[part].append(took - talking[part])
-        time[COLLECTIVES].append(sum(talking.values()))
-    time["predicted"] = [sum(each.predicted_s.values()) for each in measured]
-    memory = {kind: [each.memory_bytes[kind] / 2**30 for each in measured] for kind in measured[0].memory_bytes}
-    memory["predicted"] = [sum(each.predicted_bytes.values()) / 2**30 for each in measured]
+    for technique in measured:
+        collectives_s = 0.0
+        for part, seconds in technique.parts_s.items():
+            part_s = mean_and_margin(seconds)[0]
+            communication_s = min(part_s, technique.communication_s.get(part, 0.0))
+            collectives_s += communication_s
+            time[part].append(part_s - communication_s)
+        time[COLLECTIVES].append(collectives_s)
+    time["predicted"] = [sum(technique.predicted_s.values()) for technique in measured]
+    kinds = measured[0].memory_bytes
+    memory = {kind: [technique.memory_bytes[kind] / 2**30 for technique in measured] for kind in kinds}
+    memory["predicted"] = [sum(technique.predicted_bytes.values()) / 2**30 for technique in measured]
     data = {"time": names | time, "memory": names | memory}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
 
 
 def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) -> dict[str, Any]:
-    """Of each technique one bar of its parts, and a line across it at what was predicted."""
+    """Return a chart with a stacked bar per technique, and a line across it at the predicted total."""
 
-    def told(of: str) -> str:
-        return f"%{{customdata}}, {of}: %{{x:.3g}} {unit}<extra></extra>"
+    def hover_text(part: str) -> str:
+        return f"%{{customdata}}, {part}: %{{x:.3g}} {unit}<extra></extra>"
 
-    where = {"y": "$label", "customdata": "$technique", "orientation": "h"}
+    bar = {"y": "$label", "customdata": "$technique", "orientation": "h"}
     traces: list[dict[str, Any]] = [
-        {"type": "bar", "name": part, "x": f"${part}", "width": 0.6, "hovertemplate": told(part)}
-        | where
-        | {"marker": {"color": f"@run-{index + 1}"}}
+        {
+            "type": "bar",
+            "name": part,
+            "x": f"${part}",
+            "width": 0.6,
+            "hovertemplate": hover_text(part),
+            "marker": {"color": f"@run-{index + 1}"},
+            **bar,
+        }
         for index, part in enumerate(parts)
     ]
     for colour, width in (("@paper", 7), ("@ink", 3)):  # a line with an edge, which stands out on any bar
-        line = {"symbol": "line-ns", "size": 120 / max(bars, FEWEST) + 4, "line": {"width": width, "color": colour}}
+        line = {
+            "symbol": "line-ns",
+            "size": 120 / max(bars, MIN_BARS) + 4,
+            "line": {"width": width, "color": colour},
+        }
         traces.append(
-            {"type": "scatter", "mode": "markers", "name": "predicted", "x": "$predicted", "marker": line}
-            | where
-            | {"hovertemplate": told("predicted"), "showlegend": colour == "@ink"}
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "predicted",
+                "x": "$predicted",
+                "marker": line,
+                "hovertemplate": hover_text("predicted"),
+                "showlegend": colour == "@ink",
+                **bar,
+            }
         )
-    half = max(bars, FEWEST) / 2
+    half = max(bars, MIN_BARS) / 2
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "automargin": True, "range": [(bars - 1) / 2 + half, (bars - 1) / 2 - half]},
         "showlegend": True,
     }
-    table = {each: each for each in ("technique", *parts, "predicted")}
+    table = {column: column for column in ("technique", *parts, "predicted")}
     return {"id": name, "script": "", "traces": traces, "layout": layout, "table": table, "scales": {}}
 
 
-def _broken(name: str) -> str:
-    """Two words of it on each line, for the narrow side of a chart."""
+def _two_words_per_line(name: str) -> str:
+    """Break the name of a combination after every second word, for the narrow side of a chart."""
     words = name.split("+")
-    return "+<br>".join("+".join(words[at : at + 2]) for at in range(0, len(words), 2))
+    return "+<br>".join("+".join(words[index : index + 2]) for index in range(0, len(words), 2))
 
 
-def _measured(found: TrainingResult) -> list[TechniqueResult]:
-    return [technique for technique in found.techniques if not technique.cannot]
+def _measured(result: TrainingResult) -> list[TechniqueResult]:
+    return [technique for technique in result.techniques if not technique.cannot]
 
 
-def _label(each: TechniqueResult) -> str:
-    return f"{each.technique} x {each.processes}" if each.processes > 1 else each.technique
+def _label(technique: TechniqueResult) -> str:
+    return f"{technique.technique} x {technique.processes}" if technique.processes > 1 else technique.technique

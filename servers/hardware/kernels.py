@@ -65,7 +65,9 @@ def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
     The fastest tile or the memory bounds it, whichever is slower.
     """
     rate = rates(gpu, number_format)
-    m, n, k = as_float(m), as_float(n), as_float(k)
+    m = as_float(m)
+    n = as_float(n)
+    k = as_float(k)
     computing = tiles_s(gpu, number_format, rate, m, n, k)
     reading = gemm_bytes(number_format, m, n, k) / (rate.bytes_per_s * number_format.read_share)
     return (

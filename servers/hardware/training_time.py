@@ -134,10 +134,11 @@ def _head_s(step: TorchStep, machine: TorchMachine) -> float:
 def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
     """Return the bytes that one layer's operators read and write in addition to GEMM operands, forward and backward.
 
-    Values per token: each norm 8 (square, mean, product with the root, product with the weight), or 2 if fused; rotary
-    positions 10 per query and key (two products, a rotation of two copies, a sum); reordering of heads and back 8; SiLU
-    and its product 5; residuals 6. Each score is scaled, masked in a copy and normalised: 8. Gradients pass the same
-    operators, products twice, and are added up where several operators read one value.
+    Counts are values per token. Each norm has 8 (square, mean, product with the root, product with the weight), or 2 if
+    it is fused. Rotary positions have 10 per query and key (two products, a rotation of two copies, a sum). Reordering
+    heads and back has 8, SiLU with its product 5, and residuals 6. Each score is scaled, masked in a copy and
+    normalised, which is 8. Gradients pass the same operators, products twice, and are added up where several operators
+    read one value.
     """
     model = step.model
     rotated = (model.heads + model.kv_heads) * model.head_dim

@@ -84,7 +84,7 @@ def test_what_cannot_be_done_here_is_said(
         *("training", "--model", file, "--technique", "naive", "--technique", "Z3O"), "--sequence", 32, *ONCE
     )
     assert both.returncode == 0, both.stderr
-    assert "Not here: zero3+offload: offload needs a GPU" in both.stdout
+    assert "Not measured: zero3+offload: offload needs a GPU" in both.stdout
     assert "naive" in both.stdout
     odd = command("training", "--model", file, "--technique", "zero2", "--batch", 3)
     assert (odd.returncode, "not a multiple of 2 processes" in odd.stderr) == (2, True), odd.stderr

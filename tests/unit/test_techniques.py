@@ -52,7 +52,7 @@ def test_every_letter_is_a_word() -> None:
         ("offload", "cuda", 2, "offload needs zero2 or zero3"),
         ("zero2", "cpu", 1, "needs --processes 2"),
         ("qlora+zero2", "cpu", 2, "cannot be split"),
-        ("quantised+lora", "cpu", 1, "that is qlora"),
+        ("quantised+lora", "cpu", 1, "use qlora"),
         ("F+R+Z3O", "cuda", 8, ""),
         ("naive", "cpu", 1, ""),
     ],

@@ -88,7 +88,7 @@ def test_a_port_that_is_taken(desk: Desk) -> None:
     """Two servers want one port: the second start fails with the port named, and the first stays."""
     desk.servers("up", "vllm", "--model", "tiny")
     said = desk.servers("up", "tgi", "--model", "tiny", code=3, TGI_PORT=str(PORTS["vllm"])).err
-    assert f"the port 127.0.0.1:{PORTS['vllm']} is taken" in said
+    assert f"the port 127.0.0.1:{PORTS['vllm']} is in use" in said
     assert list(desk.containers()) == ["vllm"]
     desk.servers("down", "vllm")
 

@@ -4,8 +4,8 @@ A server that fills every core of this machine makes the client wait for a core,
 run the client therefore raises its priority as far as it is permitted to:
 
     normal      nothing is changed
-    auto        nice -10, and an autogroup of its own with nice -10
-    realtime    that, and the real-time policy SCHED_RR
+    auto        nice -10, and a separate autogroup with nice -10
+    realtime    what auto does, and the real-time policy SCHED_RR
 
 Linux first shares the cores between sessions, and then between the processes of one session (sched(7), "The autogroup
 feature"). The nice value of a process therefore has no effect on a server that was started in another terminal. Each
@@ -67,7 +67,7 @@ def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
 
 @contextlib.contextmanager
 def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[SchedulingFacts]:
-    """Raise the priority of this thread within the block, as far as it is permitted. Gives what is in force.
+    """Raise the priority of this thread within the block, as far as it is permitted. Yield the priority in force.
 
     `own_session`: this process may leave its session, so that its autogroup is of this process alone.
     """

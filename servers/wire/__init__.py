@@ -1,1 +1,1 @@
-"""The wire: connections, receive stamps, HTTP framing. The measuring path; no I/O library of others."""
+"""The measuring path: connections, receive timestamps and HTTP framing, without a third-party I/O library."""

@@ -91,4 +91,4 @@ def test_pictures_reach_a_chat_and_nothing_else(tmp_path: Path) -> None:
     assert second["image_url"]["url"].startswith("data:image/png;base64,")
     assert "Prompt lengths not known beforehand" in " ".join(out.split())
     assert runfile.read(tmp_path / "run").header.plan["image"] == ["32x16"]
-    assert (refused, "only messages of a chat" in said) == (2, True)
+    assert (refused, "only chat messages" in said) == (2, True)

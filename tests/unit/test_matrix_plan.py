@@ -74,7 +74,7 @@ def test_a_server_may_stand_there_twice_under_two_names(tmp_path: Path) -> None:
         ("[run]", '[[cases]]\nhost = "there"\nskip = "x"\n[run]', "cases: there is no host 'there'; choose here"),
         ("[run]", '[[cases]]\nhost = "here"\n[run]', "a case without options and without skip says nothing"),
         ("n = 20", "n = 20\nsweep = {}", "workload paper: sweep.objectives is missing; or name loads"),
-        ("n = 20", 'sweep = {rates = "2,1"}', "workload paper: sweep.rate 2,1: is no list of loads that grow"),
+        ("n = 20", 'sweep = {rates = "2,1"}', "workload paper: sweep.rate 2,1: not a list of increasing numbers"),
         ("n = 20", 'sweep = {rates = "1", concurrency = "1"}', "are two sweeps; name one of them"),
         ("n = 20", 'sweep = {objective = "x"}', "workload paper: sweep.objective: there is no such setting"),
         ("n = 20", 'sweep = {rates = "1"}\narrivals = "burst"', "workload paper: arrivals is what a sweep sets itself"),

@@ -14,7 +14,8 @@ from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.studies import sweep as sweeps
-from loadgen.studies.sweep import OverloadDetector, Sweep, journal, measured_steps, parse_loads, read_lines, run
+from loadgen.studies.sweep import Sweep, journal, measured_steps, parse_loads, read_lines, run
+from loadgen.studies.sweep.overload import OverloadDetector
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", duration_s=10, seed=5)
 
@@ -55,7 +56,7 @@ def watched(
     """When a run of 60 s is ended that gets so many requests back by then; 60 if it is not."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    backlog = OverloadDetector(lambda _phase, _counts: None, **{"watched": True, **more})
+    backlog = OverloadDetector(lambda _phase, _counts: None, **{"watch_backlog": True, **more})
     for tick in range(600):
         at_s = tick / 10
         now[0] = 1000.0 + at_s
@@ -83,14 +84,14 @@ def test_a_server_that_keeps_up_is_not(stay_s: float, monkeypatch: pytest.Monkey
     assert watched(100, lambda at_s: 100 * max(0.0, at_s - stay_s), monkeypatch) == 60
     assert watched(100, lambda at_s: 85 * max(0.0, at_s - stay_s), monkeypatch) == 60
     assert watched(0.5, lambda at_s: 0.2 * max(0.0, at_s - stay_s), monkeypatch) == 60
-    assert watched(100, lambda at_s: 0.0 * at_s, monkeypatch, watched=False) == 60
+    assert watched(100, lambda at_s: 0.0 * at_s, monkeypatch, watch_backlog=False) == 60
 
 
 @pytest.mark.parametrize("at_rate", [True, False])
 def test_a_load_that_is_rejected_is_an_overload(at_rate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the requests is rejected, and the rest comes back at once: the run ends early, at a given rate and in
     a closed loop. Few rejections, and a share that an objective allows, end nothing."""
-    options: dict[str, Any] = {"watched": at_rate, "rejected_share": 0.2}
+    options: dict[str, Any] = {"watch_backlog": at_rate, "rejected_share": 0.2}
     assert watched(100, lambda at_s: 80 * at_s, monkeypatch, **options) < 15
     assert watched(100, lambda at_s: 80 * at_s, monkeypatch, **options, rejections_allowed=True) == 60
     assert watched(1, lambda at_s: 0.8 * at_s, monkeypatch, **options) == 60

@@ -29,10 +29,10 @@ from loadgen.analysis.objectives import LATENCIES, Objective, parse
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.sweep import observations
 from loadgen.analysis.sweep.capacity_search import Search
-from loadgen.cli.sweep import SEARCH_RANGE_FACTOR, SweepTargets, simulate_sweep
 from loadgen.plan import Plan
 from loadgen.studies import simulate
 from loadgen.studies.sweep import Sweep
+from loadgen.studies.sweep.measure import SEARCH_RANGE_FACTOR, SweepTargets, simulate_sweep
 
 RUNS_MOST, CONFIDENCE, START = 8, 0.95, 1.0
 TRUTHS, TRUTH_S = 24, 1200.0

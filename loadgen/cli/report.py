@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, print_document, print_error
-from loadgen.cli.sweep import is_sweep, write_frontier
+from loadgen.cli.sweep import write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.results import folder_of, index_runs, runs_below, runs_in, write_text
 
@@ -62,6 +62,8 @@ def report(
     With --assert or --junit also, as at the end of a run: 4 an --assert failed; 1 requests failed, and no --assert
     covers that; 5 the client was the limit; 6 an --assert is inconclusive; 130 interrupted or still running.
     """
+    from loadgen.studies.sweep.result import is_sweep
+
     are_sweeps = any(map(is_sweep, runs))
     indexed = runs_below(runs[0]) if len(runs) == 1 and not are_sweeps else []
     page = out or _default_page(runs, are_sweeps=are_sweeps, is_index=bool(indexed))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from loadgen.servers.launch import process
-from loadgen.studies.matrix import MatrixPlan, journal
-from loadgen.studies.matrix.run import build_matrix, stop_leftover_server
+from loadgen.studies.matrix import MatrixPlan, build_matrix, journal
+from loadgen.studies.matrix.run import stop_leftover_server
 
 
 def plan(launch: str) -> MatrixPlan:

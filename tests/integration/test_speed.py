@@ -176,7 +176,7 @@ output_tokens = 4
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"speed": 1.0, "tgi": 5.0}, "servers at 1 and 5 times speed cannot be compared"),
+        ({"speed": 1.0, "tgi": 5.0}, "servers at 1 and 5 times real time cannot be compared"),
         (
             {"speed": 5.0, "tgi": 5.0, "price": ", gpu_hour_cost = 2.0", "sweep": 'sweep = {rates = "10"}'},
             "gpu_hour_cost",

@@ -25,7 +25,7 @@ from loadgen.servers.hardware import HardwareError, model, parse_gpus
 from loadgen.servers.hardware.inference import lower_bounds_s
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.studies.matrix import plan_starts
-from loadgen.studies.matrix import run as matrix_run
+from loadgen.studies.matrix.estimate import gpus_of_start
 from tests.compared import run as compared
 from tests.matrices import fabricate, plan
 from tests.runs import complete, footer, header, part_of, text_of, write
@@ -215,9 +215,9 @@ def test_a_host_of_a_matrix_names_the_gpus_of_its_runs(tmp_path: Path) -> None:
 
     def of(gpu: str, **options: Any) -> str:
         changes = {"hosts": [{"name": "here", "platform": "A", "gpu": gpu}], "options": options}
-        return matrix_run.gpus_of_start(plan_starts(plan(launch="process", **changes))[0])
+        return gpus_of_start(plan_starts(plan(launch="process", **changes))[0])
 
     assert (of("A800"), of("A800", tensor_parallel=4)) == ("1 x A800-80GB SXM", "4 x A800-80GB SXM")
     assert (of("a card of our own"), of("")) == ("", "")
     simulated = plan(launch="simulated", hosts=[{"name": "here", "platform": "A", "gpu": "A800"}])
-    assert not matrix_run.gpus_of_start(plan_starts(simulated)[0])
+    assert not gpus_of_start(plan_starts(simulated)[0])

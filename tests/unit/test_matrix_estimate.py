@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.studies.matrix import MatrixPlan
-from loadgen.studies.matrix.run import (
+from loadgen.studies.matrix import Matrix, MatrixPlan, build_matrix
+from loadgen.studies.matrix.estimate import (
     OVERHEAD_S,
     TOKENS_PER_S,
-    Matrix,
-    build_matrix,
     dry_run_text,
     estimate_runs,
     format_duration,
@@ -98,8 +96,8 @@ def test_the_dry_run_says_everything_beforehand() -> None:
     assert "1 server x 1 host x 2 models x 1 workload: 1 cell, 2 repeats each: 2 runs in 1 start" in text
     assert "burst#1 done" in text
     assert "Not measured: vllm on a, 70b: does not fit." in text
-    assert "1 run to go, 1 are done: about" in text
-    assert "guessed: until a server is up 180 s (compose)" in text
+    assert "1 run to go, 1 done: about" in text
+    assert "guessed: a server starts in 180 s (compose)" in text
 
 
 @pytest.mark.parametrize(

@@ -61,23 +61,23 @@ def test_a_server_may_stand_there_twice_under_two_names(tmp_path: Path) -> None:
         ('name = "small"', 'name = "../small"', "name: String should match pattern"),
         ('"vllm"', '"sglang"', "'sglang' is unknown; choose 'vllm', 'tgi', 'lightllm' or 'openai'"),
         ('"vllm"', '"tgi-eos"', "unknown"),
-        ('name = "paper"', 'name = "burst"', "workloads: burst stands there twice"),
+        ('name = "paper"', 'name = "burst"', "workloads: burst: this name is used twice"),
         ("n = 20", "n = 20\ncolour = 1", "workload paper: colour: there is no such setting"),
         ("n = 20", "n = 0", "workload paper: --n 0: must be from 1 to 1,000,000"),
-        ("n = 20", 'url = "http://x"', "workload paper: url is what the matrix sets itself"),
-        ("timeout_s = 30", "seed = 3", "run: seed is what the matrix sets itself"),
+        ("n = 20", 'url = "http://x"', "workload paper: url is set by the matrix"),
+        ("timeout_s = 30", "seed = 3", "run: seed is set by the matrix"),
         ('catalog = "paper-burst"', 'catalog = "papers"', "workload paper: there is no workload 'papers'"),
         ('models = ["llama"]', 'models = ["llama"]\nstarts = 4', "starts: 3 repeats cannot be spread over 4 starts"),
         ('models = ["llama"]', 'models = ["llama"]\nequal_work = "tgi"', "equal_work: there is no server 'tgi'"),
         ('models = ["llama"]', 'models = ["llama"]\ncolour = 1', "colour: there is no such setting"),
         ('models = ["llama"]', "", "models is missing"),
         ("[run]", '[[cases]]\nhost = "there"\nskip = "x"\n[run]', "cases: there is no host 'there'; choose here"),
-        ("[run]", '[[cases]]\nhost = "here"\n[run]', "a case without options and without skip says nothing"),
+        ("[run]", '[[cases]]\nhost = "here"\n[run]', "cases: a case needs options or skip"),
         ("n = 20", "n = 20\nsweep = {}", "workload paper: sweep.objectives is missing; or name loads"),
         ("n = 20", 'sweep = {rates = "2,1"}', "workload paper: sweep.rate 2,1: not a list of increasing numbers"),
         ("n = 20", 'sweep = {rates = "1", concurrency = "1"}', "are two sweeps; name one of them"),
         ("n = 20", 'sweep = {objective = "x"}', "workload paper: sweep.objective: there is no such setting"),
-        ("n = 20", 'sweep = {rates = "1"}\narrivals = "burst"', "workload paper: arrivals is what a sweep sets itself"),
+        ("n = 20", 'sweep = {rates = "1"}\narrivals = "burst"', "workload paper: arrivals is set by the sweep"),
         ('platform = "A800"', 'platfrom = "A800"', "hosts.0.platfrom: there is no such setting"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_host_is_in_the_hosts_file_or_says_its_platform(tmp_path: Path) -> Non
     found = resolve_hosts(plan)
     assert (found["gpu1"].platform, found["gpu1"].address) == ("A800", "10.0.0.1")
     assert (found["desk"].platform, found["desk"].address) == ("RTX4090", "127.0.0.1")
-    with pytest.raises(PlanError, match="gpu2 stands in no hosts file"):
+    with pytest.raises(PlanError, match="gpu2 is not in the hosts file"):
         resolve_hosts(MatrixPlan(**base, hosts=[known, "gpu2"]))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.studies.matrix import plan_cells, read_matrix_plan, resolve_hosts, run_settings
-from loadgen.studies.matrix.run import build_matrix, estimate_runs
+from loadgen.studies.matrix import build_matrix, plan_cells, read_matrix_plan, resolve_hosts, run_settings
+from loadgen.studies.matrix.estimate import estimate_runs
 
 PAPER = Path(__file__).parents[2] / "examples/paper"
 PLANS = sorted(file.name for file in PAPER.glob("*.toml") if file.name != "hosts.toml")

@@ -1,26 +1,26 @@
-"""The matrix: servers x hosts x models x workloads, each measured several times, in one command.
+"""A matrix measures servers x hosts x models x workloads, with several repeats each, in one command.
 
-Two nouns that a single run does not need, both here. A *cell* is one server on one host with one model under one
-workload; what is compared with one another are cells. A *start* is one server coming up, serving the runs of its cells,
-and going down again; runs that share a start share whatever that process has warmed up.
+It needs two nouns that a single run does not need. A *cell* is one server on one host with one model under one
+workload. Cells are compared with each other. A *start* is one server that starts, serves the runs of its cells and
+stops. Runs of one start share what that process has warmed up.
 
-    (here)    what is to be measured: one TOML file, of which all mistakes, also those of the runs it leads to, are told
-              at once; which cells that makes, and in which order they are measured: pure functions of plan and seed;
-              and what has been measured already
-    run       measures the rest, and says how long that will take
+    (here)    the plan, its cells, the order of the starts, and what has been measured already
+    run       starts the servers and makes the remaining runs
+    estimate  predicts how long that will take
+    result    reads the files of a matrix and writes its results
 
-The repeats of each cell are dealt to `starts` rounds. A round visits every server on every host once, in random order,
-and within a start the runs of all workloads are shuffled too. So with two rounds or more whatever drifts over the hours
-falls on all cells alike; with one round it does not, and only what happens within a start is averaged out (randomised
-blocks: Montgomery, "Design and Analysis of Experiments", chapter 4). A workload that is a sweep is measured once, in
-the first round: it has runs and an interval of its own. With equal work the leading server comes first in each round,
-because the others need its output lengths.
+The repeats of each cell are spread over `starts` rounds. A round starts every server on every host once, in random
+order, and the runs of all workloads within a start are shuffled. With two rounds or more, a drift over hours therefore
+affects all cells alike. With one round, only effects within a start average out (randomised blocks: Montgomery, "Design
+and Analysis of Experiments", chapter 4). A workload that is a sweep is measured once, in the first round, because a
+sweep has several runs and its own interval. With equal work, the leading server comes first in each round, because the
+other servers need its output lengths.
 
-The state of a matrix is its files: a repeat is finished when its run file has a footer that does not say interrupted,
-or its sweep has ended. Beside them lies `matrix.jsonl`, append-only, with what no run file holds:
+The state of a matrix is its files. A repeat is finished if its run file has a footer that does not say interrupted, or
+if its sweep has ended. The file `matrix.jsonl` is append-only and holds what the run files do not:
 
     {"type": "plan", "plan": {...}, ...}                         the first line
-    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server that came up
+    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server is ready
     {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run; place 0 is the first of its start
     {"type": "end", "cell": {...}, "repeat": 1, "seconds": 18.4}
     {"type": "failure", "cell": {...}, "repeat": 1, "kind": "LaunchError", "reason": "...", "hint": "...", "log": "..."}
@@ -32,7 +32,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,18 +46,30 @@ from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, JournalLine, open_journal, read_footer, read_journal
 from loadgen.plan import KNOWN_BACKEND, KNOWN_ENDPOINT, Plan
 from loadgen.plan_fields import from_catalog, read_plan
+from loadgen.servers.auth import redact
 from loadgen.servers.launch.spec import LOCAL, Host, LaunchMethod, read_hosts
-from loadgen.studies.sweep import ARRIVALS, SWEEP, Over, default_duration, parse_loads
-from loadgen.studies.sweep import is_finished as sweep_finished
+from loadgen.studies import sweep
+from loadgen.studies.sweep import SWEEP, Over
 from loadgen.workloads.spec_syntax import WorkloadError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Names become folders."""
 MATRIX_SETTINGS = (
-    *("server", "url", "model", "platform", "label", "seed", "real", "speed", "repeat", "repeats"),
-    *("server_pid", "dcgm_url", "gpu_model"),
+    "server",
+    "url",
+    "model",
+    "platform",
+    "label",
+    "seed",
+    "real",
+    "speed",
+    "repeat",
+    "repeats",
+    "server_pid",
+    "dcgm_url",
+    "gpu_model",
 )
-"""Settings of a run that the matrix makes itself."""
+"""Settings of a run that the matrix sets itself."""
 
 
 class _Strict(BaseModel):
@@ -65,54 +77,56 @@ class _Strict(BaseModel):
 
 
 class _Named(_Strict):
-    """Something with a name, which alone is enough to stand for it."""
+    """An item with a name. In the file, the name alone is enough."""
 
     name: str = Field(pattern=NAME_PATTERN)
     options: dict[str, Any] = {}
-    """For its launches."""
+    """Launch options."""
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, given: Any) -> Any:
-        given = {"name": given} if isinstance(given, str) else given
-        of_kind = "server" in cls.model_fields and isinstance(given, dict) and "name" in given
-        return {"server": given["name"], **given} if of_kind else given
+    def _expand_name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if "server" in cls.model_fields and isinstance(value, dict) and "name" in value:
+            return {"server": value["name"], **value}
+        return value
 
 
 class Server(_Named):
-    """One server of the matrix; the same kind may stand there twice, under two names and with other options."""
+    """A server of the matrix. A backend may appear several times, under different names and with different options."""
 
     server: Annotated[str, AfterValidator(KNOWN_BACKEND)] = "openai"
-    """Which kind it is; the name by default."""
+    """Backend. Default: the name."""
     launch: LaunchMethod | None = None
-    """How it is started; as the whole matrix by default."""
+    """How the server is started. Default: that of the matrix."""
     endpoint: Annotated[str, AfterValidator(KNOWN_ENDPOINT)] | None = None
 
 
 class HostChoice(_Named):
-    """Where servers run: a host of the hosts file, or this machine under a platform's label."""
+    """A host on which servers run: a host of the hosts file, or this machine under a platform name."""
 
     platform: str = Field("", max_length=60)
-    """Its label in the report; of a host that is not in the hosts file it says that this machine is meant."""
+    """Platform name in the report. A host with a platform that is not in the hosts file is this machine."""
     gpu: str = ""
-    """The card's name in servers/hardware/gpus.csv: for the estimate, a simulated server, and the limit in reports."""
+    """GPU name in servers/hardware/gpus.csv, for estimates, simulated servers and the hardware limit in reports."""
     dcgm_url: str | None = None
-    """A DCGM exporter on that host, which tells of its GPUs."""
+    """URL of a DCGM exporter for the GPUs of this host."""
     gpu_hour_cost: float | None = Field(None, ge=0)
-    """Price of one of its GPUs for an hour: for sweeps."""
+    """Price of one GPU per hour, for sweeps."""
 
 
 class Model(_Named):
-    """A model, by the name of its folder on every host."""
+    """A model. Its name is the name of its folder on every host."""
 
     path: str = ""
-    """What a server is started with instead, such as a folder of this machine or a name on a hub."""
+    """Path or hub name with which servers are started. Default: the name."""
     shape: str = ""
-    """Its name in servers/hardware/models.csv: likewise."""
+    """Model name in servers/hardware/models.csv, for estimates and simulated servers."""
 
 
 class SweepOptions(_Strict):
-    """How the load of a workload grows: the options of `loadgen sweep`, by their names."""
+    """The sweep of a workload. The fields are options of `loadgen sweep`."""
 
     objectives: list[str] = []
     over: Over = "rate"
@@ -126,26 +140,28 @@ class SweepOptions(_Strict):
 
     @property
     def load_dimension(self) -> Over:
-        """What does: fixed loads say so themselves."""
-        return "rate" if self.rates else "concurrency" if self.concurrency else self.over
+        """The quantity that the sweep varies. A list of loads decides this, otherwise `over`."""
+        if self.rates:
+            return "rate"
+        return "concurrency" if self.concurrency else self.over
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Those that are fixed beforehand. Raises PlanError."""
+        """Fixed loads; empty for a search. Raises PlanError."""
         text = self.rates or self.concurrency
-        return (
-            parse_loads(text, f"sweep.{self.load_dimension}", whole=self.load_dimension == "concurrency")
-            if text
-            else ()
-        )
+        if not text:
+            return ()
+        whole = self.load_dimension == "concurrency"
+        return sweep.parse_loads(text, f"sweep.{self.load_dimension}", whole=whole)
 
     @property
     def max_steps(self) -> int:
+        """Maximum number of runs."""
         return len(self.loads) or self.max_runs
 
 
 class CellOverride(_Strict):
-    """What holds for some cells only: those that match every name given here."""
+    """Options for some cells, or a reason to skip them. It applies to cells that match every name given here."""
 
     server: str | None = None
     host: str | None = None
@@ -156,7 +172,7 @@ class CellOverride(_Strict):
 
 
 class Reference(_Strict):
-    """Something published elsewhere, which the report quotes as such: it is not drawn beside what was measured."""
+    """A result that was published elsewhere. The report quotes it, but does not draw it with the measurements."""
 
     of: str
     says: str
@@ -164,87 +180,98 @@ class Reference(_Strict):
 
 
 class MatrixPlan(_Strict):
-    """The whole file. `run` and each workload hold settings of a run, under the names of loadgen.plan.Plan."""
+    """The plan file. `run` and each workload hold settings of a run, named like the fields of loadgen.plan.Plan."""
 
     name: str = Field(pattern=NAME_PATTERN)
     servers: list[Server] = Field(min_length=1)
     hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice.model_validate("local")], min_length=1)
     models: list[Model] = Field(min_length=1)
     workloads: list[dict[str, Any]] = Field(min_length=1)
-    """`name`, `catalog` where it starts from a named workload, and settings of a run; `sweep` where its load grows."""
+    """Each has a `name` and settings of a run. `catalog` names a workload to start from, `sweep` makes it a sweep."""
     cases: list[CellOverride] = []
     references: list[Reference] = []
     launch: LaunchMethod = "compose"
     hosts_file: Path | None = None
-    """Relative to the plan's own folder."""
+    """Path relative to the folder of the plan file."""
     options: dict[str, Any] = {}
-    """For every launch; a server's, a host's, a model's and a case's own win over them, in this order."""
+    """Launch options of all servers. Options of a server, a host, a model and a case override them, in this order."""
     run: dict[str, Any] = {}
     repeats: int = Field(3, ge=1, le=100)
     starts: int = Field(1, ge=1, le=100)
-    """Over how many starts of each server the repeats are spread. More starts see what differs between starts, and
-    spread drift over time evenly; each costs the time to load a model."""
+    """Number of starts of each server over which the repeats are spread. More starts show the variation between starts
+    and spread a drift over time evenly. Each start costs the time to load a model."""
     seed: int = 0
     equal_work: str | None = None
-    """A server that is measured first: the others get the output lengths that it produced."""
+    """Name of the server that is measured first. The other servers are asked for its output lengths."""
 
     @field_validator("servers", "hosts", "models", "workloads")
     @classmethod
-    def _different(cls, items: list[Any]) -> list[Any]:
+    def _check_unique_names(cls, items: list[Any]) -> list[Any]:
         names = Counter(str(item.get("name") if isinstance(item, dict) else item.name) for item in items)
-        if twice := sorted(name for name, number in names.items() if number > 1):
-            raise ValueError(f"{', '.join(twice)} stands there twice")
+        duplicates = sorted(name for name, number in names.items() if number > 1)
+        if duplicates:
+            raise ValueError(f"{', '.join(duplicates)}: this name is used twice")
         return items
 
     @model_validator(mode="after")
-    def _whole(self) -> MatrixPlan:
-        if mistakes := dict.fromkeys(_mistakes(self)):
+    def _check_all(self) -> MatrixPlan:
+        mistakes = dict.fromkeys(_mistakes(self))
+        if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
 
 
 def read_matrix_plan(path: Path) -> MatrixPlan:
-    """Read a plan. Raises PlanError with one line per mistake."""
-    given = read_plan(path)
-    if isinstance(given.get("hosts_file"), str):
-        given["hosts_file"] = path.parent / given["hosts_file"]
+    """Read a plan file. Raises PlanError with one line per mistake."""
+    values = read_plan(path)
+    if isinstance(values.get("hosts_file"), str):
+        values["hosts_file"] = path.parent / values["hosts_file"]
     try:
-        return MatrixPlan(**given)
+        return MatrixPlan(**values)
     except ValidationError as error:
-        lines = [f"{path.name}: {line}" for item in error.errors() for line in _lines(item)]
-        raise PlanError("\n".join(lines), "Nothing was started. Mend the plan.") from None
+        lines = [f"{path.name}: {line}" for item in error.errors() for line in _error_lines(item)]
+        raise PlanError("\n".join(lines), "Nothing was started. Fix the plan.") from None
 
 
 def resolve_hosts(plan: MatrixPlan) -> dict[str, Host]:
-    """The plan's hosts with where they are, by name. Raises PlanError, or ServerError for a wrong hosts file."""
+    """Return the plan's hosts with their addresses, by name. Raises PlanError, or ServerError for a bad hosts file."""
     known = {LOCAL.name: LOCAL} if plan.hosts_file is None else read_hosts(plan.hosts_file)
-    if missing := [host.name for host in plan.hosts if not (host.name in known or host.platform)]:
-        file = plan.hosts_file or "no hosts_file is named"
+    missing = [host.name for host in plan.hosts if not (host.name in known or host.platform)]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
         raise PlanError(
-            f"hosts: {', '.join(missing)} stands in no hosts file ({file})",
-            "Add it there; or give it a platform, which says that this machine is meant.",
+            f"hosts: {', '.join(missing)} {verb} not in the hosts file ({plan.hosts_file or 'the plan names none'})",
+            "Add the host to the hosts file, or give it a platform if it is this machine.",
         )
     hosts = {}
-    for each in plan.hosts:
-        host = known.get(each.name) or replace(LOCAL, name=each.name)
-        hosts[each.name] = replace(host, platform=each.platform or host.platform or host.name)
+    for choice in plan.hosts:
+        host = known.get(choice.name) or replace(LOCAL, name=choice.name)
+        hosts[choice.name] = replace(host, platform=choice.platform or host.platform or host.name)
     return hosts
 
 
-def run_settings(plan: MatrixPlan, workload: str, **owned: Any) -> Plan:
-    """The plan of one run."""
-    given = next(each for each in plan.workloads if each["name"] == workload)
-    return Plan(**{"label": f"{plan.name}-{workload}"[:60], **plan.run, **_settings(given), **owned})
+def run_settings(plan: MatrixPlan, workload: str, **matrix_settings: Any) -> Plan:
+    """Return the plan of one run of a workload. `matrix_settings` are the settings that the matrix sets itself."""
+    settings = {
+        "label": f"{plan.name}-{workload}"[:60],
+        **plan.run,
+        **_workload_settings(_find_workload(plan, workload)),
+    }
+    return Plan(**settings | matrix_settings)
 
 
 def sweep_options(plan: MatrixPlan, workload: str) -> SweepOptions | None:
-    """How its load grows; None for a workload of one load."""
-    given = next(each for each in plan.workloads if each["name"] == workload)
-    return SweepOptions(**given["sweep"]) if "sweep" in given else None
+    """Return the sweep of a workload; None if the workload has a single load."""
+    values = _find_workload(plan, workload)
+    return SweepOptions(**values["sweep"]) if "sweep" in values else None
+
+
+def _find_workload(plan: MatrixPlan, name: str) -> dict[str, Any]:
+    return next(workload for workload in plan.workloads if workload["name"] == name)
 
 
 class Cell(NamedTuple):
-    """What is compared: one server on one host with one model under one workload, by their names."""
+    """The names of one server, host, model and workload. Cells are compared with each other."""
 
     server: str
     host: str
@@ -253,7 +280,7 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where its runs lie, below the matrix's folder."""
+        """Folder of the cell's runs, relative to the folder of the matrix."""
         return Path("cells") / self.host / self.model / self.server / self.workload
 
     def __str__(self) -> str:
@@ -261,26 +288,27 @@ class Cell(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """One run of a cell; `number` counts from 1, in the order in which they are measured."""
+    """One run or sweep of a cell. `number` counts from 1, in the order of measurement."""
 
     cell: Cell
     number: int
 
     @property
     def key(self) -> dict[str, Any]:
-        """As the journal names it."""
+        """The fields that identify the repeat in the journal."""
         return {"cell": self.cell._asdict(), "repeat": self.number}
 
     @property
     def folder(self) -> Path:
+        """Folder of the run, relative to the folder of the matrix."""
         return self.cell.folder / f"repeat-{self.number}"
 
 
 class Start(NamedTuple):
-    """One server coming up, and the runs it serves, in order."""
+    """One start of a server, and the runs that it serves, in order."""
 
     number: int
-    """From 1, over the whole matrix."""
+    """Counts from 1 over the whole matrix."""
     round: int
     server: Server
     host: HostChoice
@@ -293,148 +321,264 @@ class Start(NamedTuple):
         return f"{self.server.name} on {self.host.name}, {self.model.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A plan with everything that is known before the first start."""
+
+    plan: MatrixPlan
+    hosts: dict[str, Host]
+    starts: Sequence[Start]
+    folder: Path
+    command: list[str]
+
+    @property
+    def repeats(self) -> list[Repeat]:
+        """All repeats, in order of measurement."""
+        return [repeat for start in self.starts for repeat in start.repeats]
+
+    @property
+    def journal_plan(self) -> dict[str, Any]:
+        """Values that must not change when the matrix is resumed: the plan, and its hosts from the hosts file."""
+        plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
+        return dict(redact(plan | {"hosts_found": msgspec.to_builtins(self.hosts)}))
+
+    def done(self) -> list[Repeat]:
+        """Return the repeats that are finished."""
+        return [repeat for repeat in self.repeats if is_finished(self.folder, repeat)]
+
+
+def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
+    """Return the matrix of a plan. Raises PlanError or ServerError if a host is unknown or every cell is skipped."""
+    starts = plan_starts(plan)
+    if not starts:
+        raise PlanError("every cell is skipped, so there is nothing to measure", "Check the cases in the plan.")
+    return Matrix(plan, resolve_hosts(plan), starts, folder, command)
+
+
 def plan_cells(plan: MatrixPlan) -> list[Cell]:
-    """All cells that are measured, in the order of the plan."""
+    """Return all cells that are measured, in the order of the plan."""
     return [
-        Cell(server.name, host.name, model.name, str(workload["name"]))
-        for server, host, model, cases in _combinations(plan)
-        if not any(case.skip for case in cases)
+        Cell(setup.server.name, setup.host.name, setup.model.name, str(workload["name"]))
+        for setup in _setups(plan)
+        if not setup.skip_reasons
         for workload in plan.workloads
     ]
 
 
 def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
-    """`server on host, model` and why it is not measured."""
+    """Return why cells are not measured, by `server on host, model`."""
     return {
-        f"{server.name} on {host.name}, {model.name}": "; ".join(reasons)
-        for server, host, model, cases in _combinations(plan)
-        if (reasons := [case.skip for case in cases if case.skip])
+        f"{setup.server.name} on {setup.host.name}, {setup.model.name}": "; ".join(setup.skip_reasons)
+        for setup in _setups(plan)
+        if setup.skip_reasons
     }
 
 
 def plan_starts(plan: MatrixPlan) -> list[Start]:
-    """Every start of the matrix, in order. The same plan gives the same order."""
+    """Return every start of the matrix, in order. The same plan gives the same order."""
     random = Random(f"{plan.seed}/order")  # noqa: S311 - an order, not a secret
     numbers = Counter[Cell]()
-    result: list[Start] = []
-    for turn in range(1, plan.starts + 1):
-        share = plan.repeats // plan.starts + (turn <= plan.repeats % plan.starts)  # repeats of a cell in this round
-        measured = [
-            combination for combination in _combinations(plan) if not any(case.skip for case in combination[-1])
-        ]
-        random.shuffle(measured)
-        measured.sort(key=lambda each: each[0].name != (plan.equal_work or each[0].name))
-        for server, host, model, cases in measured:
-            order = [
-                str(workload["name"])
-                for workload in plan.workloads
-                for _ in range(int(turn == 1) if "sweep" in workload else share)
-            ]
-            if not order:
+    starts: list[Start] = []
+    for round_number in range(1, plan.starts + 1):
+        setups = [setup for setup in _setups(plan) if not setup.skip_reasons]
+        random.shuffle(setups)
+        if plan.equal_work:
+            setups.sort(key=lambda setup: setup.server.name != plan.equal_work)
+        for setup in setups:
+            workloads = _round_workloads(plan, round_number)
+            if not workloads:
                 continue
-            random.shuffle(order)
+            random.shuffle(workloads)
             repeats = []
-            for workload in order:
-                cell = Cell(server.name, host.name, model.name, workload)
+            for workload in workloads:
+                cell = Cell(setup.server.name, setup.host.name, setup.model.name, workload)
                 numbers[cell] += 1
                 repeats.append(Repeat(cell, numbers[cell]))
-            launch, options = server.launch or plan.launch, _options(plan, server, host, model, cases)
-            result.append(Start(len(result) + 1, turn, server, host, model, launch, options, tuple(repeats)))
-    return result
+            starts.append(
+                Start(
+                    number=len(starts) + 1,
+                    round=round_number,
+                    server=setup.server,
+                    host=setup.host,
+                    model=setup.model,
+                    launch=setup.server.launch or plan.launch,
+                    options=_launch_options(plan, setup),
+                    repeats=tuple(repeats),
+                )
+            )
+    return starts
+
+
+def _round_workloads(plan: MatrixPlan, round_number: int) -> list[str]:
+    """Return the workload of each run that a server serves in a round. Sweeps belong to the first round."""
+    repeats = plan.repeats // plan.starts
+    if round_number <= plan.repeats % plan.starts:
+        repeats += 1
+    workloads: list[str] = []
+    for workload in plan.workloads:
+        runs = int(round_number == 1) if "sweep" in workload else repeats
+        workloads += [str(workload["name"])] * runs
+    return workloads
 
 
 _CELL = msgspec.defstruct("JournalCell", [(name, str) for name in Cell._fields], forbid_unknown_fields=True)
-_RUN = ("cell", _CELL), ("repeat", int)
+_RUN_FIELDS = [("cell", _CELL), ("repeat", int)]
 MATRIX = JournalKind(
     "matrix",
     {
-        "up": [("start", int), ("seconds", float), ("facts", JournalLine)]
-        + [(name, str) for name in ("server", "host", "model")],
-        "begin": [*_RUN, ("start", int), ("place", int)],
-        "end": [*_RUN, ("seconds", float)],
-        "failure": [*_RUN, ("kind", str), ("reason", str), ("hint", str), ("log", str)],
+        "up": [
+            ("start", int),
+            ("seconds", float),
+            ("facts", JournalLine),
+            ("server", str),
+            ("host", str),
+            ("model", str),
+        ],
+        "begin": [*_RUN_FIELDS, ("start", int), ("place", int)],
+        "end": [*_RUN_FIELDS, ("seconds", float)],
+        "failure": [*_RUN_FIELDS, ("kind", str), ("reason", str), ("hint", str), ("log", str)],
     },
 )
-journal, read_lines = partial(open_journal, MATRIX), partial(read_journal, MATRIX)
+journal = partial(open_journal, MATRIX)
+read_lines = partial(read_journal, MATRIX)
 
 
 def is_finished(folder: Path, repeat: Repeat) -> bool:
-    """Whether this run has been measured: its file ends in a footer that does not say interrupted, or its sweep has
-    ended."""
+    """Return whether a repeat has been measured: its run or its sweep ended without an interruption."""
     if (folder / repeat.folder / SWEEP.file).is_file():
-        return sweep_finished(folder / repeat.folder)
+        return sweep.is_finished(folder / repeat.folder)
     footer = read_footer(folder / repeat.folder)
     return footer is not None and not footer.interrupted
 
 
-def newest_lines(lines: Sequence[JournalLine], *kinds: str) -> dict[Repeat, JournalLine]:
-    """Of each run its newest line of these kinds."""
-    return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in kinds}
+def newest_lines(lines: Sequence[JournalLine], *types: str) -> dict[Repeat, JournalLine]:
+    """Return the newest journal line of each repeat that has one of these types."""
+    return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in types}
 
 
-def _settings(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """A workload's own settings of a run upon those of the catalog, which has a label that the matrix replaces."""
-    base = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
-    base.pop("label", None)
-    settings = base | {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}
+class _Setup(NamedTuple):
+    """One server on one host with one model, and the overrides that apply to them."""
+
+    server: Server
+    host: HostChoice
+    model: Model
+    overrides: list[CellOverride]
+
+    @property
+    def skip_reasons(self) -> list[str]:
+        """Why its cells are not measured; empty if they are."""
+        return [override.skip for override in self.overrides if override.skip]
+
+
+def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
+    """Yield every server on every host with every model, in the order of the plan."""
+    for server, host, model in product(plan.servers, plan.hosts, plan.models):
+        names = {"server": server.name, "host": host.name, "model": model.name}
+        overrides = [
+            override
+            for override in plan.cases
+            if all(getattr(override, field) in (None, name) for field, name in names.items())
+        ]
+        yield _Setup(server, host, model, overrides)
+
+
+def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
+    """Return the launch options of a start. More specific options win.
+
+    The hardware names in the plan are default options of simulated servers.
+    """
+    options: dict[str, Any] = {}
+    if (setup.server.launch or plan.launch) == "simulated":
+        options["clock"] = "batching"
+        if setup.host.gpu:
+            options["gpu"] = setup.host.gpu
+        if setup.model.shape:
+            options["model_shape"] = setup.model.shape
+    options |= plan.options
+    options |= setup.server.options
+    options |= setup.host.options
+    options |= setup.model.options
+    for override in setup.overrides:
+        options |= override.options
+    return options
+
+
+def _workload_settings(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run settings of a workload: those of the catalog, overridden by its own."""
+    settings = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
+    settings.pop("label", None)  # the matrix sets the label
+    settings |= {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}
     if "sweep" in workload:
-        settings |= default_duration(settings) | {
-            "arrivals": ARRIVALS[SweepOptions(**workload["sweep"]).load_dimension].format(1)
-        }
+        dimension = SweepOptions(**workload["sweep"]).load_dimension
+        settings |= sweep.default_duration(settings)
+        settings["arrivals"] = sweep.ARRIVALS[dimension].format(1)
     return settings
 
 
 def _mistakes(plan: MatrixPlan) -> Iterator[str]:
-    """What no single field shows."""
-    names = {kind: [each.name for each in getattr(plan, f"{kind}s")] for kind in ("server", "host", "model")}
-    for case in plan.cases:
-        for kind, known in names.items():
-            if (name := getattr(case, kind)) is not None and name not in known:
-                yield f"cases: there is no {kind} {name!r}; choose {', '.join(known)}"
-        if not case.skip and not case.options:
-            yield "cases: a case without options and without skip says nothing"
+    """Yield the mistakes that concern more than one field."""
+    names = {
+        "server": [server.name for server in plan.servers],
+        "host": [host.name for host in plan.hosts],
+        "model": [model.name for model in plan.models],
+    }
+    for override in plan.cases:
+        for field, known in names.items():
+            name = getattr(override, field)
+            if name is not None and name not in known:
+                yield f"cases: there is no {field} {name!r}; choose {', '.join(known)}"
+        if not override.skip and not override.options:
+            yield "cases: a case needs options or skip"
     if plan.starts > plan.repeats:
         yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
     if plan.equal_work is not None and plan.equal_work not in names["server"]:
         yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
-    for where, settings in (
-        ("run", plan.run),
-        *((f"workload {workload.get('name')}", workload) for workload in plan.workloads),
-    ):
-        yield from (f"{where}: {name} is what the matrix sets itself" for name in MATRIX_SETTINGS if name in settings)
+    yield from _owned_settings("run", plan.run)
+    for workload in plan.workloads:
+        yield from _owned_settings(f"workload {workload.get('name')}", workload)
     for workload in plan.workloads:
         yield from _workload_mistakes(plan, workload)
     yield from _speed_mistakes(plan)
 
 
+def _owned_settings(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a mistake for each setting that only the matrix may set."""
+    for name in MATRIX_SETTINGS:
+        if name in settings:
+            yield f"{where}: {name} is set by the matrix; remove it"
+
+
 def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
-    """Find servers at different speeds: a matrix compares its cells, and prices are of real time."""
+    """Find servers at different speeds, because a matrix compares its cells, and prices of time that is not real."""
     speeds = set()
-    for server, host, model, cases in _combinations(plan):
-        if not any(case.skip for case in cases):
-            simulated = (server.launch or plan.launch) == "simulated"
-            speed = _options(plan, server, host, model, cases).get("speed") if simulated else None
+    for setup in _setups(plan):
+        if not setup.skip_reasons:
+            simulated = (setup.server.launch or plan.launch) == "simulated"
+            speed = _launch_options(plan, setup).get("speed") if simulated else None
             speeds.add(float(speed) if isinstance(speed, int | float) else 1.0)
     if len(speeds) > 1:
         text = " and ".join(f"{speed:g}" for speed in sorted(speeds))
-        yield f"options.speed: servers at {text} times speed cannot be compared; give all of them one speed"
+        yield f"options.speed: servers at {text} times real time cannot be compared; give all servers the same speed"
     priced = any(host.gpu_hour_cost is not None for host in plan.hosts)
     swept = any("sweep" in workload for workload in plan.workloads)
     if priced and swept and speeds - {1.0}:
-        yield "hosts: gpu_hour_cost is of real time; leave it out, or simulate at options.speed 1"
+        yield "hosts: gpu_hour_cost needs real time; remove it, or simulate at options.speed 1"
 
 
 def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the mistakes of a workload, including those of the runs that it leads to."""
     name = workload.get("name")
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
-        yield f"workloads: each needs a name such as burst, not {name!r}"
+        yield f"workloads: each workload needs a name such as burst, not {name!r}"
         return
     where = f"workload {name}"
-    if "sweep" in workload and (mistakes := list(_sweep_mistakes(plan, workload))):
-        yield from (f"{where}: {line}" for line in mistakes)
-        return
+    if "sweep" in workload:
+        mistakes = list(_sweep_mistakes(plan, workload))
+        if mistakes:
+            yield from (f"{where}: {line}" for line in mistakes)
+            return
     try:
-        settings = plan.run | _settings(workload)
+        settings = plan.run | _workload_settings(workload)
         Plan(**{"server": "tgi"} | {key: value for key, value in settings.items() if key not in MATRIX_SETTINGS})
     except WorkloadError as error:
         yield f"{where}: {error}; {error.hint}"
@@ -443,53 +587,33 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the mistakes of a workload that is a sweep."""
     try:
-        swept = SweepOptions.model_validate(workload["sweep"])
-        if swept.rates and swept.concurrency:
+        options = SweepOptions.model_validate(workload["sweep"])
+        if options.rates and options.concurrency:
             yield "sweep.rates and sweep.concurrency are two sweeps; name one of them"
-        elif not swept.objectives and not swept.loads:
+        elif not options.objectives and not options.loads:
             yield "sweep.objectives is missing; or name loads: rates or concurrency"
     except PlanError as error:
         yield f"{error}; {error.hint}"
     except ValidationError as error:
-        yield from (f"sweep.{line}" for item in error.errors() for line in _lines(item))
+        yield from (f"sweep.{line}" for item in error.errors() for line in _error_lines(item))
     if "arrivals" in plan.run or "arrivals" in workload:
-        yield "arrivals is what a sweep sets itself"
+        yield "arrivals is set by the sweep; remove it"
     if plan.equal_work is not None:
-        yield "a sweep gives no lengths for equal_work; make it a matrix of its own"
+        yield "a sweep cannot be combined with equal_work; put it into another matrix"
 
 
-def _lines(item: Any) -> list[str]:
-    """Of one mistake that pydantic found."""
-    where = ".".join(str(part) for part in item["loc"])
-    match item["type"]:
+def _error_lines(error: Any) -> list[str]:
+    """Return the lines of a message for an error of pydantic."""
+    where = ".".join(str(part) for part in error["loc"])
+    match error["type"]:
         case "extra_forbidden":
             return [f"{where}: there is no such setting"]
         case "missing":
             return [f"{where} is missing"]
         case "literal_error":
-            return [f"{where}: {item['input']!r} is unknown; choose {item['ctx']['expected']}"]
-    said = str(item["msg"]).removeprefix("Value error, ").replace("unknown; ", f"{item['input']!r} is unknown; ")
-    return [f"{where}: {line}" if where else line for line in said.splitlines()]
-
-
-def _combinations(plan: MatrixPlan) -> Iterator[tuple[Server, HostChoice, Model, list[CellOverride]]]:
-    """Every server on every host with every model, in the order of the plan, and the cases that speak of it."""
-    for server, host, model in product(plan.servers, plan.hosts, plan.models):
-        names = {"server": server.name, "host": host.name, "model": model.name}
-        cases = [case for case in plan.cases if all(getattr(case, kind) in (None, names[kind]) for kind in names)]
-        yield server, host, model, cases
-
-
-def _options(
-    plan: MatrixPlan, server: Server, host: HostChoice, model: Model, cases: list[CellOverride]
-) -> dict[str, Any]:
-    """The options of this start, the more particular ones winning; before all of them what a simulated server takes
-    from the words of the plan."""
-    result: dict[str, Any] = {}
-    if (server.launch or plan.launch) == "simulated":
-        named = {"gpu": host.gpu, "model_shape": model.shape}
-        result = {"clock": "batching"} | {name: value for name, value in named.items() if value}
-    for options in (plan.options, server.options, host.options, model.options, *(case.options for case in cases)):
-        result |= options
-    return result
+            return [f"{where}: {error['input']!r} is unknown; choose {error['ctx']['expected']}"]
+    message = str(error["msg"]).removeprefix("Value error, ")
+    message = message.replace("unknown; ", f"{error['input']!r} is unknown; ")
+    return [f"{where}: {line}" if where else line for line in message.splitlines()]

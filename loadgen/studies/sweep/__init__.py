@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from loadgen.engine.prepare import OnProgress
 
 Over = Literal["rate", "concurrency"]
-"""What a sweep varies."""
+"""The quantity that a sweep varies."""
 EndReason = Literal["done", "runs", "time", "client", "interrupted"]
 """Why a sweep ended: the capacity is known precisely enough, the maximum of runs or of time was reached, the client was
 the limit, or the sweep was interrupted."""
@@ -77,7 +77,7 @@ class Sweep:
 
     @property
     def journal_plan(self) -> dict[str, Any]:
-        """What must not change when the sweep is resumed, as the first line of the journal stores it."""
+        """Values that must not change when the sweep is resumed, as the first line of the journal stores them."""
         plan = {name: value for name, value in self.plan.to_dict().items() if name != "arrivals"}
         settings = {"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.journal_extra)}
         return dict(redact(settings))

@@ -1,0 +1,244 @@
+"""Predicts how long a matrix takes, and describes it for the dry run.
+
+An estimate comes from the finished runs of the matrix if there are any, otherwise from a model of each server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from loadgen.engine import prepare
+from loadgen.errors import LoadgenError
+from loadgen.journal import JournalLine
+from loadgen.plan import Plan
+from loadgen.servers.simulated.scheduler_presets import ENGINES
+from loadgen.studies.matrix import (
+    Cell,
+    Matrix,
+    MatrixPlan,
+    Repeat,
+    Start,
+    newest_lines,
+    plan_cells,
+    run_settings,
+    skipped_cells,
+    sweep_options,
+)
+from loadgen.workloads import arrivals, lengths
+
+STARTUP_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
+"""Guessed startup time of a server by launch method. Most of it is loading the weights."""
+TOKENS_PER_S = 1_000.0
+"""Guessed output tokens per second of a server."""
+OVERHEAD_S = 2.0
+"""Time of a run in addition to its load: prompts, connections, the run file and its summary."""
+MAX_MODELLED_REQUESTS = 500
+"""Requests of a run that are simulated for its estimate. The time of a larger run is extrapolated."""
+DEFAULT_OUTPUT_TOKENS = 256
+"""Guessed length of a response whose length is unknown without reading a file."""
+STARTUP_TEXT = ", ".join(f"{seconds:g} s ({launch})" for launch, seconds in STARTUP_S.items())
+ESTIMATE_SOURCES = {
+    "measured": "mean of the runs of this matrix so far",
+    "modelled": f"simulation of this server, GPU and model, plus {OVERHEAD_S:g} s; or the duration of the run",
+    "guessed": f"a server starts in {STARTUP_TEXT}; a run has {TOKENS_PER_S:,.0f} output tokens/s",
+}
+
+
+class Estimate(NamedTuple):
+    """The estimated duration of a start or a run, and the source of that number."""
+
+    seconds: float
+    source: Literal["measured", "modelled", "guessed"]
+
+
+def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
+    """Estimate the startup time of a server: the mean of the starts of the same server and model so far."""
+    measured = [
+        float(line["seconds"])
+        for line in lines
+        if line["type"] == "up" and (line["server"], line["model"]) == (start.server.name, start.model.name)
+    ]
+    return Estimate(fmean(measured), "measured") if measured else Estimate(STARTUP_S[start.launch], "guessed")
+
+
+def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
+    """Estimate one run of each cell: the mean of its runs so far, otherwise a simulation of its server, or a guess."""
+    measured: dict[Cell, list[float]] = {}
+    for repeat, line in newest_lines(lines, "end").items():
+        measured.setdefault(repeat.cell, []).append(float(line["seconds"]))
+    starts = {repeat.cell: start for start in reversed(matrix.starts) for repeat in start.repeats}
+    estimates: dict[Cell, Estimate] = {}
+    for cell, first_start in starts.items():
+        if cell in measured:
+            estimates[cell] = Estimate(fmean(measured[cell]), "measured")
+        else:
+            estimates[cell] = _estimate_run(matrix.plan, first_start, cell)
+    return estimates
+
+
+def remaining_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]) -> float:
+    """Return the time of every start that still has runs to serve, and of these runs."""
+    runs = estimate_runs(matrix, lines)
+    seconds = 0.0
+    for start in matrix.starts:
+        remaining = [repeat for repeat in start.repeats if repeat not in done]
+        if remaining:
+            seconds += estimate_start(start, lines).seconds
+            seconds += sum(runs[repeat.cell].seconds for repeat in remaining)
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Return a rounded duration: `about 40 s`, `about 12 min`, `about 7 h 30 min`."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {minutes // 60} h {minutes % 60 // 10 * 10} min"
+
+
+def heading(matrix: Matrix) -> str:
+    """Return the size of the matrix in one line."""
+    plan = matrix.plan
+    sizes = [
+        pluralise(len(plan.servers), "server"),
+        pluralise(len(plan.hosts), "host"),
+        pluralise(len(plan.models), "model"),
+        pluralise(len(plan.workloads), "workload"),
+    ]
+    cells = pluralise(len(plan_cells(plan)), "cell")
+    repeats = pluralise(plan.repeats, "repeat")
+    starts = pluralise(len(matrix.starts), "start")
+    return f"{plan.name}: {' x '.join(sizes)}: {cells}, {repeats} each: {_count_runs(matrix)} in {starts}"
+
+
+def _count_runs(matrix: Matrix) -> str:
+    """Return the number of runs and sweeps: `8 runs and 2 sweeps`."""
+    sweeps = sum(sweep_options(matrix.plan, repeat.cell.workload) is not None for repeat in matrix.repeats)
+    counts = {"run": len(matrix.repeats) - sweeps, "sweep": sweeps}
+    return " and ".join(pluralise(number, noun) for noun, number in counts.items() if number)
+
+
+def pluralise(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 run`, `2 runs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
+    """Return the starts in order, with their runs, their estimated times and the sources of the estimates."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    for name in ("start", "server", "host", "model", "runs", "up after", "runs take"):
+        justify: Any = "right" if name in ("start", "up after", "runs take") else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "runs")
+    runs = estimate_runs(matrix, lines)
+    startups = [estimate_start(start, lines) for start in matrix.starts]
+    for start, startup in zip(matrix.starts, startups, strict=True):
+        remaining = [runs[repeat.cell] for repeat in start.repeats if repeat not in done]
+        table.add_row(
+            str(start.number),
+            f"{start.server.name} ({start.launch})",
+            start.host.name,
+            start.model.name,
+            "  ".join(_repeat_text(repeat, done) for repeat in start.repeats),
+            f"{startup.seconds:,.0f} s {startup.source}" if remaining else "",
+            _runs_time(remaining) if remaining else "done",
+        )
+    skipped = [f"Not measured: {cell}: {reason}." for cell, reason in skipped_cells(matrix.plan).items()]
+    runs_to_go = pluralise(len(matrix.repeats) - len(done), "run")
+    done_text = f", {len(done)} done" if done else ""
+    total = f"{runs_to_go} to go{done_text}: {format_duration(remaining_s(matrix, lines, done))}."
+    used = {estimate.source for estimate in (*runs.values(), *startups)}
+    sources = [f"  {source}: {meaning}." for source, meaning in ESTIMATE_SOURCES.items() if source in used]
+    output = StringIO()
+    console = Console(file=output, width=width, highlight=False)
+    for part in (heading(matrix), "", table, *skipped, "", total, *sources):
+        console.print(part, markup=False)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def _repeat_text(repeat: Repeat, done: Sequence[Repeat]) -> str:
+    """Return a repeat in the table of the dry run: `burst#1`, or `burst#1 done`."""
+    return f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}"
+
+
+def _runs_time(estimates: Sequence[Estimate]) -> str:
+    """Return the total time of runs with its sources: `26 s measured/modelled`."""
+    sources = "/".join(dict.fromkeys(estimate.source for estimate in estimates))
+    return f"{sum(estimate.seconds for estimate in estimates):,.0f} s {sources}"
+
+
+def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
+    """Estimate a run or a sweep without measurements. A sweep is estimated at its maximum number of runs."""
+    run = run_settings(plan, cell.workload, server=start.server.server)
+    options = sweep_options(plan, cell.workload)
+    steps = 1 if options is None else options.max_steps
+    if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.burst:
+        return Estimate(steps * (run.duration_s + OVERHEAD_S), "modelled")
+    due_ns = prepare.build_schedule(run).due_ns
+    last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
+    modelled_s = _modelled_s(start, run)
+    if modelled_s is not None:
+        return Estimate(steps * (max(last_due_s, modelled_s) + OVERHEAD_S), "modelled")
+    guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
+    return Estimate(steps * (max(last_due_s, guessed_s) + OVERHEAD_S), "guessed")
+
+
+def gpus_of_start(start: Start) -> str:
+    """Return the GPUs of a real server if the plan names known ones: `2 x H100`. A simulated server reports its own."""
+    number, name = count_gpus(start)
+    return f"{number} x {name}" if name and start.launch != "simulated" else ""
+
+
+def count_gpus(start: Start) -> tuple[int, str]:
+    """Return the number and the name of the GPUs; 0 and "" if the plan names no known ones."""
+    from loadgen.servers.hardware import HardwareError, parse_gpus
+
+    if not start.host.gpu:
+        return 0, ""
+    try:
+        number, name = parse_gpus(start.host.gpu)
+    except HardwareError:
+        return 0, ""
+    if not name:
+        return 0, ""
+    return max(number, int(start.options.get("tensor_parallel") or 1)), name
+
+
+def _modelled_s(start: Start, run: Plan) -> float | None:
+    """Return the duration of a run in virtual time; None if the server, the GPU or the model is unknown."""
+    from loadgen.studies import simulate
+
+    options: Mapping[str, Any] = start.options
+    gpu = start.host.gpu or options.get("gpu")
+    shape = start.model.shape or options.get("model_shape")
+    if not gpu or not shape or start.server.server not in ENGINES:
+        return None
+    requests = run.n or 1
+    simulated_requests = min(requests, MAX_MODELLED_REQUESTS)
+    tensor = int(options.get("tensor_parallel", 1))
+    try:
+        server_model = simulate.ServerModel(gpu=str(gpu), model=str(shape), tensor=tensor)
+        footer = simulate.run_in_memory(run.replaced(n=simulated_requests, metrics_every_s=0.0), server_model).footer
+    except (LoadgenError, ValueError):
+        return None
+    if footer is None:
+        return None
+    speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
+    return footer.ended_ns / 1e9 * requests / simulated_requests / speed
+
+
+def _mean_length(tokens: int | str) -> int:
+    """Return the approximate mean length of a response, if it is known without reading a file."""
+    match lengths.parse_outputs(str(tokens)).lengths:
+        case lengths.Fixed(length):
+            return length
+        case lengths.Uniform(low, high):
+            return (low + high) // 2
+        case lengths.Lognormal(mean) | lengths.Exponential(mean):
+            return max(1, round(float(mean)))
+    return DEFAULT_OUTPUT_TOKENS

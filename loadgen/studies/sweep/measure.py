@@ -1,0 +1,279 @@
+"""Measures a complete sweep: parses its targets, chooses its loads, judges its steps, and predicts it with a twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from loadgen.results import load_and_summarise, write_page, write_summary
+from loadgen.studies.sweep import (
+    ARRIVALS,
+    EndReason,
+    Measure,
+    Over,
+    Sweep,
+    default_duration,
+    journal,
+    parse_loads,
+    run,
+)
+
+if TYPE_CHECKING:
+    from loadgen.analysis.frame import Frame
+    from loadgen.analysis.objectives import Objective
+    from loadgen.analysis.run.runfile import Footer
+    from loadgen.analysis.summary import Summary
+    from loadgen.analysis.sweep.capacity_search import Search
+    from loadgen.engine.prepare import OnProgress
+    from loadgen.engine.resolve_server import Say
+    from loadgen.journal import JournalLine
+    from loadgen.studies.simulate import ServerModel
+
+SEARCH_RANGE_FACTOR = 2.0**16
+"""How many times the start rate the search tries at most."""
+MAX_CONCURRENCY = 65_536
+"""Highest concurrency that the search tries."""
+MAX_PREDICTED_STEPS = 16
+"""Maximum number of loads for which a twin predicts the results."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepTargets:
+    """The objectives of a sweep and the loads that it may measure."""
+
+    objectives: Sequence[Objective]
+    over: Over
+    loads: tuple[float, ...] = ()
+    """Loads to measure. Without any, the sweep searches the capacity."""
+
+    @property
+    def bounds(self) -> list[Objective]:
+        """The objectives as bounds on single requests, for goodput."""
+        from loadgen.analysis.sweep import request_bounds
+
+        return request_bounds(self.objectives)
+
+
+def parse_targets(
+    objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Over
+) -> SweepTargets:
+    """Parse the objectives and the loads of a sweep. Raises PlanError."""
+    from loadgen.analysis.objectives import ObjectiveError, parse
+    from loadgen.analysis.sweep.capacity_search import check_objectives
+
+    if rates and concurrency:
+        raise PlanError("--rates and --concurrency are two sweeps", "Name one of them.")
+    try:
+        parsed = parse(objectives or (), "--objective")
+        check_objectives(parsed)
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
+    if rates:
+        return SweepTargets(objectives=parsed, over="rate", loads=parse_loads(rates, "--rates", whole=False))
+    if concurrency:
+        loads = parse_loads(concurrency, "--concurrency", whole=True)
+        return SweepTargets(objectives=parsed, over="concurrency", loads=loads)
+    if not parsed:
+        hint = "Name an objective: --objective 'ttft.p99 < 500ms'; or name loads: --concurrency 1,2,4,...,64"
+        raise PlanError("--objective is missing", hint)
+    return SweepTargets(objectives=parsed, over=over)
+
+
+def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets) -> Plan:
+    """Return the plan of all steps. Mistakes in it are reported before the first step. Raises PlanError."""
+    from loadgen.engine.resolve_server import with_detected_server
+
+    arrivals = ARRIVALS[targets.over].format(targets.loads[0] if targets.loads else 1)
+    return with_detected_server(Plan(**{**settings, **default_duration(settings), "arrivals": arrivals}))
+
+
+def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: ServerModel | None) -> Sweep:
+    """Return the sweep. It must be resumed with the same plan, objectives and virtual model."""
+    virtual = None
+    if virtual_model is not None:
+        draws = virtual_model.twin.draws if virtual_model.twin else None  # identify a twin by its numbers, not its file
+        virtual = {"of": str(replace(virtual_model, twin=None)), "twin": draws}
+    texts = [objective.text for objective in targets.objectives]
+    covered = {objective.figure for objective in targets.objectives}
+    return Sweep(
+        plan=plan,
+        over=targets.over,
+        folder=folder,
+        loads=targets.loads,
+        journal_extra=(("objectives", texts), ("virtual", virtual)),
+        rejections_allowed=bool({"complete", "rejected"} & covered),
+    )
+
+
+def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: list[str], say: Say) -> Measure:
+    """Return the function that makes the run of one step, on a server or on a model."""
+    from loadgen.engine import prepare
+    from loadgen.studies import simulate
+
+    def measure(plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
+        if virtual_model is not None:
+            footer = simulate.run(plan, virtual_model, folder, command).footer
+            assert footer is not None
+            return footer
+        is_first = plan.seed == sweep.plan.seed  # later steps would print the same lines
+        return prepare.run(
+            plan, folder, command=command, say=say if is_first else lambda _line: None, on_progress=on_progress
+        )
+
+    return measure
+
+
+def build_search(over: Over, search_settings: Mapping[str, Any], *, predicted: float | None = None) -> Search:
+    """Return the search with the settings in the journal. `predicted` is the capacity that a twin predicts."""
+    from loadgen.analysis.sweep.capacity_search import Search
+
+    options: dict[str, Any] = {
+        name: search_settings[name] for name in ("confidence", "precision") if name in search_settings
+    }
+    if predicted:
+        options["predicted"] = predicted
+    if over == "concurrency":
+        return Search(1.0, float(MAX_CONCURRENCY), whole=True, **options)
+    start = search_settings.get("start", 1.0)
+    return Search(start / 64, start * SEARCH_RANGE_FACTOR, **options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRunner:
+    """Runs the steps of a sweep, or those that remain of one."""
+
+    sweep: Sweep
+    targets: SweepTargets
+    search_settings: Mapping[str, Any]
+    """Settings of the search, as the journal stores them: `precision`, `confidence`, `start`, ..."""
+    measure: Measure
+    """Makes the run of one step."""
+    say: Callable[[str], None]
+    on_progress: OnProgress
+    max_runs: int
+    max_time_s: float | None = None
+    resume: bool = False
+
+    def run(self) -> EndReason:
+        """Run the remaining steps, and return why the sweep ended."""
+        sweep = self.sweep
+        prediction = self.search_settings.get("foreseen")
+        predicted = prediction["capacity"] if prediction else None
+        search = build_search(sweep.over, self.search_settings, predicted=predicted)
+
+        def next_load(lines: Sequence[JournalLine]) -> float | None:
+            return self._next_fixed_load(lines) if sweep.loads else self._next_search_load(search, lines)
+
+        with journal(sweep.folder, sweep.journal_plan, resume=self.resume) as book:
+            book.write("search", **self.search_settings)
+            return run(
+                sweep,
+                book,
+                measure=self._measure_with_objectives,
+                judge=self._judge,
+                next_load=next_load,
+                show=self.on_progress,
+                max_runs=len(sweep.loads) or self.max_runs,
+                max_time_s=self.max_time_s,
+            )
+
+    def _next_fixed_load(self, lines: Sequence[JournalLine]) -> float | None:
+        """Return the next load of the list. Loads above the lowest overload are left out."""
+        lowest_overload = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
+        done = {line["load"] for line in lines}
+        return next((load for load in self.sweep.loads if load not in done and load < lowest_overload), None)
+
+    def _next_search_load(self, search: Search, lines: Sequence[JournalLine]) -> float | None:
+        from loadgen.analysis.sweep import observations
+
+        return search.next_load(observations(lines), self.search_settings["start"])
+
+    def _measure_with_objectives(self, plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
+        objectives = tuple(objective.text for objective in self.targets.objectives)
+        bounds = tuple(bound.text for bound in self.targets.bounds)
+        return self.measure(plan.replaced(objectives=objectives, goodput=bounds), folder, on_progress)
+
+    def _judge(self, folder: Path, load: float, overloaded: bool) -> dict[str, Any]:
+        """Write the summary and report of a step, and return the fields of its journal line."""
+        from loadgen.analysis.matrix.document import one_line_summary
+        from loadgen.analysis.steady_window import load_run
+        from loadgen.analysis.sweep import mean_power_w
+        from loadgen.analysis.sweep.document import UNITS, format_chance
+
+        over = self.targets.over
+        loaded_run, frame = load_run(folder)
+        reported = load_and_summarise(folder, self.targets.objectives, self.targets.bounds, known=(loaded_run, frame))
+        write_summary(folder, reported.summary)
+        write_page([reported], folder / "report.html", [])
+        summary = reported.summary
+        chance = 1.0 if overloaded else _chance_over(self.targets, frame, summary)
+        verdict = "overload, stopped early" if overloaded else f"P(over capacity) {format_chance(chance)}"
+        self.say(f"  {load:g} {UNITS[over]}: {one_line_summary(summary)}; {verdict}")
+        # Requests that are dropped because too many are in flight show an overload of the server, not of the client.
+        only_dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1
+        return {
+            "over": chance,
+            "carried": _carried_rate(over, summary, load, chance, overloaded=overloaded),
+            "client": "ok" if only_dropped else summary.client.verdict,
+            "power_w": mean_power_w(loaded_run),
+        }
+
+
+def predict_sweep(
+    sweep: Sweep, targets: SweepTargets, model: ServerModel, search_settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Sweep a twin in virtual time. Return its capacity and its figures at each load, as the journal stores them."""
+    from loadgen.analysis.sweep import expected_point, observations
+
+    search = build_search(sweep.over, search_settings)
+    steps = simulate_sweep(sweep, targets, model, search, search_settings["start"], MAX_PREDICTED_STEPS)
+    points = [expected_point(summary, line["load"]) for line, summary in steps]
+    capacity = search.capacity(observations(line for line, _ in steps)).capacity if targets.objectives else None
+    return {"capacity": capacity, "points": points}
+
+
+def simulate_sweep(
+    sweep: Sweep, targets: SweepTargets, model: ServerModel, search: Search, start: float, max_runs: int
+) -> list[tuple[JournalLine, Summary]]:
+    """Run a sweep in virtual time without writing files. Return the journal line and the summary of each step."""
+    from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.steady_window import frame_of_run
+    from loadgen.analysis.sweep import observations
+    from loadgen.studies import simulate
+
+    steps: list[tuple[JournalLine, Summary]] = []
+    fixed_loads = iter(sweep.loads)
+    while len(steps) < max_runs:
+        if sweep.loads:
+            load = next(fixed_loads, None)
+        else:
+            load = search.next_load(observations(line for line, _ in steps), start)
+        if not load:
+            break
+        simulated_run = simulate.run_in_memory(sweep.step(len(steps) + 1, load), model)
+        frame = frame_of_run(simulated_run)
+        summary = summarise(simulated_run, frame)
+        chance = _chance_over(targets, frame, summary)
+        line = {"load": load, "over": chance, "carried": _carried_rate(sweep.over, summary, load, chance)}
+        steps.append((line, summary))
+    return steps
+
+
+def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float:
+    """Return the probability that the load is over the capacity. Without objectives it is 0."""
+    from loadgen.analysis.sweep.capacity_search import chance_over
+
+    return chance_over(targets.objectives, targets.bounds, frame, summary) if targets.objectives else 0.0
+
+
+def _carried_rate(
+    over: Over, summary: Summary, load: float, chance: float, *, overloaded: bool = False
+) -> float | None:
+    """Return the rate that the server sustained, if the load is a rate that is probably over the capacity."""
+    from loadgen.analysis.sweep import carried_rate
+
+    return carried_rate(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None

@@ -31,7 +31,7 @@ SETTLED = BacklogRule(10, 0.7)
 CLEAR = BacklogRule(3, 0.2)
 
 
-class Progress(NamedTuple):
+class BacklogSample(NamedTuple):
     """Numbers of requests that were sent and that ended, at a point in time."""
 
     at_s: float
@@ -57,7 +57,7 @@ class OverloadDetector:
         self._watch_backlog = watch_backlog
         self._deadline_s = deadline_s
         self._rejections_allowed = rejections_allowed
-        self._history: deque[Progress] = deque()
+        self._history: deque[BacklogSample] = deque()
         """Begins with the last entry of the first half of the run so far."""
         self._began_s = 0.0
         self._first_response_s = 0.0
@@ -103,7 +103,7 @@ class OverloadDetector:
             self._sent = sent
             self._last_sent_s = now_s
         half_s = (self._began_s + now_s) / 2
-        self._history.append(Progress(now_s, sent, ended))
+        self._history.append(BacklogSample(now_s, sent, ended))
         while len(self._history) > 1 and self._history[1].at_s <= half_s:
             self._history.popleft()
         elapsed_s = now_s - self._began_s

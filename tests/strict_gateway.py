@@ -46,8 +46,11 @@ def running_gateway(gateway: Gateway) -> Iterator[Gateway]:
         async with server:
             while not stop.is_set():
                 await asyncio.sleep(0.02)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.sleep(0.02)  # connections that were accepted last have their tasks now
+        open_connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in open_connections:
             task.cancel()
+        await asyncio.gather(*open_connections, return_exceptions=True)
 
     started = threading.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
@@ -73,6 +76,7 @@ async def _serve(gateway: Gateway, reader: asyncio.StreamReader, writer: asyncio
             await writer.drain()
     with contextlib.suppress(ConnectionError):
         writer.close()
+        await writer.wait_closed()
 
 
 async def _answer(gateway: Gateway, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:

@@ -130,7 +130,7 @@ def test_a_worker_that_draws_prompts_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feed: Callable[[WorkerTask], None]
 ) -> None:
     """A worker that computes without end, or waits without end, ends too when its command is killed."""
-    monkeypatch.setattr(WorkerTask, "feed", feed)
+    monkeypatch.setattr(WorkerTask, "request_queue", feed)
     with running(SimulatedConfig(server="vllm")) as simulated:
         words = ["burst", *LONG, "--url", simulated.url, "--workers", "2", "--out", "run"]
         process = Forked(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -141,7 +141,7 @@ def test_a_worker_that_draws_prompts_ends(
 
 def test_one_signal_ends_a_command_whose_worker_draws_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is busy before the start does not answer an interrupt. The command ends without a second one."""
-    monkeypatch.setattr(WorkerTask, "feed", _busy)
+    monkeypatch.setattr(WorkerTask, "request_queue", _busy)
     with running(SimulatedConfig(server="vllm")) as simulated:
         words = ["burst", *LONG, "--url", simulated.url, "--workers", "2", "--out", "run"]
         process = Forked(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

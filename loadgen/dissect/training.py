@@ -106,7 +106,10 @@ def measure_training(spec: TrainingSpec) -> TrainingResult:
 
 
 def _measure_and_predict(spec: TrainingSpec, technique: Technique, limits: DeviceLimits) -> TechniqueResult:
-    """Measure a technique, and add predictions from the limits of its processes. Memory may run out."""
+    """Measure a technique, and add predictions from the limits of its processes.
+
+    If the GPU's memory is too small, the result states this as the reason for missing measurements.
+    """
     count = spec.process_count(technique)
     try:
         measured = run_in_processes(_measure_technique, (spec, technique), count, spec.device, spec.threads)

@@ -197,7 +197,7 @@ def _sent() -> dict[str, int]:
 class _Counting(ProcessGroup):
     count = 0
 
-    def _started(self, partial: Tensor) -> Callable[[], Tensor]:
+    def _start(self, partial: Tensor) -> Callable[[], Tensor]:
         self.count += 1
         return super()._start(partial)
 

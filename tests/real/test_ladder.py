@@ -63,7 +63,7 @@ def up(ladder_tiny: Path) -> Iterator[dict[str, Any]]:
     done = loadgen(folder, "servers", "up", "--server", "vllm", *model, *python, "--", *options)
     assert done.returncode == 0, done.stderr
     yield json.loads(done.stdout)
-    assert "ended" in loadgen(folder, "servers", "down", "--server", "vllm").stdout
+    assert "stopped" in loadgen(folder, "servers", "down", "--server", "vllm").stdout
 
 
 def test_a_converted_checkpoint_is_served_as_a_ladder(up: dict[str, Any], ladder_tiny: Path) -> None:

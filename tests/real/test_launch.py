@@ -50,7 +50,7 @@ def test_up_measured_and_down(tmp_path: Path) -> None:
         assert "Application startup complete" in loadgen(tmp_path, "servers", "logs", "--server", "vllm").stdout
     finally:
         down = loadgen(tmp_path, "servers", "down", "--server", "vllm")
-    assert "ended" in down.stdout
+    assert "stopped" in down.stdout
     assert not any(process.start_ticks(pid) for pid in pids)
 
 

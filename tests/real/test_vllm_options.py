@@ -148,4 +148,4 @@ def test_prompts_without_answers(pooling_vllm: Engine, burst: Burst, tmp_path: P
     assert outcome.summary["throughput"]["input_tokens_per_s"] > 0
     assert outcome.summary["latency"]["ttft_s"]["n"] == 0
     finished = outcome.summary["server_counters"]["requests_finished"]
-    assert (finished["server"], "by itself" in finished["why"]) == ((N, False), (2 * N, True))[endpoint == "rerank"]
+    assert (finished["server"], "counts each text" in finished["why"]) == ((N, False), (2 * N, True))[endpoint == "rerank"]

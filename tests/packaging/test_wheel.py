@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -55,8 +54,8 @@ def test_the_source_distribution_builds_the_same_wheel(root: Path, wheel: Path, 
     folders = {name: tmp_path / name for name in ("sdist", "unpacked", "wheel")}
     for folder in folders.values():
         folder.mkdir()
-    with tarfile.open(build(root, "sdist", folders["sdist"])) as archive:
-        archive.extractall(folders["unpacked"], filter="data")
+    archive = build(root, "sdist", folders["sdist"])
+    subprocess.run(["tar", "-xzf", str(archive), "-C", str(folders["unpacked"])], check=True, timeout=60)
     (source,) = folders["unpacked"].iterdir()
     assert installed_names(build(source, "wheel", folders["wheel"])) == installed_names(wheel)
 

@@ -4,8 +4,6 @@ The public API is `Plan`, `Result`, `run`, `run_async`, `read`, `compare` and `s
 first use, so `import loadgen` loads no other module.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
@@ -16,8 +14,12 @@ def _interrupted(*_: object) -> None:
     os._exit(130)
 
 
-# `python -m loadgen` imports this module before it runs __main__.py. Ctrl-C in that time must not print a traceback.
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__ and getsignal(SIGINT) is default_int_handler:
+# `python -m loadgen` and the command `loadgen` import this module before they run __main__.py. Ctrl-C in that time must
+# not print a traceback. For the same reason this module does not import `__future__`, which is a file of its own.
+_is_command = (sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__) or (
+    os.path.basename("".join(sys.argv[:1])) == __name__  # noqa: PTH119 - importing pathlib would take 10 ms
+)
+if _is_command and getsignal(SIGINT) is default_int_handler:
     signal(SIGINT, _interrupted)
 
 TYPE_CHECKING = False  # importing typing would take ten times as long as the rest of this module

@@ -25,6 +25,7 @@ from urllib.request import urlopen
 from loadgen import api
 from loadgen.analysis.run import runfile
 from loadgen.cli import main
+from loadgen.servers import lifeline
 from loadgen.servers.simulated.server import child
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +94,7 @@ class Forked(subprocess.Popen[Any]):
                 os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
             for last, following in pairwise((2, *sorted(kept), 1 << 16)):
                 os.closerange(last + 1, following)  # or the test's own connections would never end
+            lifeline._open.clear()  # their descriptors are closed, and other files will get the same numbers
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.chdir(cwd or ".")

@@ -29,10 +29,10 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked() -> Iterator[None]:
-    """Simulated servers and measurements in processes of their own need no interpreters (`tests/command.py`)."""
+    """Simulated servers and measurements in processes need no interpreters of their own (tests/support/command.py)."""
     from loadgen import api
     from loadgen.servers.simulated import process
-    from tests.command import ForkedRun, ForkedServer
+    from tests.support.command import ForkedRun, ForkedServer
 
     with pytest.MonkeyPatch.context() as patch:
         for module, forked in ((process, ForkedServer), (api, ForkedRun)):

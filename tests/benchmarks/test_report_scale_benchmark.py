@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import make_run, report_scale
 from loadgen.analysis.run.runfile import read
-from tests.runs import summarise
+from tests.support.runs import summarise
 
 
 def test_the_benchmark_prints_a_row_per_size(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.summary import Summary
-from tests.chromium import chromium
-from tests.runs import burst, failed, header, healthy, loop, part_of, run_of
+from tests.support.chromium import chromium
+from tests.support.runs import burst, failed, header, healthy, loop, part_of, run_of
 
 NASTY = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>"
 

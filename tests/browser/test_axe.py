@@ -16,10 +16,10 @@ from loadgen.analysis.report.page import render
 from loadgen.cli.report import report
 from loadgen.dissect import inference_report, training_report
 from tests.browser.conftest import NASTY
-from tests.command import in_process
-from tests.dissected import inference_found, training_found
-from tests.matrices import fabricate
-from tests.runs import burst, footer, header, healthy, write
+from tests.support.command import in_process
+from tests.support.dissected import inference_found, training_found
+from tests.support.matrices import fabricate
+from tests.support.runs import burst, footer, header, healthy, write
 
 PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix", "frontier", "inference", "training")
 """Fixtures of pages on disk: what has a `path`."""

@@ -17,7 +17,7 @@ from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import prepare_run
 from loadgen.analysis.slo import goodput
 from tests.browser.conftest import NASTY
-from tests.runs import burst, footer, header, healthy, write
+from tests.support.runs import burst, footer, header, healthy, write
 
 
 def run(folder: Path, pace: float, model: str = "tiny") -> ComparedRun:

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from loadgen.analysis.report import Document
 from loadgen.analysis.report.page import render
 from loadgen.dissect import inference_report, training_report
-from tests.dissected import inference_found, training_found
+from tests.support.dissected import inference_found, training_found
 
 
 @contextmanager

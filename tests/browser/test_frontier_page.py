@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from loadgen.analysis.format import UNKNOWN
-from tests.command import in_process
+from tests.support.command import in_process
 
 SWEEP = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--quiet", "--duration", "20s")
 WITH = ("--rates", "2,8,24", "--objective", "tpot.p99 < 50ms", "--gpu-hour-cost", "2.5")

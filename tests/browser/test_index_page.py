@@ -8,7 +8,7 @@ from playwright.sync_api import Browser
 
 from loadgen.cli.report import report
 from tests.browser.conftest import NASTY
-from tests.runs import burst, footer, header, healthy, write
+from tests.support.runs import burst, footer, header, healthy, write
 
 
 def test_runs_are_filtered_picked_compared_and_followed(browser: Browser, tmp_path: Path) -> None:

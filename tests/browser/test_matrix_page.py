@@ -19,8 +19,8 @@ from loadgen.analysis.matrix.document import MatrixReport
 from loadgen.analysis.report.page import render
 from loadgen.analysis.sweep import SweepResult
 from tests.browser.conftest import NASTY
-from tests.command import ROOT
-from tests.matrices import fabricate
+from tests.support.command import ROOT
+from tests.support.matrices import fabricate
 
 
 @dataclass

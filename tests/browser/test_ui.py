@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
-from tests.command import loadgen
-from tests.ui import Ui, page
+from tests.support.command import loadgen
+from tests.support.ui import Ui, page
 
 FIGURES = ("p50", "p90", "p95", "p99", "mean", "max")
 

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.servers.backends.dialect import Dialect
 from tests.contract.recorded import STREAMS, Stream
-from tests.dialects import DIALECTS
+from tests.support.dialects import DIALECTS
 
 VERSIONS = {
     "tgi-1.1.1": "1.1.1",

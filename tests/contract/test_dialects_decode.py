@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.servers.wire.sse import split_events
 from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
-from tests.dialects import DIALECTS
+from tests.support.dialects import DIALECTS
 
 ERRORS = (
     b'{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}',

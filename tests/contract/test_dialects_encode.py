@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.servers.backends import BACKENDS
 from loadgen.workloads.request import Request
-from tests.dialects import DIALECTS
+from tests.support.dialects import DIALECTS
 
 ASK = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16)
 STREAM = b'"stream":true,"stream_options":{"include_usage":true}}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.recorded import STREAMS, Stream
-from tests.dialects import DIALECTS
+from tests.support.dialects import DIALECTS
 
 SAID = {
     "vllm-0.32.0/completion_stream": "lu gikozupipi vajozupipi vajozupipi vajo",

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.servers.backends import pooling
 from loadgen.workloads.request import Request
-from tests.dialects import POOLING
+from tests.support.dialects import POOLING
 
 TEXT = "the one and the other of them"
 ANSWER = b'{"object":"list","data":[{"index":0,"embedding":[0.5]}],"usage":{"prompt_tokens":7,"total_tokens":7}}'

@@ -15,7 +15,7 @@ from loadgen.servers import marks
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
 from tests.contract.recorded_requests import LIGHTLLM, TGI, VLLM, Recorded, exchange, recording, shape_of
-from tests.simulated import running
+from tests.support.simulated import running
 
 FAST: dict[str, Any] = {"model": "tiny", "max_model_len": 2048, "ttft_s": 0.002, "itl_s": 0.0001, "speed": 10}
 """As the recorded servers were started, but for their speed."""

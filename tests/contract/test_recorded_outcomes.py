@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from loadgen.analysis.run.record import Record
-from tests.answers import recorded
 from tests.contract.recorded import TRANSCRIPTS
-from tests.dialects import EVERY
+from tests.support.answers import recorded
+from tests.support.dialects import EVERY
 
 TABLE = Path(__file__).parent / "recorded_outcomes.csv"
 PAGES = ("health", "info", "load", "metric", "models", "ping", "token_load", "tokenize", "chat_tokenize", "version")

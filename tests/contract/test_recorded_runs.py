@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests import command
-from tests.command import ROOT
+from tests.support import command
+from tests.support.command import ROOT
 
 RECORDED = Path(__file__).parent.parent / "data" / "recorded"
 RUNS = ("burst", "poisson", "sessions")

@@ -10,7 +10,7 @@ import pytest
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.run.runfile import read
-from tests.runs import part_of
+from tests.support.runs import part_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "burst"
 RENEW = (

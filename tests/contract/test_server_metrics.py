@@ -19,7 +19,7 @@ from loadgen.servers.telemetry import (
     parse_page,
 )
 from tests.contract.recorded import response
-from tests.simulated import running
+from tests.support.simulated import running
 
 PREFIXES = tuple(metrics.prefix for metrics in metric_tables().values())
 NOT_DRAWN = {

@@ -14,7 +14,7 @@ import pytest
 
 from loadgen.servers import marks
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import Running, running
+from tests.support.simulated import Running, running
 
 RECORDED = Path(__file__).parent / "transcripts/vllm-0.32.0"
 LONG = list(range(300, 300 + 3000))

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from loadgen.analysis.run.runfile import read
-from tests.command import ROOT
-from tests.runs import summarise
+from tests.support.command import ROOT
+from tests.support.runs import summarise
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "burst"
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import running
-from tests.vllm_answers import ask, requests
+from tests.support.simulated import running
+from tests.support.vllm_answers import ask, requests
 
 REQUESTS = requests()
 PAGE = Path(__file__).parents[2] / "docs/simulated.md"

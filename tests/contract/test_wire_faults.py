@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.answers import DONE, Key, chunk, ending, token, usage, whole
-from tests.dialects import DIALECTS
+from tests.support.answers import DONE, Key, chunk, ending, token, usage, whole
+from tests.support.dialects import DIALECTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/wire-faults.md"
 BOOM = '{"message":"boom","type":"server_error","code":500}'

@@ -26,9 +26,9 @@ import msgspec
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
-from tests.command import start
 from tests.endurance.kills import descendants, logged
-from tests.ui import environment
+from tests.support.command import start
+from tests.support.ui import environment
 
 REQUESTS = 60
 TMPFS_BYTES = 2 << 20

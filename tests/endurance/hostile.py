@@ -30,8 +30,8 @@ import trustme
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
-from tests.command import start
 from tests.endurance import spoil
+from tests.support.command import start
 
 KEYS = [("vllm", "completions"), ("tgi", "generate"), ("lightllm", "generate"), ("openai", "chat")]
 ASKED = 8

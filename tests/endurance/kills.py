@@ -27,7 +27,7 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
-from tests.command import in_process, start, summary_of
+from tests.support.command import in_process, start, summary_of
 
 PR_SET_CHILD_SUBREAPER = 36
 LOCAL = ("worker", "coordinator", "both", "server")

@@ -23,8 +23,8 @@ from loadgen.analysis.run.record import Record
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
-from tests.command import start
 from tests.endurance.kills import children
+from tests.support.command import start
 
 CLIENTS = 64
 MIB = 1 << 20

@@ -15,10 +15,10 @@ from loadgen.analysis.run.runfile import read
 from loadgen.servers.auth import Target, address_text, resolve_target
 from loadgen.servers.wire.addresses import Connector, Rotation, select_addresses
 from loadgen.servers.wire.connection import Connection
-from tests.command import burst, summary_of
-from tests.namespaces import loadgen_inside, with_hosts
-from tests.plain_openai import PlainServer, Talk, plain_openai
-from tests.runs import said, typed
+from tests.support.command import burst, summary_of
+from tests.support.namespaces import loadgen_inside, with_hosts
+from tests.support.plain_openai import PlainServer, Talk, plain_openai
+from tests.support.runs import said, typed
 
 LOAD = ("--server", "openai", "--endpoint", "completions", "--lengths", "approximate", "--input-tokens", "4")
 LOAD = (*LOAD, "--output-tokens", "max:2", "--metrics-every", "0", "--timeout", "20s")

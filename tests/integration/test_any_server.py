@@ -14,9 +14,9 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UnreachableError
-from tests.command import accounted, burst
-from tests.stub_server import Answer, Stub, answering
-from tests.tiny_tokenizers import byte_level, save
+from tests.support.command import accounted, burst
+from tests.support.stub_server import Answer, Stub, answering
+from tests.support.tiny_tokenizers import byte_level, save
 
 TOKENIZER = byte_level()
 LENGTHS = ("--n", "4", "--input-tokens", "32", "--output-tokens", "6")

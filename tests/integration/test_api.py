@@ -22,7 +22,7 @@ from loadgen.analysis.run import runfile
 from loadgen.analysis.run.errors import RunFileError
 from loadgen.errors import OutputError, PlanError
 from loadgen.servers.errors import UnreachableError, WrongServerError
-from tests.command import ROOT, in_process
+from tests.support.command import ROOT, in_process
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 LONG = {"arrivals": "constant:20", "n": None, "duration_s": 60.0}

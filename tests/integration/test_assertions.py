@@ -13,9 +13,9 @@ from typer import Exit
 from loadgen.cli.report import report
 from loadgen.errors import PlanError
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
-from tests.command import FAST, burst, summary_of
-from tests.runs import complete, failed, footer, header, healthy, write
-from tests.simulated import Running, running
+from tests.support.command import FAST, burst, summary_of
+from tests.support.runs import complete, failed, footer, header, healthy, write
+from tests.support.simulated import Running, running
 
 KEPT = ["--assert", "ttft.p50 < 100s", "--assert", "complete >= 50%"]
 BROKEN = ["--assert", "ttft.p50 < 1us"]

@@ -28,7 +28,7 @@ from loadgen.errors import (
 )
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
-from tests.command import FAST, ROOT, events_sent, in_process
+from tests.support.command import FAST, ROOT, events_sent, in_process
 
 N = 5
 FINE = (EXIT_OK, EXIT_CLIENT_LIMITED)

@@ -14,8 +14,8 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, accounted, burst, summary_of
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, accounted, burst, summary_of
+from tests.support.simulated import running
 
 
 @pytest.mark.parametrize(

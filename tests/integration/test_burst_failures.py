@@ -15,8 +15,8 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
-from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
+from tests.support.simulated import running
 
 BAD_INPUT = [
     (["--server", "sglang"], 2, "choose 'vllm', 'tgi', 'lightllm' or 'openai'"),

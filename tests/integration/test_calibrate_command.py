@@ -12,8 +12,8 @@ import pytest
 from benchmarks.accuracy import main
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, burst, loadgen, summary_of
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, burst, loadgen, summary_of
+from tests.support.simulated import running
 
 SMALL = ("--n", "20", "--itl", "5ms", "--output-tokens", "8")
 

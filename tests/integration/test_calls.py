@@ -9,8 +9,8 @@ import pytest
 
 from loadgen.servers.errors import UnreachableError
 from loadgen.servers.json_client import JsonClient
-from tests import raw_server
-from tests.stub_server import answering
+from tests.support import raw_server
+from tests.support.stub_server import answering
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import EXIT_USAGE
-from tests.command import ROOT, in_process
+from tests.support.command import ROOT, in_process
 
 LOAD = ("--rate", "20", "--objective", "ttft.p99 < 1s", "--model", "llama-3.1-8b", "--output-tokens", "32")
 

@@ -20,10 +20,10 @@ from loadgen.servers.discovery import probe
 from loadgen.servers.errors import ClientLimitError, LocalLimitError, UnreachableError
 from loadgen.servers.json_client import JsonClient
 from loadgen.servers.wire.connection import connect
-from tests.command import burst, summary_of
-from tests.loopback import connected
-from tests.namespaces import loadgen_inside
-from tests.plain_openai import Talk, plain_openai
+from tests.support.command import burst, summary_of
+from tests.support.loopback import connected
+from tests.support.namespaces import loadgen_inside
+from tests.support.plain_openai import Talk, plain_openai
 
 LOAD = ("--server", "openai", "--endpoint", "completions", "--lengths", "approximate", "--input-tokens", "4")
 LOAD = (*LOAD, "--output-tokens", "max:2", "--no-report")

@@ -12,8 +12,8 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import start, summary_of, wait_for
-from tests.simulated import running
+from tests.support.command import start, summary_of, wait_for
+from tests.support.simulated import running
 
 SLOW = {"ttft_s": 0.2, "itl_s": 0.5}
 POLICIES = {os.SCHED_OTHER: "other", os.SCHED_RR: "realtime"}

@@ -14,9 +14,9 @@ import pytest
 
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import read
-from tests.command import burst, summary_of
-from tests.plain_openai import PlainServer, Talk, plain_openai
-from tests.runs import said
+from tests.support.command import burst, summary_of
+from tests.support.plain_openai import PlainServer, Talk, plain_openai
+from tests.support.runs import said
 
 LOAD = ("--server", "openai", "--endpoint", "completions", "--lengths", "approximate", "--input-tokens", "4")
 LOAD = (*LOAD, "--output-tokens", "max:2", "--metrics-every", "0", "--timeout", "20s")

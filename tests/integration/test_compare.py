@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT, loadgen
-from tests.runs import burst, footer, header, healthy, write
+from tests.support.command import ROOT, loadgen
+from tests.support.runs import burst, footer, header, healthy, write
 
 
 def compare(*arguments: str | Path) -> tuple[int, str, str]:

@@ -14,9 +14,19 @@ from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UnauthorizedError, UncountableError
 from loadgen.workloads.prompts import load_tokenizer
-from tests.exact import exact_prompts
-from tests.stub_server import LIGHTLLM_0_0_1, LIGHTLLM_1_2, OPENAI, TGI, TGI_1_1, VLLM, VLLM_0_2, Answer, answering
-from tests.tiny_tokenizers import byte_level_with_bos, save
+from tests.support.exact import exact_prompts
+from tests.support.stub_server import (
+    LIGHTLLM_0_0_1,
+    LIGHTLLM_1_2,
+    OPENAI,
+    TGI,
+    TGI_1_1,
+    VLLM,
+    VLLM_0_2,
+    Answer,
+    answering,
+)
+from tests.support.tiny_tokenizers import byte_level_with_bos, save
 
 TEMPLATE = "[user] {} [assistant]"
 """Its blanks make other tokens of the first word of a prompt than it has alone."""

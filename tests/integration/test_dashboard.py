@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import running
+from tests.support.simulated import running
 
 ROOT = Path(__file__).parents[2]
 DCGM = {

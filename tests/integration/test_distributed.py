@@ -16,8 +16,8 @@ import zmq
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import accounted, events_sent, in_process, start, summary_of, wait_for
-from tests.simulated import running
+from tests.support.command import accounted, events_sent, in_process, start, summary_of, wait_for
+from tests.support.simulated import running
 
 TOKEN = "a token of the tests"
 SLOW = {"ttft_s": 1.0, "itl_s": 60.0}

@@ -17,8 +17,8 @@ from loadgen.analysis.calibration import read_log
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import CHILD
-from tests.command import ROOT, accounted, summary_of, wait_for
-from tests.network import MASTER, SERVER, Network, network
+from tests.support.command import ROOT, accounted, summary_of, wait_for
+from tests.support.network import MASTER, SERVER, Network, network
 
 DELAYS_MS = {"bench-1": 5, "bench-2": 20}
 AHEAD_S = {"bench-1": 0, "bench-2": 3}

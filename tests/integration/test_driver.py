@@ -26,8 +26,8 @@ from loadgen.servers.wire.pool import Pool
 from loadgen.servers.wire.timestamps import SocketTimestamps
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
-from tests.dialects import DIALECTS
-from tests.loopback import CLOSE, HANG, RESET, Script, chunked, playing
+from tests.support.dialects import DIALECTS
+from tests.support.loopback import CLOSE, HANG, RESET, Script, chunked, playing
 
 TGI = DIALECTS["tgi", "generate"]
 

@@ -16,13 +16,13 @@ from loadgen.errors import OutputError
 from loadgen.results import write_text
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn, spawn_process
-from tests.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.endurance.full_disk import full_disks
 from tests.endurance.hostile import KEYS, ordeal
 from tests.endurance.kills import children, logged
 from tests.endurance.long import MIB, endured
 from tests.endurance.spoil import SPOILS, body, payloads_of, proven, whole
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
+from tests.support.simulated import running
 
 
 @pytest.mark.parametrize(("key", "tls"), [(key, False) for key in KEYS] + [(KEYS[0], True)])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import running
+from tests.support.simulated import running
 
 ROOT = Path(__file__).parents[2]
 SERVERS = ("vllm", "tgi", "lightllm")

@@ -17,8 +17,8 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
 from loadgen.cli.report import export
 from loadgen.errors import LoadgenError, OutputError, PlanError
-from tests.runs import MILLISECOND_NS as MS
-from tests.runs import burst, complete, failed, header, loop, run_of, summarise
+from tests.support.runs import MILLISECOND_NS as MS
+from tests.support.runs import burst, complete, failed, header, loop, run_of, summarise
 
 RECORDS: list[Record] = [
     *burst(40, 6),

@@ -8,9 +8,9 @@ from typing import Any
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, accounted, burst, summary_of
-from tests.simulated import running
-from tests.stub_server import VLLM, answering
+from tests.support.command import FAST, accounted, burst, summary_of
+from tests.support.simulated import running
+from tests.support.stub_server import VLLM, answering
 
 CHUNK = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop","token_ids":[5]}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":1}}\n\ndata: [DONE]\n\n'

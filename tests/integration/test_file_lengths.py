@@ -14,10 +14,10 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.analysis.run.record import Record
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
-from tests.command import FAST, in_process, summary_of
-from tests.command import burst as command
-from tests.simulated import running
-from tests.stub_server import OPENAI, answering
+from tests.support.command import FAST, in_process, summary_of
+from tests.support.command import burst as command
+from tests.support.simulated import running
+from tests.support.stub_server import OPENAI, answering
 
 run = partial(command, command="run")
 DATA = Path(__file__).parent.parent / "data/datasets"

@@ -13,9 +13,9 @@ import pytest
 from loadgen.analysis.run.runfile import read
 from loadgen.analysis.telemetry import all_series
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import ROOT, burst, start, summary_of, wait_for
-from tests.nvml import A800, LIBRARY, LOST, compiled, environment, state
-from tests.simulated import running
+from tests.support.command import ROOT, burst, start, summary_of, wait_for
+from tests.support.nvml import A800, LIBRARY, LOST, compiled, environment, state
+from tests.support.simulated import running
 
 MIB = 1 << 20
 TELL = """

@@ -27,7 +27,7 @@ from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
-from tests.command import events_sent, start, summary_of, wait_for
+from tests.support.command import events_sent, start, summary_of, wait_for
 
 pytestmark = pytest.mark.alone
 

@@ -11,8 +11,8 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, in_process, loadgen
-from tests.simulated import running
+from tests.support.command import FAST, in_process, loadgen
+from tests.support.simulated import running
 
 BURST = ("burst", "--server", "vllm", "--n", "2", "--out", "run")
 COMMANDS = [

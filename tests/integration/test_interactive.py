@@ -20,9 +20,9 @@ from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
-from tests.command import FAST, ROOT, in_process
-from tests.simulated import running
-from tests.ui import behind_tls, environment, headless
+from tests.support.command import FAST, ROOT, in_process
+from tests.support.simulated import running
+from tests.support.ui import behind_tls, environment, headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
 SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "3s", "--no-report")

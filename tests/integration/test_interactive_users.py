@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT
-from tests.simulated import running
-from tests.stub_server import VLLM_0_2, answering
-from tests.tiny_tokenizers import save
-from tests.ui import environment, headless
+from tests.support.command import FAST, ROOT
+from tests.support.simulated import running
+from tests.support.stub_server import VLLM_0_2, answering
+from tests.support.tiny_tokenizers import save
+from tests.support.ui import environment, headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
 SMALL = ("--input-tokens", "16", "--output-tokens", "8", "--run-time", "3s", "--no-report")

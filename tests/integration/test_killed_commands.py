@@ -15,9 +15,9 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.engine.worker import WorkerTask
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import ROOT, Forked, events_sent, loadgen, wait_for
-from tests.processes import ProcessIdentity, descendants, left_over
-from tests.simulated import running
+from tests.support.command import ROOT, Forked, events_sent, loadgen, wait_for
+from tests.support.processes import ProcessIdentity, descendants, left_over
+from tests.support.simulated import running
 
 TOKEN = "a token of these tests"
 LONG = ("--server", "vllm", "--n", "400", "--output-tokens", "4000", "--input-tokens", "16", "--no-report")

@@ -14,7 +14,7 @@ import pytest
 from loadgen.servers.errors import LaunchError
 from loadgen.servers.launch import LaunchSpec, process
 from loadgen.servers.launch.spec import LOCAL, ended_error
-from tests.command import loadgen
+from tests.support.command import loadgen
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "rope_scaling": None}

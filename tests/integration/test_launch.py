@@ -13,7 +13,7 @@ from loadgen.servers.launch import LaunchMethod, LaunchSpec, launched_server
 from loadgen.servers.launch.spec import LOCAL
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import running
+from tests.support.simulated import running
 
 
 def wanted(how: LaunchMethod, server: str = "tgi", **options: Any) -> LaunchSpec:

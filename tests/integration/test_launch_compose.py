@@ -17,9 +17,9 @@ from loadgen.servers.launch import LaunchSpec, compose, launched_server
 from loadgen.servers.launch.process import free_port
 from loadgen.servers.launch.spec import Host
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import ROOT, loadgen
-from tests.simulated import running
-from tests.stand_in_docker import CONTAINER, DIGEST, Docker, ps
+from tests.support.command import ROOT, loadgen
+from tests.support.simulated import running
+from tests.support.stand_in_docker import CONTAINER, DIGEST, Docker, ps
 
 GPU_A = Host("gpu-a", platform="A800", docker="gpu-a", gpus={"vllm": "3"}, env={"VLLM_TAG": "v0.32.0"})
 

@@ -17,7 +17,7 @@ from loadgen.servers.discovery import probe
 from loadgen.servers.errors import LaunchError
 from loadgen.servers.launch import LaunchMethod, LaunchSpec, launched_server, process
 from loadgen.servers.launch.spec import LOCAL, Host
-from tests import command
+from tests.support import command
 
 ROOT = Path(__file__).parents[2]
 

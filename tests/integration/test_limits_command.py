@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import ROOT, loadgen
+from tests.support.command import ROOT, loadgen
 
 FIGURES = {"ttft_s", "tpot_s", "prefill_s", "decode_step_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu"}
 CONFIG = {

@@ -16,9 +16,9 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import CHILD
-from tests.command import ROOT, accounted, summary_of
-from tests.delay import HELD_S
-from tests.network import MASTER, network
+from tests.support.command import ROOT, accounted, summary_of
+from tests.support.delay import HELD_S
+from tests.support.network import MASTER, network
 
 REQUESTS, TOKENS = 20, 40
 FIRST_SENT = 1
@@ -81,7 +81,7 @@ def test_tokens_arrive_when_they_could_be_read(tmp_path: Path) -> None:
 
 
 def let_through(file: Path) -> list[Segment]:
-    """What a file of tests/delay.py says."""
+    """What a file of tests/support/delay.py says."""
     content, at, found = file.read_bytes(), 0, []
     while at + 16 <= len(content):
         instant, size = struct.unpack_from("2q", content, at)

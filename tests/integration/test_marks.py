@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import running
+from tests.support.simulated import running
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 3}

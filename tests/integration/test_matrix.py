@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run import runfile
-from tests.command import burst, start
+from tests.support.command import burst, start
 
 pytestmark = pytest.mark.xdist_group("matrix")  # most of them look at one matrix
 

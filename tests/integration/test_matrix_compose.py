@@ -10,9 +10,9 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, burst
-from tests.simulated import running
-from tests.stand_in_docker import DIGEST, Docker
+from tests.support.command import FAST, burst
+from tests.support.simulated import running
+from tests.support.stand_in_docker import DIGEST, Docker
 
 HOSTS = """
 [gpu-a]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.studies.sweep import measured_steps, read_lines
-from tests.command import burst, start
+from tests.support.command import burst, start
 
 PLAN = """
 name = "carries"

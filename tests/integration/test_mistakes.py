@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import EXIT_INTERRUPTED, EXIT_SERVER, EXIT_USAGE
-from tests import raw_server
-from tests.command import ROOT, Forked, in_process
+from tests.support import raw_server
+from tests.support.command import ROOT, Forked, in_process
 
 TOKEN = {"LOADGEN_TOKEN": "0123456789abcdef" * 2}
 URLS = {

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from loadgen import Plan, read, run
 from loadgen.cli import app
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, burst, summary_of
-from tests.runs import burst as records_of_burst
-from tests.runs import footer, header, healthy, write
-from tests.simulated import Running, running
+from tests.support.command import FAST, burst, summary_of
+from tests.support.runs import burst as records_of_burst
+from tests.support.runs import footer, header, healthy, write
+from tests.support.simulated import Running, running
 
 ASSERTED = ["ttft.p50 < 100s", "ttft.p50 < 1us", "attainment >= 1%"]
 GOOD = ["ttft < 100s", "e2e < 100s"]

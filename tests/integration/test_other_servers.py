@@ -12,10 +12,10 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, accounted, burst, in_process, summary_of
-from tests.simulated import running
-from tests.stub_server import OPENAI, answering
-from tests.tiny_tokenizers import byte_level_with_bos, save
+from tests.support.command import FAST, accounted, burst, in_process, summary_of
+from tests.support.simulated import running
+from tests.support.stub_server import OPENAI, answering
+from tests.support.tiny_tokenizers import byte_level_with_bos, save
 
 LENGTH = 4
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run.runfile import read
-from tests.command import ROOT, start, summary_of
+from tests.support.command import ROOT, start, summary_of
 
 HOST = "127.0.0.1"
 NGINX = """
@@ -32,7 +32,7 @@ http {{
 """
 BACKEND = """
 import uvicorn
-from tests.tls_servers import Completions
+from tests.support.tls_servers import Completions
 uvicorn.run(Completions(0.05, 0.005), uds={path!r})
 """
 

@@ -10,8 +10,8 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, accounted, burst, in_process, summary_of
-from tests.simulated import running
+from tests.support.command import FAST, accounted, burst, in_process, summary_of
+from tests.support.simulated import running
 
 
 @pytest.mark.parametrize("endpoint", ["embeddings", "rerank"])

@@ -21,7 +21,7 @@ from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.discovery import probe, resolve
 from loadgen.servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
-from tests.stub_server import (
+from tests.support.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
     LIGHTLLM_1_1,

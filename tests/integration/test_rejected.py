@@ -15,11 +15,11 @@ import pytest
 from loadgen import api
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.busy_proxies import haproxy_queued, nginx_limited
-from tests.command import FAST, accounted, burst, in_process, loadgen, summary_of
 from tests.contract.recorded import TRANSCRIPTS
-from tests.runs import said
-from tests.simulated import running
+from tests.support.busy_proxies import haproxy_queued, nginx_limited
+from tests.support.command import FAST, accounted, burst, in_process, loadgen, summary_of
+from tests.support.runs import said
+from tests.support.simulated import running
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "somebody"}]}).encode()
 N = 12

@@ -10,8 +10,8 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.cli.report import report
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, burst
-from tests.simulated import running
+from tests.support.command import FAST, burst
+from tests.support.simulated import running
 
 
 def test_repeats_share_a_folder_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

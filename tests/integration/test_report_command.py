@@ -11,7 +11,7 @@ from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.cli.report import report
 from loadgen.errors import OutputError
-from tests.runs import burst, footer, header, healthy, write
+from tests.support.runs import burst, footer, header, healthy, write
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from loadgen.analysis.report.page import HEADERS
-from tests.command import Forked
-from tests.runs import burst, footer, header, healthy, write
+from tests.support.command import Forked
+from tests.support.runs import burst, footer, header, healthy, write
 
 ROOT = Path(__file__).parents[2]
 

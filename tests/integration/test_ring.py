@@ -31,8 +31,8 @@ from loadgen.servers.wire.ports import ports_for_worker
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps, open_source
 from loadgen.servers.wire.timestamps import RETRY_S, kernel_stamps
 from loadgen.servers.wire.transport import Exchange
-from tests.command import start, summary_of
-from tests.loopback import Script, chunked, connected, playing
+from tests.support.command import start, summary_of
+from tests.support.loopback import Script, chunked, connected, playing
 
 SAID = b"spoken words that nobody may keep"
 REQUEST = encode_post("/", "loopback", {}, b'{"x":"' + SAID + b'"}')

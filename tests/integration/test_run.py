@@ -15,9 +15,9 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.workloads import arrivals
 from loadgen.workloads.spec_syntax import parse_rate
-from tests.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
-from tests.command import burst as command
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, accounted, events_sent, start, summary_of, wait_for
+from tests.support.command import burst as command
+from tests.support.simulated import running
 
 run = partial(command, command="run")
 

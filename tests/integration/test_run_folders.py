@@ -14,8 +14,8 @@ from loadgen.analysis.run import runfile
 from loadgen.errors import EXIT_OK, EXIT_USAGE
 from loadgen.folders import FolderClaim
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, Forked, in_process
-from tests.simulated import running
+from tests.support.command import FAST, Forked, in_process
+from tests.support.simulated import running
 
 PAIRS = 6
 LEAD_S = 0.4

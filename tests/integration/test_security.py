@@ -20,10 +20,10 @@ from loadgen.analysis.report.page import page_server
 from loadgen.analysis.run import runfile
 from loadgen.cli.run import run_load
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, in_process, start, wait_for
-from tests.echo import echoing
-from tests.simulated import running
-from tests.ui import Ui, page
+from tests.support.command import FAST, ROOT, in_process, start, wait_for
+from tests.support.echo import echoing
+from tests.support.simulated import running
+from tests.support.ui import Ui, page
 
 GOOD = {"user_count": 1, "spawn_rate": 1}
 FILES = {"workload": "jsonl:{}", "input_tokens": "empirical:{}", "output_tokens": "max:empirical:{}"}

@@ -16,10 +16,10 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
-from tests.command import FAST, events_sent, start, summary_of, wait_for
-from tests.command import burst as command
-from tests.simulated import running
-from tests.stub_server import VLLM, answering
+from tests.support.command import FAST, events_sent, start, summary_of, wait_for
+from tests.support.command import burst as command
+from tests.support.simulated import running
+from tests.support.stub_server import VLLM, answering
 
 run = partial(command, command="run")
 ASKING = (("human", "ask"), ("gpt", "recorded"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, start
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, start
+from tests.support.simulated import running
 
 TAKEN = "raise RuntimeError('this is the user\\'s own')\n"
 BURST = ("burst", "--server", "tgi", "--n", "3", "--workers", "2", "--speed", "100", "--lengths", "server")

@@ -15,8 +15,8 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
 from loadgen.servers.simulated.scheduler_presets import find_engine
-from tests.command import ROOT, burst, loadgen, summary_of
-from tests.simulated import running
+from tests.support.command import ROOT, burst, loadgen, summary_of
+from tests.support.simulated import running
 
 ENGINE = ("--server", "vllm", "--gpu", "A800", "--model", "llama-2-7b")
 SMALL = ("--n", "30", "--input-tokens", "200", "--output-tokens", "20")

@@ -23,7 +23,7 @@ from loadgen.servers.wire.packet_ring import PacketRing
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.ports import PortRange
 from loadgen.servers.wire.timestamps import Received, TimestampSource
-from tests.simulated import running
+from tests.support.simulated import running
 
 BODY = json.dumps({"inputs": "spoken words", "parameters": {"max_new_tokens": 3}}).encode()
 SCRIPT = {"ttft_s": 0.3, "itl_s": 0.001}

@@ -12,10 +12,10 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.discovery import probe
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.busy_proxies import nginx_publishing
-from tests.command import burst, summary_of
-from tests.simulated import running
-from tests.strict_gateway import Gateway, running_gateway
+from tests.support.busy_proxies import nginx_publishing
+from tests.support.command import burst, summary_of
+from tests.support.simulated import running
+from tests.support.strict_gateway import Gateway, running_gateway
 
 FAST: dict[str, Any] = {"model": "m", "ttft_s": 0.01, "itl_s": 0.001, "speed": 2.5}
 LOAD = ("--n", "4", "--input-tokens", "8", "--output-tokens", "4", "--lengths", "approximate")

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import Running, running
+from tests.support.simulated import Running, running
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # pydantic's, about a namespace that the old client uses

@@ -16,7 +16,7 @@ import pytest
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.stream_sender import FAULTS, LogLine
-from tests.simulated import Running, running
+from tests.support.simulated import Running, running
 
 TOKENS = 8
 TERMINATOR = b"0\r\n\r\n"

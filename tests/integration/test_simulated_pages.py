@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.simulated import running
+from tests.support.simulated import running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TWO = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]}]

@@ -18,7 +18,7 @@ from loadgen.cli import main
 from loadgen.servers.simulated import StartError
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
-from tests.simulated import running
+from tests.support.simulated import running
 
 ROOT = Path(__file__).parents[2]
 

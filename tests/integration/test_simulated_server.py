@@ -22,9 +22,9 @@ from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.wire.sse import split_events
 from loadgen.workloads.request import Request
-from tests.command import accounted, burst, summary_of
-from tests.dialects import DIALECTS
-from tests.simulated import Running, running
+from tests.support.command import accounted, burst, summary_of
+from tests.support.dialects import DIALECTS
+from tests.support.simulated import Running, running
 
 FAST: dict[str, float] = {"ttft_s": 0.004, "itl_s": 0.0005}
 GENERATE: dict[str, Any] = {"inputs": "a b c", "parameters": {"max_new_tokens": 6, "details": True}}

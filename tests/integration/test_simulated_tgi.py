@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import accounted, burst, summary_of
-from tests.simulated import running
+from tests.support.command import accounted, burst, summary_of
+from tests.support.simulated import running
 
 FAST: dict[str, Any] = {"ttft_s": 0.001, "itl_s": 0.00001, "speed": 100}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import burst, in_process, summary_of
-from tests.simulated import running
+from tests.support.command import burst, in_process, summary_of
+from tests.support.simulated import running
 
 pytestmark = pytest.mark.xdist_group("speed")  # they share the runs
 HARDWARE: dict[str, Any] = {"server": "vllm", "clock": "batching", "gpu": "H100", "model_shape": "llama-3.1-8b"}

@@ -13,9 +13,9 @@ from urllib.request import urlopen
 import pytest
 
 from loadgen.analysis.run import runfile
-from tests.command import burst, in_process
-from tests.echo import ANSWERS, ESCAPE, SECRET, echoing, leaks
-from tests.ui import page
+from tests.support.command import burst, in_process
+from tests.support.echo import ANSWERS, ESCAPE, SECRET, echoing, leaks
+from tests.support.ui import page
 
 SMALL = ("--output-tokens", "1", "--n", str(len(ANSWERS) + 2), "--metrics-every", "1s")
 MOVES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

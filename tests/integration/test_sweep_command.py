@@ -12,9 +12,9 @@ from typing import Any
 from loadgen.analysis.summary import from_json
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.studies.sweep import measured_steps, read_lines
-from tests import command
-from tests.command import ROOT, Forked
-from tests.simulated import running
+from tests.support import command
+from tests.support.command import ROOT, Forked
+from tests.support.simulated import running
 
 VIRTUAL = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--duration", "20s")
 OBJECTIVES = ("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms")

@@ -20,10 +20,10 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.protocol import Reply
 from loadgen.servers.simulated.server import find_protocol
 from loadgen.servers.simulated.state import ServerState
-from tests.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
 from tests.contract.recorded import response
-from tests.raw_server import page, serving
-from tests.simulated import Running, running
+from tests.support.command import FAST, ROOT, accounted, burst, start, summary_of, wait_for
+from tests.support.raw_server import page, serving
+from tests.support.simulated import Running, running
 
 METRICS = ("GET", "/metrics")
 SLOW = {"ttft_s": 0.2, "itl_s": 0.1}

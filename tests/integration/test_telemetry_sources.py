@@ -12,7 +12,7 @@ from loadgen.servers import telemetry
 from loadgen.servers.auth import Access, bearer_header
 from loadgen.servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
-from tests.raw_server import CLOSE, DRIP, HANG, page, serving
+from tests.support.raw_server import CLOSE, DRIP, HANG, page, serving
 
 LIGHTLLM = response("written/metrics/lightllm-1.2.0.txt")[1]
 TOKEN_LOAD = response("lightllm-0.0.1/token_load.txt")[1]

@@ -26,8 +26,8 @@ from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import RETRY_S
 from loadgen.servers.wire.transport import Exchange
-from tests.loopback import chunked, connected
-from tests.tls import GAP_S, OpensslServer, Step, contexts, openssl_server, scripted
+from tests.support.loopback import chunked, connected
+from tests.support.tls import GAP_S, OpensslServer, Step, contexts, openssl_server, scripted
 
 REQUEST = encode_post("/", "loopback", {}, b'{"x":1}')
 PIECES = chunked(b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n")

@@ -18,9 +18,9 @@ from loadgen.analysis.run.runfile import Run, read
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.servers.wire.connection import Connection
-from tests.command import burst, summary_of
-from tests.tls import certificate_files
-from tests.tls_servers import Completions, SentNs, haproxy, nginx, serving_uvicorn
+from tests.support.command import burst, summary_of
+from tests.support.tls import certificate_files
+from tests.support.tls_servers import Completions, SentNs, haproxy, nginx, serving_uvicorn
 
 TTFT_S, ITL_S = 0.04, 0.02
 TOKENS = 6

@@ -10,8 +10,8 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, burst, loadgen
-from tests.simulated import running
+from tests.support.command import FAST, burst, loadgen
+from tests.support.simulated import running
 
 SECONDS = [{"timestamp": at, "input_length": 10, "output_length": 5} for at in (0.0, 0.2, 0.4)]
 TOO_MANY_IDS = [{"timestamp": 0, "input_length": 20, "output_length": 5, "hash_ids": [1, 2]}]

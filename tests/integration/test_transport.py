@@ -21,7 +21,7 @@ from loadgen.servers.wire.http1 import ResponseFraming, encode_post, join_pieces
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamps import TIMESPEC_BYTES, SocketTimestamps
 from loadgen.servers.wire.transport import SMALL_BYTES, Exchange
-from tests.loopback import CLOSE, RESET, Script, chunked, connected, playing
+from tests.support.loopback import CLOSE, RESET, Script, chunked, connected, playing
 
 REQUEST = encode_post("/", "loopback", {}, b'{"x":1}')
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import burst, in_process, summary_of
-from tests.simulated import running
+from tests.support.command import burst, in_process, summary_of
+from tests.support.simulated import running
 
 pytestmark = pytest.mark.xdist_group("twin")  # they share the runs
 LOADS: dict[str, tuple[str, ...]] = {

@@ -12,9 +12,9 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, burst
-from tests.simulated import running
-from tests.ui import headless
+from tests.support.command import FAST, burst
+from tests.support.simulated import running
+from tests.support.ui import headless
 
 CUT = "a cut emoji \ud83d here"
 COUNT = 40

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from loadgen.analysis.run import runfile
-from tests.command import ROOT, burst
-from tests.stub_server import LIGHTLLM_1_1, VLLM_0_2, Answer, answering
-from tests.tiny_tokenizers import save
+from tests.support.command import ROOT, burst
+from tests.support.stub_server import LIGHTLLM_1_1, VLLM_0_2, Answer, answering
+from tests.support.tiny_tokenizers import save
 
 WRITTEN = ROOT / "tests" / "contract" / "transcripts" / "written"
 SIZE = ("--endpoint", "chat", "--n", "2", "--input-tokens", "8", "--output-tokens", "3", "--no-report")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import FAST, ROOT, Forked, in_process
-from tests.simulated import running
+from tests.support.command import FAST, ROOT, Forked, in_process
+from tests.support.simulated import running
 
 COMMANDS = re.findall(r"`(loadgen .+?)`", (ROOT / "docs/which-command.md").read_text("utf-8"))
 SMALL = ["--n", "2", "--output-tokens", "4", "--no-report", "--out", "small"]

@@ -17,7 +17,7 @@ from loadgen.analysis.frame import build_frame, offsets_of
 from loadgen.analysis.itl_distribution import ranked_gaps
 from loadgen.analysis.report.chart_data import distribution
 from loadgen.analysis.stats import describe
-from tests.runs import complete, run_of
+from tests.support.runs import complete, run_of
 
 NUMBERS = st.lists(st.integers(0, 1 << 40) | st.integers(0, 50), min_size=1, max_size=60)
 

@@ -26,10 +26,10 @@ from loadgen.errors import (
     EXIT_USAGE,
     LoadgenError,
 )
-from tests.command import in_process
-from tests.matrices import fabricate
-from tests.runs import burst, footer, header, healthy
-from tests.telemetry import line
+from tests.support.command import in_process
+from tests.support.matrices import fabricate
+from tests.support.runs import burst, footer, header, healthy
+from tests.support.telemetry import line
 
 DATA = Path(__file__).parents[1] / "data" / "recorded"
 NESTED: Any = []

@@ -12,7 +12,7 @@ from loadgen.servers.backends.dialect import Answer
 from loadgen.servers.backends.error_messages import error_text
 from loadgen.servers.wire.sse import split_events
 from tests.contract.recorded import STREAMS, Stream
-from tests.dialects import DIALECTS
+from tests.support.dialects import DIALECTS
 
 OPENAI_KEYS = "choices usage delta text finish_reason token_ids completion_tokens prompt_tokens role error message"
 NATIVE_KEYS = "token generated_text details generated_tokens finished count_output_tokens input_length"

@@ -19,8 +19,8 @@ from loadgen.analysis.objectives import COMPARISONS, LATENCIES, STATES, Objectiv
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
 from loadgen.analysis.summary import BurstSkew, RequestCounts, Summary
-from tests.command import ROOT
-from tests.runs import MILLISECOND_NS, complete, failed, typed
+from tests.support.command import ROOT
+from tests.support.runs import MILLISECOND_NS, complete, failed, typed
 
 PLAIN: SearchStrategy[tuple[str, str]] = st.sampled_from([("skew", "ms"), ("requests_per_s", ""), ("failed", "")])
 SHARES: SearchStrategy[tuple[str, str]] = st.tuples(st.sampled_from(STATES), st.just("%"))

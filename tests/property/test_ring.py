@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.servers.wire.packet_ring import UNKNOWN, TcpStream, TcpStreamTable
 from loadgen.servers.wire.packet_ring import arrivals_batch as several
-from tests.packets import PORT, SYN, Sent, came
+from tests.support.packets import PORT, SYN, Sent, came
 
 CUT = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.servers.wire.http1 import ResponseFraming
 from loadgen.servers.wire.sse import _split_exact, _split_usual, payloads_of_chunks, split_events
-from tests.loopback import chunked
+from tests.support.loopback import chunked
 
 FIELDS = (b"data:", b"data: ", b"data", b"data:  ", b":", b": ping", b"id: 7", b"event:x")
 LINE_ENDS = (b"\n", b"\n\n", b"\r", b"\r\n")

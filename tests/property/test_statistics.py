@@ -12,7 +12,7 @@ from loadgen.analysis import stats
 from loadgen.analysis.frame import build_frame
 from loadgen.analysis.report.chart_data import distribution, plotted_ranks, throughput_series
 from loadgen.analysis.run.record import Record
-from tests.runs import complete, failed, truncated
+from tests.support.runs import complete, failed, truncated
 
 SHARES = st.sampled_from(list(stats.PERCENTILES.values()))
 

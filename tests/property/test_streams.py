@@ -18,9 +18,9 @@ from loadgen.analysis.run.record import Record
 from loadgen.servers.backends import repeated_events as alike
 from loadgen.servers.wire import sse
 from loadgen.servers.wire.sse import split_events
-from tests.answers import DONE, Key, chunk, recorded, usage, whole
-from tests.dialects import DIALECTS
-from tests.loopback import chunked
+from tests.support.answers import DONE, Key, chunk, recorded, usage, whole
+from tests.support.dialects import DIALECTS
+from tests.support.loopback import chunked
 
 KEYS = st.sampled_from([*DIALECTS])
 VERSIONS = {"tgi": "3.3.7", "lightllm": "1.2.0 or later"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.workloads.prompts import COST_LIMIT, PromptError, TextSpec, measure_words, text_prompts
-from tests.exact import alike_ids, alike_texts
+from tests.support.exact import alike_ids, alike_texts
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.real.conftest import Engine
-from tests.vllm_answers import ask, requests
+from tests.support.vllm_answers import ask, requests
 
 REQUESTS = requests()
 

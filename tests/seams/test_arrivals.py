@@ -21,7 +21,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.workloads import arrivals
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
 from loadgen.workloads.spec_syntax import NS_PER_S, format_number, parse_rate
-from tests.simulated import running
+from tests.support.simulated import running
 
 
 class Pairs(Arrivals, frozen=True):

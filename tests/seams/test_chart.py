@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 from loadgen.analysis.report import ChartRef, charts, markdown, page
 from loadgen.analysis.report.charts import CHARTS, Chart, ChartInput
 from loadgen.analysis.report.run_document import ReportedRun, chart_runs, page_document
-from tests.chromium import chromium
-from tests.runs import burst, part_of, run_of
+from tests.support.chromium import chromium
+from tests.support.runs import burst, part_of, run_of
 
 MADE_UP = Chart(
     "chunks",

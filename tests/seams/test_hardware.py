@@ -17,8 +17,8 @@ from loadgen.servers.hardware.inference import predict_step
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.throughput_model import Load
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.command import Forked, loadgen
-from tests.simulated import running
+from tests.support.command import Forked, loadgen
+from tests.support.simulated import running
 
 ROOT = Path(__file__).parents[2]
 CARD, MODEL = "Made-up 9000", "Tiny-1B"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import ROOT
-from tests.runs import burst, run_of
+from tests.support.command import ROOT
+from tests.support.runs import burst, run_of
 
 PROGRAM = """
 import contextlib, io, json, sys

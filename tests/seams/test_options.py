@@ -15,7 +15,7 @@ from loadgen import plan as plans
 from loadgen.analysis.run import runfile
 from loadgen.plan import Plan
 from loadgen.plan_fields import RunOption, command_line
-from tests.command import ROOT, in_process
+from tests.support.command import ROOT, in_process
 
 HELP = "Which colour the prompts have."
 

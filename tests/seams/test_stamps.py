@@ -17,8 +17,8 @@ from loadgen.cli import app
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source, open_source
 from loadgen.servers.wire.timestamps import PLAIN, Address, Instants, Received, Share, TimestampSource, ToMonotonic
-from tests.runs import burst, run_of
-from tests.simulated import running
+from tests.support.runs import burst, run_of
+from tests.support.simulated import running
 
 EARLIER_NS = 3
 

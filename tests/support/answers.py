@@ -1,0 +1,89 @@
+"""Answers of three tokens in every dialect, whole and spoiled, and the Record that each becomes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from loadgen.analysis.run.record import Record
+from loadgen.engine.client_health import Health
+from loadgen.engine.clock import ClockPairs
+from loadgen.engine.record_builder import build_records
+from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.wire.connection import READ_BYTES
+from loadgen.servers.wire.http1 import ProtocolError
+from loadgen.servers.wire.transport import Exchange, WireError
+from loadgen.workloads.request import Request
+from tests.support.dialects import EVERY
+
+Key = tuple[str, str]
+"""Server and endpoint."""
+ASKED = 3
+DONE = "[DONE]"
+
+
+def usage(output: int | str) -> str:
+    return f'{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":{output}}}}}'
+
+
+def chunk(key: Key, word: str, reason: str = "") -> str:
+    """One chunk of an OpenAI stream."""
+    said = f'"delta":{{"content":"{word}"}}' if key[1] == "chat" else f'"text":"{word}"'
+    end = f',"finish_reason":"{reason}"' if reason else ""
+    return f'{{"choices":[{{{said}{end}}}]}}'
+
+
+def token(key: Key, number: int | str, *, last: bool = False, total: int | str = 0, reason: str = "length") -> str:
+    """One event of `/generate_stream`."""
+    if key[0] == "lightllm":
+        counts = f'"count_output_tokens":{total if last else number},"prompt_tokens":5'
+        return f'{{"token":{{{counts}}},"finished":{str(last).lower()},"finish_reason":"{reason}"}}'
+    details = f'{{"finish_reason":"{reason}","generated_tokens":{total},"input_length":5}}' if last else "null"
+    text = '"abc"' if last else "null"
+    return f'{{"token":{{"id":{number}}},"generated_text":{text},"details":{details}}}'
+
+
+def whole(key: Key, tokens: int = ASKED, total: int | str | None = None, reason: str = "length") -> list[str]:
+    """The events of an answer of so many tokens, as whose number the server states `total`."""
+    stated = tokens if total is None else total
+    if key[1] != "generate":
+        return [*(chunk(key, word) for word in "abcdef"[:tokens]), chunk(key, "", reason), usage(stated), DONE]
+    last = token(key, tokens, last=True, total=stated, reason=reason)
+    return [*(token(key, number) for number in range(1, tokens)), last]
+
+
+def recorded(
+    key: Key,
+    *events: str,
+    full_reads: bool = False,
+    cut: tuple[WireError, str] | None = None,
+    raw: bytes | None = None,
+    asked: int = ASKED,
+    dialect: Dialect | None = None,
+) -> tuple[Record, dict[str, Any]]:
+    """The Record of an answer of these events, and its worker's health. It came in one read, or in reads as large as
+    can be; with `cut` it ended so, and with `raw` these bytes came instead. `dialect`: the key's of one version."""
+    body = "".join(f"data: {event}\n\n" for event in events).encode()
+    head = b"HTTP/1.1 200 OK\r\n\r\n" if cut else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, ended_at_ns=10**9)
+    exchange.parts.append(head + body if raw is None else raw)
+    step = READ_BYTES if full_reads else max(1, len(exchange.raw))
+    for end in range(step, len(exchange.raw) + step, step):
+        exchange.sizes.append(min(end, len(exchange.raw)))
+        exchange.user_ns.append(1000 * len(exchange.sizes))
+        exchange.kernel_timespecs += bytes(16)
+    try:
+        exchange.framing.scan(exchange.raw)
+    except ProtocolError as error:
+        cut = "protocol", str(error)
+    if cut:
+        exchange.error_kind, exchange.error_detail = cut
+    health = Health()
+    request = Request(0, "text", 5, asked)
+    (record,) = build_records([(exchange, request)], dialect or EVERY[key], ClockPairs(), 0, health)
+    return record, health.sample()
+
+
+def ending(key: Key, *events: str, **more: Any) -> tuple[str, str, str]:
+    """State, error kind and detail of such an answer."""
+    record, _ = recorded(key, *events, **more)
+    return record.state, record.error_kind, record.error_detail

@@ -1,0 +1,220 @@
+"""Running `loadgen burst` as a person would, and reading what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.request import urlopen
+
+from loadgen import api
+from loadgen.analysis.run import runfile
+from loadgen.cli import main
+from loadgen.servers import lifeline
+from loadgen.servers.simulated.server import child
+
+ROOT = Path(__file__).parents[2]
+FAST = {"ttft_s": 0.02, "itl_s": 0.002}
+"""A simulated server's clock for tests that are not about time."""
+
+
+LATE = (
+    *(
+        "loadgen.engine.coordinator",
+        "loadgen.engine.telemetry_sampler",
+        "loadgen.cli.output",
+        "loadgen.cli.run",
+        "loadgen.engine.prepare",
+    ),
+    *("loadgen.cli.sweep", "loadgen.cli.capacity"),
+    *(
+        "loadgen.servers.json_client",
+        "loadgen.servers.telemetry",
+        "loadgen.servers.wire.packet_ring",
+        "loadgen.servers.simulated.scheduler_presets",
+    ),
+    *(
+        "loadgen.analysis.report.page",
+        "loadgen.analysis.report.terminal",
+        "loadgen.analysis.build_summary",
+        "numpy",
+        "jinja2",
+        "scipy.special",
+    ),
+)
+"""What commands import when they need it."""
+
+
+class Forked(subprocess.Popen[Any]):
+    """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
+    would take a second of CPU to do so, hundreds of times."""
+
+    def runs(self, words: list[str]) -> None:
+        """What the child does."""
+        sys.argv = ["loadgen", *words]
+        main()
+
+    def _execute_child(self, args: list[str], *rest: Any) -> None:
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
+        for name in LATE:
+            importlib.import_module(name)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks where threads are
+            self.pid = os.fork()
+        if self.pid == 0:
+            if rest[20]:
+                os.setsid()
+            self._become(args, *rest[3:6], p2cread, c2pwrite, errwrite)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+    def _become(
+        self, args: list[str], kept: Sequence[int], cwd: Path | None, env: dict[str, str] | None, *streams: int
+    ) -> NoReturn:
+        """The child's side: nothing of the test's process but its modules, then the command."""
+        gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
+        code: object = 1
+        before = sys.stdin, sys.stdout, sys.stderr  # or they would close the files of the new ones
+        try:
+            for number, stream in enumerate(streams):
+                os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
+            for last, following in pairwise((2, *sorted(kept), 1 << 16)):
+                os.closerange(last + 1, following)  # or the test's own connections would never end
+            lifeline._open.clear()  # their descriptors are closed, and other files will get the same numbers
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.chdir(cwd or ".")
+            if env is not None:
+                os.environ.clear()
+                os.environ.update(env)
+            self.runs(args)
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            del before
+            os._exit(code if isinstance(code, int) else 1)
+
+
+class ForkedRun(Forked):
+    """What `loadgen.run` measures in, forked as well."""
+
+    def runs(self, words: list[str]) -> None:
+        """What `python -m loadgen.api` does."""
+        api._measure(Connection(int(words[-1])))
+
+
+class ForkedServer(Forked):
+    """A simulated server that `loadgen.servers.simulated.process` starts, forked as well."""
+
+    def runs(self, _words: list[str]) -> None:
+        """What its CHILD does."""
+        child()
+
+
+def start(
+    folder: Path, *arguments: str, command: str = "burst", report: bool = False, **environment: str
+) -> subprocess.Popen[str]:
+    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; the page if asked for."""
+    no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
+    words = [command, "--out", str(folder / "run"), *no_report, *arguments]
+    # These variables are read by an interpreter that starts.
+    fresh = any(name.startswith(("LD_", "PYTHON")) for name in environment)
+    run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if fresh else (Forked, words)
+    return run(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)} | environment,
+    )
+
+
+def loadgen(
+    folder: Path, *arguments: str, timeout_s: float = 100, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `loadgen ...` there to its end. A traceback is never right."""
+    pipe = subprocess.PIPE
+    process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=os.environ | environment)
+    out, err = process.communicate(timeout=timeout_s)
+    assert "Traceback" not in err, err
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def burst(folder: Path, *arguments: str, command: str = "burst", **more: Any) -> tuple[int, str, str]:
+    """Run it to its end; exit code, stdout, stderr. A traceback is never right."""
+    process = start(folder, *arguments, command=command, **more)
+    out, err = process.communicate(timeout=100)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+def summary_of(folder: Path) -> dict[str, dict[str, object]]:
+    loaded: dict[str, dict[str, object]] = json.loads((folder / "run" / "summary.json").read_text())
+    return loaded
+
+
+def accounted(folder: Path, n: int) -> Counter[str]:
+    """Every request has exactly one Record; how many ended in each state."""
+    run = runfile.read(folder / "run")
+    assert sorted(record.id for record in run.records) == list(range(n))
+    assert run.footer is not None
+    states = Counter[str](record.state for record in run.records)
+    footer = run.footer
+    assert footer.rejected is not None
+    assert footer.sent == n == footer.complete + footer.truncated + footer.failed + footer.rejected
+    assert states["complete"] == run.footer.complete
+    return states
+
+
+def events_sent(url: str) -> int:
+    """How many events the simulated server has sent."""
+    with urlopen(f"{url}/simulated/status", timeout=10) as answer:
+        return int(json.load(answer)["events"])
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate())
+        time.sleep(0.02)
+
+
+def in_process(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """`loadgen ...` with this process's own interpreter, for what only has messages, files and an exit code."""
+    out, err, argv, before = io.StringIO(), io.StringIO(), sys.argv, Path.cwd()
+    sys.argv = ["loadgen", *arguments]
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = argv
+        os.chdir(before)
+    return code if isinstance(code, int) else 0, out.getvalue(), err.getvalue()

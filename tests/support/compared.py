@@ -1,0 +1,40 @@
+"""Runs to compare: bursts with chance in them, and bursts to a script."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace as changed
+
+from loadgen.analysis.compare import ComparedRun, read_run
+from tests.support.runs import burst, complete, failed, footer, header, healthy, write
+
+
+def run(
+    folder: Path, *, pace: float = 1.0, seed: int = 1, n: int = 60, lost: int = 0, chunks: int = 8, **changes: Any
+) -> ComparedRun:
+    """A burst of 60 on a server of this pace."""
+    records = [*burst(n - lost, chunks, seed=seed, pace=pace), *(failed(n - 1 - place) for place in range(lost))]
+    facts = changes.pop("facts", None)
+    first = header(n, **changes)
+    first.server = facts or first.server
+    return read_run(write(folder, [first, *records, *healthy(), footer(records)]))
+
+
+def limited(run: ComparedRun) -> ComparedRun:
+    """The same, but the client was the limit."""
+    client = changed(run.summary.client, verdict="limited", reasons=["reads were late"])
+    return replace(run, summary=changed(run.summary, client=client))
+
+
+def scripted(folder: Path, *, ttft_ms: float = 200, itl_ms: float = 20, chunks: int = 24, seed: int = 1) -> ComparedRun:
+    """A burst of 70 on a server that keeps to a script to a millisecond."""
+    random = np.random.default_rng(seed)
+    records = [
+        complete(place, [int(1e6 * (ttft_ms + itl_ms * step + random.uniform(0, 1))) for step in range(chunks)])
+        for place in range(70)
+    ]
+    return read_run(write(folder, [header(70), *records, *healthy(), footer(records)]))

@@ -1,0 +1,65 @@
+"""A fabricated matrix: the files that one would have left behind, with every kind of cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loadgen.cli.matrix import write_report
+from loadgen.cli.output import Output
+from loadgen.studies.matrix import MatrixPlan, Repeat, journal, plan_starts
+from tests.support.runs import burst, footer, header, healthy, write
+
+PACE = {"vllm": 1.0, "tgi": 1.1, "lightllm": 0.9}
+"""How slowly each server goes; on the second host twice as slowly."""
+
+
+def plan(**changes: Any) -> MatrixPlan:
+    """Three servers on two hosts; a case that is skipped, and something published."""
+    values: dict[str, Any] = {
+        "name": "fabricated",
+        "servers": ["vllm", "lightllm", "tgi"],
+        "hosts": [{"name": "a800", "platform": "A800"}, {"name": "rtx", "platform": "RTX4090"}],
+        "models": ["llama-2-7b", "llama-2-70b"],
+        "workloads": [{"name": "burst", "n": 120, "output_tokens": 16}],
+        "cases": [{"model": "llama-2-70b", "skip": "does not fit"}],
+        "references": [{"of": "RTX4090", "says": "about 120 s", "source": "arXiv 2311.03687"}],
+        "repeats": 2,
+        "starts": 2,
+    }
+    return MatrixPlan(**values | changes)
+
+
+def fabricate(folder: Path, *, failing: str = "", limited: str = "", nasty: str = "", **changes: Any) -> Path:
+    """A matrix in `folder`, with its report; no run of the server `failing` could be made, and in those of `limited`
+    the client was the limit. Returns the folder."""
+    asked = plan(**changes)
+    hosts = {each.name: {"platform": each.platform} for each in asked.hosts}
+    resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}
+    with journal(folder, resolved, resume=False) as book:
+        for start in plan_starts(asked):
+            named = {"server": start.server.name, "host": start.host.name, "model": start.model.name}
+            book.write("up", start=start.number, **named, seconds=1.5, facts={"image": "tgi:3.3.7"})
+            for place, repeat in enumerate(start.repeats):
+                if repeat.cell.server == failing:
+                    book.write(
+                        "failure", **repeat.key, kind="LaunchError", reason=f"out of memory {nasty}", hint="", log=nasty
+                    )
+                    continue
+                book.write("begin", **repeat.key, start=start.number, place=place)
+                stalled = {"stall_ns_max": 2_000_000_000} if repeat.cell.server == limited else {}
+                _run(folder, repeat, asked, **stalled)
+                book.write("end", **repeat.key, seconds=4.0)
+            book.write("down", start=start.number)
+    write_report(folder, Output(as_json=False, quiet=True))
+    return folder
+
+
+def _run(folder: Path, repeat: Repeat, asked: MatrixPlan, **client: Any) -> None:
+    cell = repeat.cell
+    pace = PACE[cell.server] * (2.0 if cell.host == "rtx" else 1.0) * (1 + 0.01 * repeat.number)
+    records = burst(120, 16, seed=repeat.number, running=32, pace=pace)
+    base = header(120, server=cell.server)
+    told = base.plan | {"platform": cell.host.upper(), "seed": asked.seed + repeat.number - 1, "output_tokens": 16}
+    lines = [header(120, server=cell.server, plan=told), *records, *healthy(3, **client), footer(records)]
+    write(folder / repeat.folder, lines)

@@ -1,0 +1,81 @@
+"""What the page's tables hold: the overview of several runs, memory and the server's counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loadgen.analysis.report import Disclosure, Document, Paragraph, Section, Table, tables
+from loadgen.analysis.report.run_document import page_document, run_names
+from loadgen.analysis.run.runfile import Telemetry
+from tests.support.runs import burst, healthy, part_of, run_of, summarise, typed
+
+SECOND_NS = 10**9
+
+
+def texts(table: Table) -> list[dict[str, str]]:
+    """Each row by its heads."""
+    heads = [column.title for column in table.columns]
+    return [dict(zip(heads, (cell.text for cell in row.cells), strict=True)) for row in table.rows]
+
+
+def section(document: Document, name: str) -> Section:
+    return next(each for each in document.sections if each.id == name)
+
+
+def test_the_overview_has_one_unit_down_a_column(tmp_path: Path) -> None:
+    """Seconds and milliseconds as the heads say, raw values to sort by, and a mark at what rests on too few."""
+    summary = typed(summarise(run_of(tmp_path / "run", burst(100, 8))))
+    table = tables.overview([summary])
+    (row,) = texts(table)
+    median = summary.latencies["tpot_s"].p50
+    assert median
+    assert row["TPOT p50, ms"] == f"{median * 1e3:.2f}"
+    assert median in [cell.value for cell in table.rows[0].cells]
+    p99 = summary.latencies["ttft_s"].p99
+    assert p99
+    assert row["TTFT p99, s"] == f"{p99:.4f}*"
+    assert (row["complete"], row["validity"]) == ("100 of 100", "valid")
+    nothing = typed(summarise(run_of(tmp_path / "nothing", [])))
+    assert {*texts(tables.overview([nothing]))[0].values()} == {"", "–", "0 of 0", "invalid"}  # noqa: RUF001
+
+
+def test_repeats_are_called_repeats(tmp_path: Path) -> None:
+    """Repeats of one plan carry their number, wherever they stand; two groups of them are told apart by place."""
+    first, second = (typed(summarise(run_of(tmp_path / name, burst(12, 4)))) for name in "ab")
+    for place, each in ((2, first), (1, second)):
+        each.run.repeat, each.run.repeats = place, 3
+    assert run_names([first, second]) == ["tgi 3.3.5 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
+    assert run_names([first, second] * 2)[3] == "tgi 3.3.5 (run 4)"
+
+
+def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:
+    """Before, after and at most of each GPU; the server's counts beside the client's; readings that failed are said."""
+    gib = 2**30
+
+    def gpu(at_s: int, moment: str, used: int) -> Telemetry:
+        values = {"moment": moment, "gpus": [{"index": 0, "memory_used_bytes": used * gib}]}
+        return Telemetry(source="gpu", at_ns=at_s * SECOND_NS, values=values)
+
+    def server(at_s: int, moment: str, **values: Any) -> Telemetry:
+        return Telemetry(source="server", at_ns=at_s * SECOND_NS, values={"moment": moment, **values})
+
+    telemetry = [
+        *healthy(),
+        *(gpu(-1, "idle", 10), gpu(1, "run", 72), gpu(4, "after", 70)),
+        server(-1, "idle", requests_finished=0, output_tokens=0),
+        server(1, "run", gap="timeout"),
+        server(4, "after", requests_finished=20, output_tokens=81),
+    ]
+    document = page_document([part_of(run_of(tmp_path / "run", burst(20, 4), telemetry=telemetry))])
+    folded, missing = section(document, "machines").blocks[-2:]
+    assert isinstance(folded, Disclosure)
+    memory, counters = folded.blocks
+    assert isinstance(memory, Table)
+    assert isinstance(counters, Table)
+    assert [cell.text for cell in memory.rows[0].cells][:4] == ["GPU 0", "10.0 GiB", "70.0 GiB", "72.0 GiB"]
+    counted = {row["counter"]: (row["server"], row["client"], row["equal"]) for row in texts(counters)}
+    assert counted["Requests finished"] == ("20", "20", "yes")
+    assert counted["Output tokens"] == ("81", "80", "no")
+    assert isinstance(missing, Paragraph)
+    assert missing.text == "Not read: server (1 reading failed: timeout)."

@@ -1,0 +1,60 @@
+"""The Structs of a summary hold exactly what summary.json holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadgen.analysis.summary import as_dict
+from tests.support.runs import typed
+
+TESTS = Path(__file__).parents[2]
+FOUND = [TESTS / "golden/burst/summary.json", *(TESTS / "data/recorded").glob("*/summary.expected.json")]
+
+
+@pytest.mark.parametrize("file", FOUND, ids=lambda file: file.parent.name)
+def test_a_summary_survives_its_structs(file: Path) -> None:
+    """Every key and figure is there again, and none besides but those that files of before do not have."""
+    found = json.loads(file.read_text("utf-8"))
+    again = as_dict(typed(found))
+    found["run"] = {name: again["run"][name] for name in ("load", "ignore_eos", "going_on", "over_limit")} | found[
+        "run"
+    ]
+    found["requests"].setdefault("rejected", 0)
+    for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
+        found["tokens"].setdefault(name, again["tokens"][name])
+    for name in ("contradicted_chunks", "contradicted_totals"):
+        found["tokens"].setdefault(name, 0)
+    for name in ("output_early", "output_longer"):
+        found["tokens"].setdefault(name, None)
+    if (cache := (found["memory"] or {}).get("kv_cache")) is not None:
+        cache |= {"peak_fullest_share": None, "engines": 1}
+    found["server"].setdefault("proxied_to", "")
+    found["server"].setdefault("virtual", False)
+    found["server"] = {"addresses": [], "addresses_unused": {}} | found["server"]
+    for name in ("input_tokens_per_s", "completed", "output_tokens", "span_s"):
+        found["throughput"].setdefault(name, again["throughput"][name])
+    newer = (
+        "source",
+        "lacking",
+        "windows",
+        "sweep_max_s",
+        *("sent_again", "pauses", "paused_s", "socket_rejected", "client_limit"),
+        *("cpu_s", "core_wait_s", "core_wait_max_s", "scheduling", "realtime_given_up"),
+        *(name for name in again["client"] if name.startswith("ring_")),
+    )
+    found["requests"].setdefault("warmup_incomplete", again["requests"]["warmup_incomplete"])
+    found["client"] = {name: again["client"][name] for name in newer} | found["client"]
+    assert again == found
+
+
+def test_latencies_go_by_key_and_by_attribute() -> None:
+    """`ttft_s` as in the file, `ttft` as in Python; another name says which there are."""
+    latency = typed(json.loads(FOUND[0].read_text("utf-8"))).latency
+    assert latency.ttft.p50 == latency["ttft_s"].p50 == latency["ttft_s"].of("p50")
+    assert "ttft_s" in latency
+    assert "e2e_due" in dir(latency)
+    with pytest.raises(AttributeError, match="no latency 'tftt'; choose one of ttft, "):
+        _ = latency.tftt

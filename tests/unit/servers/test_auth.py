@@ -1,0 +1,177 @@
+"""Keys as they are read, and secrets that are taken out of what is kept or shown."""
+
+from __future__ import annotations
+
+import html
+import json
+from base64 import b64encode
+from contextlib import nullcontext
+from urllib.parse import quote
+
+import pytest
+
+from loadgen.distributed.protocol import token_of
+from loadgen.engine.resolve_server import access_for
+from loadgen.errors import LoadgenError, PlanError
+from loadgen.plan import Plan
+from loadgen.servers.auth import (
+    HIDDEN,
+    hide_secrets,
+    read_secret,
+    redact,
+    redact_header,
+    register_secret,
+    require_no_credentials,
+)
+from loadgen.servers.discovery import base_url
+from loadgen.servers.errors import SecretError, ServerError
+from loadgen.servers.launch.spec import LOCAL, LaunchSpec, readable_log
+from tests.support.command import in_process
+
+KEY = 'sk-unit/42"&<x>-QrStUvWxYz'
+SENT = ("{}\n", "{}\r\n", " \t{} \n\n")
+REFUSED = (
+    "{}\nX: y",
+    "{}\x00".replace("\x00", "\x01"),
+    "{}\u043a\u043b\u044e\u0447",
+    "{}\udcff",
+    "{}\x7f",
+    "{}\u00fc",
+    "{}\u202e",
+)
+
+
+@pytest.mark.parametrize("written", SENT)
+def test_white_space_around_a_key_is_not_sent(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounted secrets end in a newline; wherever a key is read, it goes."""
+    for name in ("LOADGEN_API_KEY", "OTHER", "LOADGEN_TOKEN"):
+        monkeypatch.setenv(name, written.format(KEY))
+    sent = {"Authorization": f"Bearer {KEY}"}
+    assert access_for(Plan(server="tgi", n=1)).headers == sent
+    assert access_for(Plan(server="tgi", n=1, api_key_env="OTHER")).headers == sent
+    assert access_for(Plan(server="tgi", n=1, header=("Authorization: Bearer $OTHER",))).headers == sent
+    assert access_for(Plan(server="tgi", n=1, header=("X-Two: $OTHER,$OTHER",))).headers["X-Two"] == f"{KEY},{KEY}"
+    assert LaunchSpec("vllm", LOCAL, "m", "running").access.headers == sent
+    assert read_secret("OTHER") == KEY
+    assert token_of({"LOADGEN_TOKEN": written.format(KEY)}) == KEY
+
+
+@pytest.mark.parametrize("written", REFUSED)
+def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break inside, control characters, letters beyond ASCII: a sentence that names the variable."""
+    for name in ("LOADGEN_API_KEY", "LOADGEN_TOKEN"):
+        monkeypatch.setenv(name, written.format(KEY))
+    ways = (
+        lambda: access_for(Plan(server="tgi", n=1)),
+        lambda: LaunchSpec("vllm", LOCAL, "m", "running").access,
+        lambda: token_of({"LOADGEN_TOKEN": written.format(KEY)}),
+        lambda: access_for(Plan(server="tgi", n=1, header=("X-Key: $LOADGEN_API_KEY",))),
+        lambda: Plan(server="tgi", n=1, header=(f"X-Key: {written.format(KEY)}\u043a",)),
+    )
+    for way in ways:
+        with pytest.raises((LoadgenError, ServerError)) as caught:
+            way()
+        said = f"{caught.value} {caught.value.hint}"
+        assert KEY[:8] not in said
+        assert "X-Key" in said or "LOADGEN_" in said
+
+
+def test_a_key_too_short_to_be_hidden_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be found in ordinary words, or stay in what a server repeats; one of several short words is hidden."""
+    refused = pytest.raises((LoadgenError, SecretError), match="fewer than 6 characters")
+    for key, in_header, sent in (
+        ("k-34q", "", refused),
+        ("", "k-34q", refused),
+        ("k-34qz", "k-34qz", nullcontext()),
+        ("q z q z", "", nullcontext()),
+    ):
+        monkeypatch.setenv("LOADGEN_API_KEY", key)
+        monkeypatch.setenv("OTHER", in_header)
+        with sent:
+            access_for(Plan(server="tgi", n=1, header=("X-Key: $OTHER",) if in_header else ()))
+            assert hide_secrets(f"no {key}!") == f"no {HIDDEN}!"
+
+
+def test_a_simulated_server_and_servers_read_keys_alike(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, the variable by its name, and not the key."""
+    folder = tmp_path_factory.mktemp("keys")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    monkeypatch.setenv("LOADGEN_API_KEY", f"{KEY}\nX: y")
+    commands = (
+        ("sim", "--server", "vllm", "--api-key-env", "LOADGEN_API_KEY"),
+        ("servers", "up", "--server", "vllm", "--launch", "simulated"),
+        ("servers", "up", "--server", "vllm"),
+        ("burst", "--server", "vllm"),
+    )
+    for command in commands:
+        code, out, err = in_process(folder, *command)
+        assert (code, "LOADGEN_API_KEY: a key cannot contain" in err, KEY[:8] in out + err) == (2, True, False), err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://url-user-9:url-pass@h",
+        "url-user-9:url-pass@h:1",
+        "ftp://url-user-9@h",
+        "https://h/v1?api_key=url-user-9",
+    ],
+)
+def test_credentials_in_a_url_are_refused(url: str) -> None:
+    """Wherever it is named: they would be kept with the run, and not even be sent."""
+    for way in (
+        lambda: Plan(server="tgi", n=1, url=url),
+        lambda: Plan(server="tgi", n=1, dcgm_url=url),
+        lambda: base_url(url),  # of LOADGEN_TGI_URL, and of matrix plans
+    ):
+        with pytest.raises(SecretError, match="a URL must not contain a user, a password") as caught:
+            way()
+        assert "--header" in caught.value.hint
+        assert "url-" not in str(caught.value)
+    for fine in ("http://h:1/v1", "http://h/run/@cf/meta", "https://[::1]:8/?x=1"):
+        assert require_no_credentials(fine) == fine
+
+
+def test_known_secrets_are_hidden_in_every_spelling() -> None:
+    """As they are, in JSON, URLs and HTML; whole and cut; in text and bytes. Other words stay."""
+    register_secret(f"Bearer {KEY}")
+    for spelled in (KEY, json.dumps(KEY)[1:-1], quote(KEY, safe=""), html.escape(KEY)):
+        assert hide_secrets(f"a {spelled} b {spelled}", whole=True) == "a *** b ***"
+        assert hide_secrets(f"no {spelled[: len(spelled) // 2 + 1]} …").startswith("no ***")
+        assert hide_secrets(f"{spelled[-17:]} is wrong").endswith("*** is wrong")
+        assert hide_secrets(f"\xff {spelled}".encode("latin-1")) == b"\xff ***"
+    assert hide_secrets(f"{KEY[:16]}", whole=True) == KEY[:16]  # a model may begin as a key does
+    assert hide_secrets("Bearer of good news: sk-un") == "Bearer of good news: sk-un"
+    register_secret("session=abcdef123456; theme=dark; id=x")
+    assert hide_secrets("abcdef123456, theme, dark") == "***, theme, dark"
+    register_secret(f"Basic {b64encode(b'me:correct-horse').decode()}")
+    assert hide_secrets("me correct-horse") == "me ***"
+
+
+def test_values_that_look_like_secrets_are_kept_as_variables() -> None:
+    """Whatever the header is called; a variable with more beside it as well."""
+    for value in (f"Bearer {KEY}", "sk-abcd1234", "ghp_abcd1234", "AbCdEfGh1JkLmNoPqRsTuVwXyZ0123456", "sk-live4$MORE"):
+        assert redact_header(f"X-Lane: {value}") == "X-Lane: $X_LANE"
+    for line in ("X-Lane: 7", "X-Lane: $LANE", "X-Auth: Bearer $TOKEN", "X-Trace: nightly-2026-11-22-vllm-against-tgi"):
+        assert redact_header(line) == line
+    with pytest.raises(PlanError) as caught:
+        Plan(server="tgi", n=1, header=("sk4242424242",))
+    assert "sk42" not in str(caught.value)
+
+
+def test_settings_and_command_lines_are_kept_without_secrets() -> None:
+    """Those of servers as well as ours, at any depth; and what was taken out is known in their logs."""
+    given = {
+        "run": {"header": ["X-Key: headerkey1", "X-Lane: 7"], "n": 3},
+        "options": {"arguments": ["--api-key", "argumentkey1", "--max-tokens", "512", "--hf-token=tokentoken1"]},
+        "env": {"VLLM_API_KEY": "environmentkey1", "HF_HUB_OFFLINE": "1"},
+    }
+    assert redact(given) == {
+        "run": {"header": ["X-Key: $X_KEY", "X-Lane: 7"], "n": 3},
+        "options": {"arguments": ["--api-key", "...", "--max-tokens", "512", "--hf-token=..."]},
+        "env": {"VLLM_API_KEY": "...", "HF_HUB_OFFLINE": "1"},
+    }
+    log = b"api_key=['composekey1'], headerkey1 argumentkey1 tokentoken1 environmentkey1 api_key=None max_tokens=512"
+    assert readable_log(log) == "api_key=['***'], *** *** *** *** api_key=None max_tokens=512"

@@ -1,0 +1,243 @@
+"""From an order to its Requests, for every workload, with stand-ins for the tokenizer file and the server."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.workloads import lengths, workload
+from loadgen.workloads.arrival_processes import Trace
+from loadgen.workloads.prompts import COMMON_WORDS, PromptError
+from loadgen.workloads.request import Request
+from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
+from loadgen.workloads.workload import WorkloadSpec, prepare_prompts
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@dataclass
+class Counts:
+    """Counts words, and `extra` tokens on top; knows the ids 100 to 159. Can be closed, and remembers the texts."""
+
+    extra: int = 0
+    generates: bool = False
+    plain: Counts | None = None
+    words: Sequence[str] = ()
+    known_ids: Sequence[int] = tuple(range(100, 160))
+    closed: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        assert not self.closed
+        self.asked += texts
+        return [self.extra + len(text.split()) for text in texts]
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.known_ids) if text else []
+
+
+def order(given: str = "synthetic", *, output: str | None = "4", tokens: str = "30", **more: Any) -> WorkloadSpec:
+    """Twenty requests, seed 3."""
+    answers = lengths.parse(output) if output else None
+    return WorkloadSpec(workload.parse(given), lengths.parse(tokens), answers, **{"seed": 3, "n": 20} | more)
+
+
+def drawn(asked: WorkloadSpec, *, token_ids: bool = True, server: Counts | None = None) -> list[Request]:
+    """The Requests when only a server counts."""
+    made = prepare_prompts(asked, token_ids=token_ids, local=None, server=server or Counts())
+    return list(made.requests())
+
+
+def size(request: Request) -> int:
+    """Tokens of a prompt by the stand-in's count."""
+    return len(request.prompt.split()) if isinstance(request.prompt, str) else len(request.prompt)
+
+
+def units(request: Request) -> list[Any]:
+    """A prompt's tokens."""
+    return request.prompt.split() if isinstance(request.prompt, str) else list(request.prompt)
+
+
+@pytest.mark.parametrize("token_ids", [True, False])
+@pytest.mark.parametrize("tokens", ["30", "uniform:8..90", "lognormal:mean=60,cv=1,min=4", "exponential:mean=40,min=4"])
+def test_any_lengths_are_exact(tokens: str, token_ids: bool) -> None:
+    """Each prompt has the length drawn for it, as ids or as text, and all differ within their first four tokens."""
+    asked = order(tokens=tokens, n=300)
+    made = drawn(asked, token_ids=token_ids)
+    lengths_drawn = asked.input.tokens(3, "input")
+    assert [request.input_tokens for request in made] == [next(lengths_drawn) for _ in range(300)]
+    assert [size(request) for request in made] == [request.input_tokens for request in made]
+    assert len({tuple(units(request)[:4]) for request in made}) == 300
+
+
+@pytest.mark.parametrize("token_ids", [True, False])
+@pytest.mark.parametrize("given", ["synthetic", "shared-prefix:groups=3,tokens=10", "multi-turn:turns=2"])
+def test_the_same_requests_each_time(given: str, token_ids: bool) -> None:
+    """Drawing again gives the same bytes, and so does preparing anew; another seed gives others."""
+    asked, other = order(given, tokens="uniform:20..40"), order(given, tokens="uniform:20..40", seed=4)
+
+    def prompts(made: workload.Prompts) -> list[Any]:
+        if "multi-turn" in given:
+            return [turn.question for one in made.conversations() for turn in one.turns]
+        return [request.prompt for request in made.requests()]
+
+    made, again = (prepare_prompts(asked, token_ids=token_ids, local=None, server=Counts()) for _ in range(2))
+    assert prompts(made) == prompts(made) == prompts(again)
+    strange = prompts(prepare_prompts(other, token_ids=token_ids, local=None, server=Counts()))
+    assert not set(strange) & set(prompts(made))
+
+
+@pytest.mark.parametrize("token_ids", [True, False])
+@pytest.mark.parametrize("extra", [0, 3])
+def test_a_group_shares_its_prefix_exactly(token_ids: bool, extra: int) -> None:
+    """Requests of a group share as many tokens as asked for, others none; whole prompts have the length asked for."""
+    server = Counts(extra)
+    made = drawn(order("shared-prefix:groups=3,tokens=10", tokens="uniform:14..40"), token_ids=token_ids, server=server)
+    added = 0 if token_ids else extra
+    assert [size(request) + added for request in made] == [request.input_tokens for request in made]
+    for first in made:
+        for second in made[first.id + 1 :]:
+            same = [one == other for one, other in zip(units(first), units(second), strict=False)].index(False)
+            assert same == (10 - added if first.id % 3 == second.id % 3 else 0)
+
+
+@pytest.mark.parametrize("token_ids", [True, False])
+def test_a_trace_is_replayed_with_its_sharing(token_ids: bool) -> None:
+    """Prompts have the recorded lengths, and share the recorded blocks, as ids or as text."""
+    made = drawn(order(trace=Trace(DATA / "traces/mooncake.jsonl")), token_ids=token_ids)
+    assert [(size(request), request.output_tokens) for request in made] == [(1100, 52), (600, 1), (1030, 26), (13, 300)]
+    first, second, third, _ = map(units, made)
+    assert first[:BLOCK_TOKENS] == second[:BLOCK_TOKENS] == third[:BLOCK_TOKENS]
+    assert first[: 2 * BLOCK_TOKENS] == third[: 2 * BLOCK_TOKENS]
+    assert first[BLOCK_TOKENS : BLOCK_TOKENS + 4] != second[BLOCK_TOKENS : BLOCK_TOKENS + 4]
+    assert first[2 * BLOCK_TOKENS :][:4] != third[2 * BLOCK_TOKENS :][:4]
+
+
+def test_a_trace_gives_only_instants_to_another_workload() -> None:
+    """With a dataset, the prompts are the dataset's."""
+    asked = order("alpaca:" + str(DATA / "datasets/alpaca.json"), trace=Trace(DATA / "traces/burstgpt.csv"))
+    assert [request.prompt for request in drawn(asked)] == ["Add the numbers.\n\n2 and 3", "Greet me."]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "synthetic",
+        "shared-prefix:groups=2,tokens=9",
+        f"alpaca:{DATA / 'datasets/alpaca.json'}",
+        f"multi-turn:{DATA / 'datasets/sharegpt.json'}",
+        "multi-turn:turns=3",
+    ],
+)
+def test_everything_is_asked_before_the_workers_start(given: str) -> None:
+    """Texts, the counts of a dataset and those of sessions need no server any more once the material is made."""
+    server = Counts()
+    asked = order(given, output=None if "data" in given else "4", warmup=2)
+    made = prepare_prompts(asked, token_ids=False, local=None, server=server)
+    server.closed = True
+    draw = made.conversations if "multi-turn" in given else made.requests
+    assert len(made.warmup()) == 2
+    assert list(draw()) == list(draw())
+    assert list(draw())
+
+
+def test_ids_are_drawn_alike_in_forks() -> None:
+    """A worker that begins to draw after the fork gets the prompts that its parent draws."""
+    asked = order("shared-prefix:groups=3,tokens=10", tokens="uniform:20..40")
+    made = prepare_prompts(asked, token_ids=True, local=None, server=Counts())
+    context = multiprocessing.get_context("fork")
+    theirs, sending = context.Pipe(duplex=False)
+    worker = context.Process(target=lambda: sending.send([request.prompt for request in made.requests()]))
+    worker.start()
+    assert theirs.poll(30)
+    assert theirs.recv() == [request.prompt for request in made.requests()]
+    worker.join(30)
+
+
+def test_warm_up_shares_nothing_with_the_run() -> None:
+    """Warm-up Requests have ids below zero and the order's lengths, and begin as none of the run's prompts does."""
+    for token_ids in (True, False):
+        asked = order(warmup=5)
+        made = prepare_prompts(asked, token_ids=token_ids, local=None, server=Counts())
+        warm = made.warmup()
+        assert [(one.id, one.input_tokens, one.output_tokens, size(one)) for one in warm] == [
+            (-1 - index, 30, 4, 30) for index in range(5)
+        ]
+        beginnings = {tuple(units(one)[:2]) for one in (*warm, *made.requests())}
+        assert len(beginnings) == 25
+
+
+def test_warm_up_of_a_dataset_is_synthetic() -> None:
+    """A dataset's own questions stay unknown to the server; answers without a named length are 16 tokens."""
+    asked = order(f"alpaca:{DATA / 'datasets/alpaca.json'}", output=None, warmup=3)
+    made = prepare_prompts(asked, token_ids=True, local=None, server=Counts())
+    warm = made.warmup()
+    assert [(size(one), one.output_tokens) for one in warm] == [(30, 16)] * 3
+    assert not {one.prompt for one in warm} & {one.prompt for one in made.requests()}
+
+
+def test_ids_are_drawn_without_end() -> None:
+    """A closed loop that only its duration ends needs no number of requests where prompts are ids."""
+    asked = order(n=None)
+    endless = prepare_prompts(asked, token_ids=True, local=None, server=Counts()).requests()
+    assert len({next(endless).prompt for _ in range(500)}) == 500
+
+
+def test_texts_need_an_end() -> None:
+    """Texts are built beforehand, so how many must be said; a file is its own end."""
+    with pytest.raises(WorkloadError, match="this load has no end") as caught:
+        drawn(order(n=None), token_ids=False)
+    assert "--n" in caught.value.hint
+    assert len(drawn(order(f"alpaca:{DATA / 'datasets/alpaca.json'}", n=None), token_ids=False)) == 2
+
+
+def test_no_more_texts_than_prepared() -> None:
+    """Asking for a prompt that nobody ordered is an error, not another prompt."""
+    made = prepare_prompts(order(), token_ids=False, local=None, server=Counts())
+    assert made.prompt(19, 30)
+    with pytest.raises(WorkloadError, match="no text was prepared for prompt 20"):
+        made.prompt(20, 30)
+
+
+def test_n_counts_sessions() -> None:
+    """7 sessions of 3 turns are 21 requests, and warm-up is none of their questions."""
+    asked = order("multi-turn:turns=3,think=2s", warmup=4, n=7)
+    made = prepare_prompts(asked, token_ids=True, local=None, server=Counts())
+    found = list(made.conversations())
+    assert [one.first_id for one in found] == [0, 3, 6, 9, 12, 15, 18]
+    questions = {turn.question for one in found for turn in one.turns}
+    assert len(questions) == 21
+    assert not questions & {one.prompt for one in made.warmup()}
+    assert {turn.input_tokens for one in found for turn in one.turns} == {30}
+
+
+def test_requests_and_sessions_are_not_mistaken_for_each_other() -> None:
+    """Asking a workload of sessions for Requests, or the other way round, says what to do."""
+    asked = order("multi-turn:turns=3")
+    made = prepare_prompts(asked, token_ids=False, local=None, server=Counts())
+    with pytest.raises(WorkloadError, match="follow its responses"):
+        made.requests()
+    with pytest.raises(WorkloadError, match="synthetic has no sessions"):
+        prepare_prompts(order(), token_ids=False, local=None, server=Counts()).conversations()
+
+
+def test_counts_of_a_dataset_include_what_the_server_adds() -> None:
+    """A tokenizer file that knows no chat template is corrected by what two samples show."""
+    asked = order(f"alpaca:{DATA / 'datasets/alpaca.json'}")
+    server = Counts(21, generates=True)
+    made = prepare_prompts(asked, token_ids=False, local=Counts(words=COMMON_WORDS), server=server)
+    assert [request.input_tokens for request in made.requests()] == [27, 23]
+    assert len(server.asked) == 2
+
+
+def test_too_short_for_the_special_tokens() -> None:
+    """Lengths are never bent: one that special tokens alone exceed is an error that says which bound to name."""
+    with pytest.raises(PromptError, match="shortest text prompt has 22 tokens") as caught:
+        drawn(order(tokens="lognormal:mean=30,cv=1", n=100), token_ids=False, server=Counts(21))
+    assert "min=22" in caught.value.hint

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from loadgen.analysis.metrics import metric_by_key
+from loadgen.workloads.lengths import ANSWERS
+from loadgen.workloads.workload_facts import length_facts, workload_facts
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import RunInfo, Summary
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
-OWN_LENGTHS = ("sharegpt", "alpaca", "jsonl", "multi-turn")
-"""Workloads with their own prompts or sessions. A trace has its own lengths only."""
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 
 
@@ -146,42 +144,42 @@ def workload_sentence(summary: Summary) -> str:
     requests = f"{count}{_prompts(run)}, {run.load.text}{duration_text}"
     if run.output_tokens == 0:
         return f"{requests}, {summary.server.endpoint}"
-    length = str(run.output_tokens or 0).removeprefix("max:")
+    length = length_facts(run.output_tokens)
     output = "the output lengths of its file"
     if run.load.recorded and run.workload in (None, "synthetic"):
         output = "the recorded output lengths"
-    elif length != "answers":
-        output = f"{token_length(length).replace('token', 'output token')} each"
+    elif length.kind != ANSWERS:
+        output = f"{token_length(length.text.removeprefix('max:')).replace('token', 'output token')} each"
     return f"{requests}, {'at most ' * run.may_end}{output}"
 
 
 def _prompts(run: RunInfo) -> str:
     """Describe the source and the length of the prompts, to follow the number of requests."""
-    kind, _, rest = (run.workload or "synthetic").partition(":")
+    facts = workload_facts(run.workload or "synthetic")
     about = "" if run.prompts_exact else "about "
-    if rest.startswith("turns="):
-        thinking = "".join(f", {time} after each response" for time in rest.split(",think=")[1:])
+    if facts.turns is not None:
+        thinking = f", {facts.think} after each response" if facts.think else ""
         return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {about}{token_length(run.input_tokens)}"
-    if kind in OWN_LENGTHS:
-        path, comma, options = rest.partition(",")
-        return f" from {kind} {PurePath(path).name}{comma}{options}"
+    if facts.has_own_lengths:
+        return f" from {facts.kind} {facts.options}"
     if run.load.recorded:
         return f" of {about}the recorded lengths"
-    shared = f" ({kind}: {rest.replace(',', ', ')})" if kind != "synthetic" else ""
+    shared = f" ({facts.kind}: {facts.options.replace(',', ', ')})" if facts.options else ""
     return f" of {about}{token_length(run.input_tokens)}{shared}"
 
 
 def token_length(value: int | str | None) -> str:
     """Describe a number of tokens, or the canonical text of a length distribution."""
-    if value is None or isinstance(value, int) or value.isdecimal():
-        return pluralise(int(value or 0), "token")
-    kind, _, rest = value.partition(":")
-    mean = re.search(r"mean=([\d.]+)", rest)
-    if mean:
-        return f"about {significant(float(mean[1]))} tokens ({kind})"
-    if kind == "uniform":
-        return f"{rest.replace('..', ' to ')} tokens"
-    return f"a number of tokens from {PurePath(rest).name}" if kind == "empirical" else f"{value} tokens"
+    length = length_facts(value)
+    if length.kind == "fixed":
+        return pluralise(length.low or 0, "token")
+    if length.kind == "uniform":
+        return f"{length.low} to {length.high} tokens"
+    if length.kind == "empirical":
+        return f"a number of tokens from {length.file}"
+    if length.mean is not None:
+        return f"about {significant(length.mean)} tokens ({length.kind})"
+    return f"{length.text} tokens"
 
 
 def start_time(summary: Summary) -> str:

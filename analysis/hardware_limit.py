@@ -25,8 +25,6 @@ FORMATS = {
     "nvfp4": "nvfp4",
 }
 """Number formats by the ending of a model's name; bf16 without an ending."""
-CACHED = ("multi-turn", "shared-prefix")
-"""Workloads with prompts that share a prefix."""
 MIN_MEMORY_IN_USE = 0.2
 """A GPU counts as in use if more than this share of its memory is in use."""
 ALL_MEMORY = 1.0
@@ -117,8 +115,9 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
         hardware = _hardware(run)
     except HardwareError:
         return None
-    rows, workload = frame.inside & frame.complete, str(run.header.plan.get("workload") or "")
-    if hardware is None or frame.span_ns is None or not rows.any() or workload.startswith(CACHED) or not rate:
+    rows = frame.inside & frame.complete
+    shares_prefixes = run.header.workload.shares_prefixes
+    if hardware is None or frame.span_ns is None or not rows.any() or shares_prefixes or not rate:
         return None
     measured = _Measured(
         prompt_tokens=float(frame.prompt_tokens[rows].mean()),

@@ -34,8 +34,12 @@ from loadgen.servers.auth import check_ca_file, check_headers, normalise_url, re
 from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
+from loadgen.workloads.arrival_facts import Arrivals
 from loadgen.workloads.datasets import user_fields
+from loadgen.workloads.lengths import LengthDistribution, OutputLengths
+from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.token_counter import CountingMethod
+from loadgen.workloads.workload import Workload
 
 
 def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
@@ -222,23 +226,48 @@ class Plan:
         return [self.replaced(**change) for change in changes]
 
     @property
+    def arrival_process(self) -> Arrivals:
+        """The value of `arrivals`."""
+        return arrivals.parse(self.arrivals)
+
+    @property
+    def prompt_source(self) -> Workload:
+        """The value of `workload`."""
+        return workload.parse(self.workload)
+
+    @property
+    def input_lengths(self) -> LengthDistribution:
+        """The value of `input_tokens`."""
+        return lengths.parse(str(self.input_tokens))
+
+    @property
+    def output_lengths(self) -> OutputLengths:
+        """The value of `output_tokens`."""
+        return lengths.parse_outputs(str(self.output_tokens))
+
+    @property
     def uses_sessions(self) -> bool:
         """Return whether `n`, clients and arrivals count sessions instead of requests."""
-        return self.workload.startswith("multi-turn")
+        return isinstance(self.prompt_source, MultiTurn)
+
+    @property
+    def workload_file(self) -> Path | None:
+        """The file from which the workload reads its requests, or None if it generates them."""
+        return _workload_file(self.workload)
 
     @property
     def uses_file(self) -> bool:
         """Return whether the prompts, or the sessions, come from a file."""
-        return _workload_file(self.workload) is not None
+        return self.workload_file is not None
 
     @property
     def may_stop_early(self) -> bool:
         """Return whether responses may end before the requested length."""
-        return not self.ignore_eos or lengths.parse_outputs(str(self.output_tokens)).may_end
+        return not self.ignore_eos or self.output_lengths.may_end
 
     def _mistakes(self) -> Iterator[str]:
         """Yield the mistakes that involve more than one field."""
-        process = arrivals.parse(self.arrivals)
+        process = self.arrival_process
         if not (self.server or self.url):
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
         if not process.ends(self.n, self.duration_s):

@@ -24,7 +24,7 @@ from loadgen.errors import PlanError
 from loadgen.servers.auth import redact, redact_header
 from loadgen.servers.backends import join_or
 from loadgen.servers.errors import read_settings, read_toml
-from loadgen.workloads import arrivals, images, lengths, workload
+from loadgen.workloads import images, lengths, workload
 from loadgen.workloads.json_values import check_text
 from loadgen.workloads.prompts import tokenizer_file
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -323,10 +323,10 @@ def command_line(plan: Plan) -> list[str]:
 
 def describe_lengths(plan: Plan) -> tuple[str, str]:
     """Return prompt and output lengths as text, also for a trace or a file that contains its own lengths."""
-    if arrivals.parse(plan.arrivals).facts.recorded and plan.workload == "synthetic":
+    if plan.arrival_process.facts.recorded and isinstance(plan.prompt_source, workload.Synthetic):
         return "recorded", "recorded"
     inputs = "the file's" if plan.uses_file else f"{plan.input_tokens}"
-    distribution = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    distribution = plan.output_lengths.lengths
     if distribution is not None:
         outputs = f"{distribution}"
     elif plan.workload.startswith("jsonl:"):
@@ -341,7 +341,7 @@ def describe_plan(plan: Plan, dialect: Dialect) -> str:
     noun = "sessions" if plan.uses_sessions else "requests"
     number = "" if plan.n is None else f"{plan.n} {noun}, "
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
-    facts = arrivals.parse(plan.arrivals).facts
+    facts = plan.arrival_process.facts
     process = facts.text if facts.burst else plan.arrivals
     tokens_in, tokens_out = describe_lengths(plan)
     about = "about " if plan.lengths == "approximate" and not plan.uses_file else ""

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
 from statistics import NormalDist
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -135,10 +135,13 @@ class Empirical(msgspec.Struct, frozen=True):
         return f"empirical:{self.path}" + (f",column={self.column}" if self.column else "")
 
 
+LengthDistribution: TypeAlias = Fixed | Uniform | Lognormal | Exponential | Empirical
+
+
 class OutputLengths(msgspec.Struct, frozen=True):
     """Requested lengths of responses."""
 
-    lengths: Lengths | None
+    lengths: LengthDistribution | None
     """None: the lengths of the answers in the file."""
     may_end: bool = False
     """True if responses may end before the requested length, as in real chats. Runs are then not strictly
@@ -148,6 +151,7 @@ class OutputLengths(msgspec.Struct, frozen=True):
         return f"{'max:' if self.may_end else ''}{ANSWERS if self.lengths is None else self.lengths}"
 
 
+@lru_cache(256)
 def parse_outputs(text: str) -> OutputLengths:
     """Parse output lengths: `answers`, or lengths as in `parse`. The prefix `max:` allows responses to end early."""
     stripped = text.strip()
@@ -155,7 +159,8 @@ def parse_outputs(text: str) -> OutputLengths:
     return OutputLengths(None if lengths == ANSWERS else parse(lengths), lengths != stripped)
 
 
-def parse(text: str) -> Lengths:
+@lru_cache(256)
+def parse(text: str) -> LengthDistribution:
     """Parse lengths. Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
@@ -239,7 +244,7 @@ def _uniform(rest: str) -> Uniform:
     return Uniform(lowest, spec_syntax.parse_integer(high, "longest length", lowest, TOKENS_LIMIT))
 
 
-def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lengths:
+def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lognormal | Exponential:
     """Parse a distribution with these parameters and optional `min` and `max`."""
     result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
     missing = [f"{key}=" for key in parameters if key not in result]
@@ -261,7 +266,7 @@ def _empirical(rest: str) -> Empirical:
 
 PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (spec_syntax.CV_LOW, spec_syntax.CV_HIGH)}
 """Minimum and maximum of each parameter."""
-LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], Lengths], str]] = {
+LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], LengthDistribution], str]] = {
     "fixed": (
         lambda rest: Fixed(spec_syntax.parse_integer(rest, "length", 1, TOKENS_LIMIT)),
         "a number of tokens, such as 512 or 32k",

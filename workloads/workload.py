@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count, islice
 from typing import Any, TypeAlias
 
@@ -85,6 +85,7 @@ class SharedPrefix(msgspec.Struct, frozen=True):
 Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
+@lru_cache(256)
 def parse(text: str) -> Workload:
     """Parse a workload. Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
     kind, colon, rest = text.strip().partition(":")

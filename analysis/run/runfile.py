@@ -33,6 +33,7 @@ from loadgen.servers.marks import FIELD
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrivals import facts_from_text
 from loadgen.workloads.input_files import open_input
+from loadgen.workloads.workload_facts import WorkloadFacts, workload_facts
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
@@ -44,13 +45,9 @@ STAMPS_RENAMED = {"kernel": "socket"}
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
     """Return the properties of a plan's arrivals, from the canonical texts of the plan."""
-    kind, _, rest = workload.partition(":")
-    if kind != "multi-turn":
-        return facts_from_text(arrivals)
-    turns = rest.removeprefix("turns=").partition(",")[0]
-    return msgspec.structs.replace(
-        facts_from_text(arrivals), sessions=True, turns=int(turns) if turns.isdecimal() else 1
-    )
+    facts = facts_from_text(arrivals)
+    source = workload_facts(workload)
+    return msgspec.structs.replace(facts, sessions=True, turns=source.turns or 1) if source.has_sessions else facts
 
 
 class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -134,6 +131,11 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
             self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
         if not self.stamps.name or self.stamps.name in STAMPS_RENAMED:
             self.stamps = stamp_facts(self.stamps.name or str(self.client.get("stamps", "user")))
+
+    @property
+    def workload(self) -> WorkloadFacts:
+        """Properties of the workload."""
+        return workload_facts(str(self.plan.get("workload") or "synthetic"))
 
     @property
     def objectives(self) -> list[str]:

@@ -238,12 +238,10 @@ def _detected_hardware(run: Run) -> dict[str, Any]:
 
 def _cached_fraction(run: Run) -> float:
     """Return the fraction of prompt tokens that the server had in its cache. 0 for workloads that repeat prompts."""
-    from loadgen.analysis.hardware_limit import CACHED
-
     samples = [
         line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values
     ]
-    if not samples or str(run.header.plan.get("workload") or "").startswith(CACHED):
+    if not samples or run.header.workload.shares_prefixes:
         return 0.0
     first, last = samples[0], samples[-1]
     cached = last.get("cached_prompt_tokens", 0) - first.get("cached_prompt_tokens", 0)

@@ -30,7 +30,7 @@ from loadgen.engine.resolve_server import Say, access_for, dialect_for, max_leng
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
-from loadgen.workloads import arrival_processes, arrivals, images, lengths, workload
+from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import load_tokenizer
@@ -167,12 +167,12 @@ def check_inputs(plan: Plan) -> None:
 
     Pipes and lists of lengths are read here, because the workers inherit their contents through the fork.
     """
-    inputs = lengths.parse(str(plan.input_tokens))
-    outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    inputs = plan.input_lengths
+    outputs = plan.output_lengths.lengths
     for name, spec in (("input", inputs), ("output", outputs)):
         if isinstance(spec, lengths.Empirical):
             next(spec.tokens(plan.seed, name))
-    for source in (workload.parse(plan.workload), arrivals.parse(plan.arrivals)):
+    for source in (plan.prompt_source, plan.arrival_process):
         path: Path | None = getattr(source, "path", None)
         if path is not None:
             try:
@@ -186,7 +186,7 @@ def build_schedule(plan: Plan) -> Schedule:
     cannot be read."""
     from loadgen.engine.request_queue import Schedule
 
-    process = arrivals.parse(plan.arrivals)
+    process = plan.arrival_process
     until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
     if isinstance(process, arrival_processes.ClosedLoopArrivals):
         clients = process.clients if plan.n is None else min(process.clients, plan.n)
@@ -222,7 +222,7 @@ def build_schedule(plan: Plan) -> Schedule:
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
     """Say how many requests of a trace are due over how long, so that the user notices a wrong unit."""
-    process = arrivals.parse(plan.arrivals)
+    process = plan.arrival_process
     if isinstance(process, arrival_processes.Trace) and schedule.due_ns is not None:
         say(process.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
@@ -230,7 +230,7 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
     """Read the prompts of a plan's file once, before the server is contacted. Raises WorkloadError for a malformed file
     and for text that cannot be sent, and PlanError if the file has fewer prompts than the plan needs."""
-    source = workload.parse(plan.workload)
+    source = plan.prompt_source
     samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
     if samples is None:
         return
@@ -246,10 +246,10 @@ def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
 def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
     """Build the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
     PromptError, WorkloadError or ServerError."""
-    source = workload.parse(plan.workload)
-    process = arrivals.parse(plan.arrivals)
-    inputs = lengths.parse(str(plan.input_tokens))
-    outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    source = plan.prompt_source
+    process = plan.arrival_process
+    inputs = plan.input_lengths
+    outputs = plan.output_lengths.lengths
     request_fields: dict[str, Any] = {}
     if plan.extra_body or plan.may_stop_early:
         request_fields = {"body": plan.extra_body, "ignore_eos": not plan.may_stop_early}

@@ -29,7 +29,7 @@ from loadgen.servers.auth import (
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import round_up_to_pieces
 from loadgen.servers.errors import SecretError
-from loadgen.workloads import arrival_processes, arrivals, lengths, workload
+from loadgen.workloads import arrival_processes, lengths, workload
 from loadgen.workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def max_prompt_length(plan: Plan) -> int:
     """Return the length of the longest prompt, as far as it is known. In a session this is the last turn, whose prompt
     includes every earlier turn and answer."""
     requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
-    named = workload.parse(plan.workload)
+    named = plan.prompt_source
     if not isinstance(named, MultiTurn):
         return requested
     turns = named.turns
@@ -187,11 +187,11 @@ def piece_advice(plan: Plan, facts: ServerFacts) -> str:
 def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
     """Yield prompt and output tokens of each request, as far as they are known before the run. If prompt lengths are
     random, the longest one is used, or 1 if even that is unknown."""
-    named = arrivals.parse(plan.arrivals)
-    if isinstance(named, arrival_processes.Trace) and isinstance(workload.parse(plan.workload), workload.Synthetic):
+    named = plan.arrival_process
+    if isinstance(named, arrival_processes.Trace) and isinstance(plan.prompt_source, workload.Synthetic):
         yield from ((entry.input_tokens, entry.output_tokens) for entry in named.entries())
         return
-    outputs = lengths.parse_outputs(str(plan.output_tokens)).lengths
+    outputs = plan.output_lengths.lengths
     if outputs is not None:
         prompt = max_prompt_length(plan)
         yield from ((prompt, length) for length in outputs.tokens(plan.seed, "output"))

@@ -54,7 +54,6 @@ from loadgen.servers.marks import Mark
 from loadgen.servers.wire.addresses import Rotation, describe_addresses, select_addresses
 from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
-from loadgen.workloads import workload
 from loadgen.workloads.arrivals import INTERACTIVE
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.request import Request
@@ -153,7 +152,7 @@ class LiveTarget(msgspec.Struct):
 
     @property
     def _is_from_file(self) -> bool:
-        return isinstance(workload.parse(self.plan.workload), Dataset)
+        return isinstance(self.plan.prompt_source, Dataset)
 
     def with_plan(self, plan: Plan) -> LiveTarget:
         """Return the same server with another plan."""

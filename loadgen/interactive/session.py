@@ -59,7 +59,7 @@ from loadgen.servers.simulated import SimulatedError
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
-from loadgen.workloads import lengths, workload
+from loadgen.workloads import lengths
 from loadgen.workloads.spec_syntax import WorkloadError
 
 TICK_S = 0.05
@@ -176,7 +176,7 @@ class LocustSession:
         self.target = target
         if url:
             self._environment.parsed_options.url = url
-        if lengths.parse_outputs(str(plan.output_tokens)).lengths is None:
+        if plan.output_lengths.lengths is None:
             self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS
         else:
             self.output_tokens = max_length(plan.output_tokens)
@@ -383,7 +383,7 @@ def _files(plan: Plan) -> set[str]:
     """Return the files that this plan reads."""
     length_specs = (str(plan.input_tokens), str(plan.output_tokens).removeprefix("max:"))
     files = {spec for spec in length_specs if spec.startswith("empirical:")}
-    path = getattr(workload.parse(plan.workload), "path", None)
+    path = plan.workload_file
     return files if path is None else files | {str(path)}
 
 

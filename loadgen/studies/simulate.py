@@ -37,7 +37,6 @@ from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import Twin, step_time_with
-from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
 from loadgen.workloads.request import Request
@@ -313,11 +312,11 @@ def _header(plan: Plan, server_model: ServerModel, resolved: ResolvedModel, comm
 def _prompts(plan: Plan) -> Prompts:
     """Return the plan's requests, which only have lengths. Requests that share a prefix also have token ids, for the
     prefix cache."""
-    process = arrivals.parse(plan.arrivals)
+    process = plan.arrival_process
     spec = WorkloadSpec(
-        workload.parse(plan.workload),
-        lengths.parse(str(plan.input_tokens)),
-        lengths.parse_outputs(str(plan.output_tokens)).lengths,
+        plan.prompt_source,
+        plan.input_lengths,
+        plan.output_lengths.lengths,
         plan.seed,
         n=plan.n,
         trace=process if isinstance(process, Trace) else None,

@@ -27,7 +27,7 @@ from loadgen.studies.matrix import (
     skipped_cells,
     sweep_options,
 )
-from loadgen.workloads import arrivals, lengths
+from loadgen.workloads.workload_facts import length_facts
 
 STARTUP_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
 """Guessed startup time of a server by launch method. Most of it is loading the weights."""
@@ -177,7 +177,7 @@ def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
     run = run_settings(plan, cell.workload, server=start.server.server)
     options = sweep_options(plan, cell.workload)
     steps = 1 if options is None else options.max_steps
-    if run.duration_s is not None and not arrivals.parse(run.arrivals).facts.burst:
+    if run.duration_s is not None and not run.arrival_process.facts.burst:
         return Estimate(steps * (run.duration_s + OVERHEAD_S), "modelled")
     due_ns = prepare.build_schedule(run).due_ns
     last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
@@ -234,11 +234,5 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
 
 def _mean_length(tokens: int | str) -> int:
     """Return the approximate mean length of a response, if it is known without reading a file."""
-    match lengths.parse_outputs(str(tokens)).lengths:
-        case lengths.Fixed(length):
-            return length
-        case lengths.Uniform(low, high):
-            return (low + high) // 2
-        case lengths.Lognormal(mean) | lengths.Exponential(mean):
-            return max(1, round(float(mean)))
-    return DEFAULT_OUTPUT_TOKENS
+    mean = length_facts(tokens).mean
+    return DEFAULT_OUTPUT_TOKENS if mean is None else max(1, round(mean))

@@ -1,1 +1,1 @@
-"""The run file: its records, its lines, its writer and its readers."""
+"""The run file format, its writer and its readers. A run file holds one record per request."""

@@ -1,4 +1,4 @@
-"""Errors while writing and reading runs."""
+"""Exceptions raised while run files are written or read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from loadgen.workloads.errors import LoadgenError
 
 
 class OutputError(LoadgenError):
-    """A run or a result cannot be written."""
+    """Raised when a run file or a result file cannot be written."""
 
 
 class RunFileError(Exception):
-    """A folder or file is not a readable run. The message says what to do."""
+    """Raised when a folder or file does not contain a readable run."""

@@ -1,4 +1,4 @@
-"""The Record: the raw facts of one request. All derived figures are computed in `analysis`."""
+"""Defines Record, the raw facts of one request. The package `loadgen.analysis` computes every metric from it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True, gc=False):
     """The raw facts of one request.
 
-    Every `_ns` field is an instant in ns on CLOCK_MONOTONIC, relative to the run's `start_ns` in the header. A burst is
-    due at 0, and connections are opened at negative instants. None means that the event never happened."""
+    Every `_ns` field except `late_ns_max` is a timestamp in ns on CLOCK_MONOTONIC, relative to `start_ns` in the run's
+    header. The requests of a burst are due at 0. Connections that were opened before the start of the run have negative
+    timestamps. None means that the event never happened."""
 
     id: Integer
     state: State
@@ -54,66 +55,66 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """Index of the turn in its session, from 0."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
-    """Warm-up requests are sent before the run's instant 0 and are excluded from all figures."""
+    """Warm-up requests are sent before the start of the run and are excluded from all metrics."""
     due_ns: Integer = 0
     connected_ns: Integer | None = None
     sent_ns: Integer | None = None
-    """Immediately before the first `send`. For a request that was sent twice: of the second attempt."""
+    """Time immediately before the first `send`. For a request that was sent twice, the time of the second attempt."""
     first_sent_ns: Integer | None = None
-    """Immediately before the first attempt, for a request that was sent twice because the server closed the idle
-    connection during the first attempt, before any byte of a response. None if the request was sent once."""
+    """Time immediately before the first of two attempts, or None if the request was sent once. A request is sent again
+    if the server closes an idle connection during the first attempt, before any byte of a response."""
     sent_end_ns: Integer | None = None
-    """Immediately after the kernel accepted the last byte of the request."""
+    """Time immediately after the kernel accepted the last byte of the request."""
     first_byte_ns: Integer | None = None
-    """Arrival of the first byte of the response head."""
+    """Arrival time of the first byte of the response head."""
     chunk_ns: list[Integer] = []
-    """Arrival of each chunk that holds at least one generated token."""
+    """Arrival time of each chunk that holds at least one generated token."""
     chunk_tokens: list[Tokens] = []
-    """Generated tokens in each of those chunks."""
+    """Generated tokens in each chunk of `chunk_ns`."""
     end_ns: Integer | None = None
-    """Arrival of the dialect's end marker, or the instant at which the request was given up."""
+    """Arrival time of the end marker of the stream, or the time at which the client gave up the request."""
     error_kind: NoneOrKind = ""
     """Why the request is not complete: one of ERROR_KINDS, or empty."""
     error_detail: str = ""
     http_status: Count | None = None
     finish_reason: str = ""
     prompt_tokens_asked: Count = 0
-    """Requested prompt length. 0 if it is not known in advance, as for later turns, which contain responses."""
+    """Requested prompt length in tokens. 0 if the length is not known in advance: later turns contain responses."""
     prompt_tokens: Tokens | None = None
-    """Prompt length reported by the server; None if it reported none."""
+    """Prompt length in tokens as reported by the server, or None if the server reported none."""
     output_tokens_asked: Count = 0
     output_tokens: Tokens | None = None
     counted_by: Literal["server", "wire", "chunks", "tokenizer", ""] = ""
-    """Source of `output_tokens`. `wire`: token ids or one-token events. `chunks`: events of unknown length, which may
-    hold several tokens."""
+    """Source of `output_tokens`: the server's total, the stream (`wire`: token ids or events of one token), the number
+    of chunks (which may hold several tokens each), or a tokenizer. Empty if the count is unknown."""
     chunk_counts: Literal["ids", "usage", "event", "chunk", ""] = ""
-    """Source of `chunk_tokens`: token ids, growth of the server's running total, one event per token, or one token
-    assumed per chunk with text. Empty if unknown."""
+    """Source of `chunk_tokens`: token ids (`ids`), the growth of the server's running total (`usage`), one token per
+    event (`event`), or one assumed token per chunk with text (`chunk`). Empty if the source is unknown."""
     hidden_tokens: Tokens = 0
     """Generated tokens that were never streamed, as reported by the server (hidden reasoning)."""
     text_bytes: Count = 0
-    """UTF-8 bytes of the streamed text, if `chunk_counts` is `chunk` and the server's total is larger than the number
-    of chunks; else 0."""
+    """UTF-8 bytes of the streamed text. 0 unless `chunk_counts` is `chunk` and the server's total exceeds the number of
+    chunks."""
     phrase_chunks: Count = 0
-    """Chunks of more than one word, under the same condition; else 0."""
+    """Number of chunks that hold more than one word. 0 under the same condition as `text_bytes`."""
     refuted_total: Tokens | None = None
-    """The server's total, if the stream contradicts it: a total of 0 tokens for a response with text."""
+    """The server's total if the stream contradicts it, such as 0 tokens for a response with text; else None."""
     stamps: str = ""
     """Name of the timestamp source (loadgen.servers.wire.timestamps): `ring`, `socket` or `user`."""
     late_ns_max: Count = 0
-    """Largest delay in ns from the kernel's receive timestamp until this process had read the bytes."""
+    """Maximum delay in ns between the kernel's receive timestamp and the time when the client had read the bytes."""
     reads: Count = 0
     coalesced_reads: Count = 0
-    """Reads that held more than one event. All of these events have the timestamp of the last one."""
+    """Number of reads that returned more than one event. All events of a read have the timestamp of the last event."""
     first_token_merged: bool = False
-    """True if the first token was read together with later ones and has the timestamp of the last. TTFT is then an
-    upper bound. It is too large by at most the time for which this process did not read."""
+    """True if the first token was read together with later tokens and has the timestamp of the last one. TTFT is then
+    an upper bound. TTFT is too large by at most the time for which the client did not read."""
     reopened: Count = 0
-    """Connections for this request that were reopened because the server had closed them."""
+    """Number of times that a connection was reopened for this request because the server had closed it."""
 
 
 def record_for(request: Request, state: State, **facts: Any) -> Record:
-    """Return the Record of this request, with its requested lengths and the given facts."""
+    """Return a Record with the id, session, turn and requested lengths of `request`. `facts` sets further fields."""
     return Record(
         id=request.id,
         session=request.session,
@@ -126,13 +127,13 @@ def record_for(request: Request, state: State, **facts: Any) -> Record:
 
 
 def unsent_record(request: Request, kind: NoneOrKind, detail: str) -> Record:
-    """Return the Record of a request of which no byte was sent."""
+    """Return the Record of a request that the client never started to send."""
     state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
     return record_for(request, state, error_kind=kind, error_detail=detail)
 
 
 def encoding_problem(error: Exception) -> str:
-    """Return the error detail of a request that could not be turned into bytes."""
+    """Return the `error_detail` of a request that cannot be encoded as JSON or HTTP."""
     return f"not sent, the request could not be encoded: {type(error).__name__}: {error}"[:300]
 
 
@@ -140,7 +141,9 @@ INSTANTS = ("due_ns", "connected_ns", "first_sent_ns", "sent_ns", "sent_end_ns",
 
 
 def shift_record(record: Record, offset_ns: int) -> Record:
-    """Return the record with `offset_ns` added to every instant, for a run whose instant 0 is only known later."""
+    """Return a copy of the record with `offset_ns` added to every timestamp.
+
+    This converts a Record to another time origin, for example from the start of the warm-up to the start of the run."""
     instants = {name: getattr(record, name) for name in INSTANTS}
     shifted = {name: instant + offset_ns for name, instant in instants.items() if instant is not None}
     return msgspec.structs.replace(record, **shifted, chunk_ns=[instant + offset_ns for instant in record.chunk_ns])

@@ -1,6 +1,6 @@
-"""The types of values in a run file that readers rely on. A line with a value of another type counts as damaged.
+"""Types of the run file fields that readers use. A line in which a field has a different type counts as damaged.
 
-Fields that are not listed here may have any type, because newer versions and other tools may add fields.
+Unlisted fields may have any type, because newer versions and other tools may add fields.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from loadgen.analysis.run.record import Count, Integer
 
 
 def _to_type(description: Any) -> Any:
-    """Convert a description to a type.
+    """Convert a type description of this module to a type that msgspec can decode.
 
-    A dict describes an object. Its keys are field names, separated by spaces, and its values are their descriptions. A
-    list of one element describes a list. Anything else is a type already."""
+    - A dict describes a JSON object: `{"min max": int}` is an object with the integer fields `min` and `max`.
+    - A list of one element describes a JSON array: `[int]` is an array of integers.
+    - Any other description is a type and is returned unchanged."""
     if isinstance(description, list):
         return GenericAlias(list, _to_type(*description))
     if not isinstance(description, dict):
@@ -27,16 +28,16 @@ def _to_type(description: Any) -> Any:
 
 
 _LARGEST = 1e18
-"""Limit of figures in any unit, so that their sums and products stay finite."""
+"""Maximum absolute value of a number in any unit. It keeps sums and products finite."""
 _Real = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 _Number, _Text = Integer | _Real, str | None
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | Annotated[float, msgspec.Meta(gt=1e-9, le=1e9)]
 _Requests = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
-"""Readers allocate memory for requests without a record. A plan has at most a million requests."""
+"""A number of requests. It is limited because readers allocate memory for each; a plan has at most a million."""
 _LateBucket = Annotated[int, msgspec.Meta(ge=-1, le=256)]
-"""A bucket of lateness (engine.health): four per octave from 1 us on, and -1 for anything below."""
+"""Index of a lateness bucket (loadgen.engine.client_health): four per octave from 1 us, and -1 for less than 1 us."""
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=64)]
-"""A bit length of a difference between timestamps in ns."""
+"""Bit length of the difference in ns between two timestamps."""
 CLOCK = msgspec.defstruct("Clock", [("workers", list[Count]), ("offset_ns", Integer), ("uncertainty_ns", Integer)])
 _CARD = {
     "index": int | str,

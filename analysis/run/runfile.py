@@ -1,8 +1,8 @@
-"""The run file, an append-only file of JSON lines: its line types, its writer and its reader.
+"""Defines, writes and reads the run file, an append-only file of JSON lines.
 
-A run is a folder that contains `run.jsonl`. While the run is in progress, each worker appends to `part-<worker>.jsonl`.
-At the end, the coordinator appends the parts to `run.jsonl` and adds a footer. A run that was killed has parts and no
-footer, and can be read in the same way. Damaged lines are skipped and counted; they are never repaired by guessing.
+A run is a folder that contains `run.jsonl`. While the run is in progress, each worker appends to a part file,
+`part-<worker>.jsonl`. At the end, the coordinator appends the part files to `run.jsonl` and adds a footer. A killed run
+has part files and no footer, and can be read like a finished run. Readers skip and count damaged lines.
 
     {"type":"header", "format":1, "plan":{...}, "server":{...}, ...}
     {"type":"request", ...}          a Record (loadgen.analysis.run.record)
@@ -38,13 +38,13 @@ from loadgen.workloads.workload_facts import WorkloadFacts, workload_facts
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
 LINE_BYTES = 1 << 28
-"""Maximum length of a line that is read. A Record of ten million chunks is shorter."""
+"""Maximum length of a line in bytes. A Record of ten million chunks is shorter."""
 STAMPS_RENAMED = {"kernel": "socket"}
 """Names of timestamp sources in older runs, with their current names."""
 
 
 def load_facts(arrivals: str, workload: str) -> LoadFacts:
-    """Return the properties of a plan's arrivals, from the canonical texts of the plan."""
+    """Parse the plan's `arrivals` and `workload` texts and return the properties of the arrival process."""
     facts = facts_from_text(arrivals)
     source = workload_facts(workload)
     return msgspec.structs.replace(facts, sessions=True, turns=source.turns or 1) if source.has_sessions else facts
@@ -54,19 +54,19 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Properties of a source of receive timestamps (loadgen.servers.wire.timestamps)."""
 
     name: str = ""
-    """Name in Records. A Record with another source than the run counts as having user-space timestamps."""
+    """Name of the source in Records. Records that name a different source count as timestamped in user space."""
     title: str = ""
     exact: bool = False
     """True if timestamps are correct however late the process reads."""
     error_s: float | None = None
-    """Error bar: 99 % of exact timestamps are off by at most this. None if the error is the longest stall of the
+    """Error bound in seconds for 99 % of exact timestamps. None if the error can be as long as the longest stall of the
     process."""
     by_read: bool = True
     """True if tokens that are read together share a timestamp."""
 
 
 class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """The scheduling priority of the client's sending and reading threads, as it was in force at the start."""
+    """Scheduling priority of the client's sending and reading threads at the start of the run."""
 
     requested: str = ""
     """`auto`, `realtime` or `normal` (--client-priority); empty in older runs."""
@@ -74,13 +74,13 @@ class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
     """`realtime` (SCHED_RR or SCHED_FIFO) or `other`."""
     nice: int = 0
     autogroup_nice: int | None = None
-    """Nice value of the worker's session; null without autogroups, and where the worker stayed in its session."""
+    """Nice value of the worker's autogroup. None if the kernel has no autogroups or the worker got no new session."""
     refused: str = ""
-    """What was not permitted, and the system's reason."""
+    """The priority change that the system refused, with the reason; empty if no change was refused."""
 
 
 def stamp_facts(*names: str) -> StampFacts:
-    """Return the properties of the least exact of these sources. An unknown source counts as the least exact one."""
+    """Return the properties of the least exact of these timestamp sources. Unknown sources count as least exact."""
     from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source
     from loadgen.servers.wire.timestamps import PLAIN
 
@@ -92,7 +92,7 @@ def stamp_facts(*names: str) -> StampFacts:
 
 
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
-    """The first line of a run file: everything known before the first byte was sent."""
+    """The first line of a run file. It holds all facts that are known before the first byte is sent."""
 
     format: int = FORMAT
     tool: str = "loadgen"
@@ -102,9 +102,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
     start_ns: Integer
-    """CLOCK_MONOTONIC at the run's instant 0, in ns."""
+    """Start of the run on CLOCK_MONOTONIC, in ns. Timestamps in Records are relative to it."""
     start_realtime_ns: Integer = 0
-    """CLOCK_REALTIME at the same instant, for comparison with other logs."""
+    """Start of the run on CLOCK_REALTIME, in ns, for comparison with other logs."""
     plan: dict[str, Any]
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
     load: LoadFacts = LoadFacts()
@@ -134,31 +134,31 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def workload(self) -> WorkloadFacts:
-        """Properties of the workload."""
+        """Properties of the workload, derived from the plan."""
         return workload_facts(str(self.plan.get("workload") or "synthetic"))
 
     @property
     def objectives(self) -> list[str]:
-        """The objectives of the run, as written for --assert."""
+        """The objectives of the run, in the syntax of --assert."""
         return self.plan.get("objectives") or _option_values(self.command, "--assert")
 
     @property
     def goodput(self) -> list[str]:
-        """The bounds of a good request, as written for --goodput."""
+        """The bounds that define a good request, in the syntax of --goodput."""
         return self.plan.get("goodput") or _option_values(self.command, "--goodput")
 
     @property
     def server_title(self) -> str:
-        """The display name of the backend, or the server's name if the backend is unknown."""
+        """Display name of the server backend. For an unknown backend, the name in the header or in the plan."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property
     def server_notes(self) -> Mapping[str, Any]:
-        """Notes of the backend on how to read its figures (loadgen.servers.backends.base.Backend.notes)."""
+        """Notes on how to interpret the backend's figures (loadgen.servers.backends.base.Backend.notes)."""
         return self._of_server("notes") or {}
 
     def _of_server(self, name: str) -> Any:
-        """Return a fact from the header. Older runs lack these facts; they get those of the current backend."""
+        """Return the server fact `name` from the header, or the current backend's value if an older header lacks it."""
         from loadgen.servers.backends import BACKENDS
 
         backend = BACKENDS.get(str(self.server.get("name") or self.plan.get("server")))
@@ -166,15 +166,15 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
 
 def _option_values(command: Sequence[str], option: str) -> list[str]:
-    """Return all values of a repeatable option on a command line.
+    """Return all values of a repeatable option in a command line.
 
-    Older plans, and those of `loadgen ui`, have no objectives, but their commands do."""
+    Plans of older runs and of `loadgen ui` do not contain objectives, so they are read from the command line."""
     values = [value for word, value in pairwise(command) if word == option]
     return values + [word.removeprefix(f"{option}=") for word in command if word.startswith(f"{option}=")]
 
 
 class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True):
-    """One sample of figures that change during the run. `at_ns` is an instant like those of a Record."""
+    """One sample of values that change during the run. `at_ns` is in ns relative to the start of the run."""
 
     source: str
     """`client` (one sample per worker and second), `server`, `gpu`, `host`, or `clock` in a distributed run."""
@@ -185,9 +185,9 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     pauses and paused_ns (pauses of a closed loop after requests that failed immediately), simulated and
     simulated_speed (a response had the mark of a simulated server), clock_disagreement_ns, and late_counts
     ({bucket: reads}, see loadgen.engine.client_health). For `clock`, one sample before the start and one at the end:
-    machine, workers, offset_ns (by which its clock was ahead of the master's) and uncertainty_ns. For the others:
-    moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the figures of docs/reference/telemetry.md; or `gap`,
-    the reason why there are no figures."""
+    machine, workers, offset_ns (by which its clock was ahead of the master's) and uncertainty_ns. For the other
+    sources: moment (`idle`, `start`, `run`, `end`, `after`), took_ns, and the figures of docs/reference/telemetry.md;
+    or only `gap`, the reason why no figures could be read."""
 
 
 class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
@@ -206,7 +206,7 @@ class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
 
 
 class Run(msgspec.Struct):
-    """A run as read from its file: the lines by type, and the number of damaged lines."""
+    """Contents of a run file: the lines by type, and the number of damaged lines."""
 
     path: Path
     header: Header
@@ -222,30 +222,30 @@ _LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
 
 
 class RunWriter:
-    """Writes one process's part of the run. Lines stay in memory until they are written to disk."""
+    """Appends lines to the file that one process writes: a part file, or `run.jsonl`. Lines are buffered in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._encoder = msgspec.json.Encoder()
         self._pending = bytearray()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        with suppress(OSError):  # The lock tells readers that the run is in progress, until this process ends.
+        with suppress(OSError):  # Readers test this lock to see whether the run is in progress.
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.error: OSError | None = None
-        """The error of the last flush; None if it wrote everything."""
+        """Error of the last flush, or None if every line was written."""
 
     def add(self, item: Record | Telemetry | Footer) -> None:
-        """Append one line. Lines are written once they exceed a mebibyte, or by `flush`."""
+        """Encode an item and add it to the buffer. The buffer is written to disk once it holds FLUSH_BYTES."""
         self.add_line(self._encoder.encode(item) + b"\n")
 
     def add_line(self, line: bytes) -> None:
-        """Append an encoded line, including its newline."""
+        """Add an encoded line, including its newline, to the buffer, as `add` does for an item."""
         self._pending += line
         if len(self._pending) >= FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write pending lines. On failure, the rest stays pending and `error` is set."""
+        """Write the buffered lines to disk. On failure, set `error` and keep the unwritten bytes in the buffer."""
         self.error = None
         try:
             while self._pending:
@@ -254,10 +254,9 @@ class RunWriter:
             self.error = error
 
     def close(self) -> Path | None:
-        """Flush and close the file.
+        """Flush and close the file. Return None if every line was written.
 
-        Lines that cannot be written go to a file in the temporary folder, whose path is returned. Otherwise the result
-        is None."""
+        Otherwise, write the remaining lines to a rescue file in the system's temporary folder and return its path."""
         self.flush()
         os.close(self._file)
         if not self._pending:
@@ -273,7 +272,7 @@ class RunWriter:
 def read(path: Path) -> Run:
     """Read a run folder, or its `run.jsonl`, into memory. Raises RunFileError if there is no readable header.
 
-    A million requests of 64 tokens take 5 GB as Records. Use `scan` for such a run."""
+    A million Records of 64 tokens each take 5 GB of memory. Use `scan` for runs of that size."""
     records: list[Record] = []
     run = scan(path, records.append)
     run.records = records
@@ -281,7 +280,9 @@ def read(path: Path) -> Run:
 
 
 def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
-    """Read a run like `read`, but pass each Record to `on_record`. The returned Run has no Records."""
+    """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
+
+    Raises RunFileError if there is no readable header."""
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(
@@ -290,7 +291,7 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
     lines = _lines(main, pipes=main == path)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
     parts = sorted(main.parent.glob("part-*.jsonl"))
-    seen: set[int] = set()  # A part exists twice if the disk filled up while it was appended to run.jsonl.
+    seen: set[int] = set()  # Part files remain, with lines that run.jsonl has too, if the disk filled up.
     for line in chain(lines, *map(_lines, parts)):
         try:
             item = _decoded(line)
@@ -312,7 +313,7 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
 
 
 def _note_simulated(run: Run) -> None:
-    """Mark the server as simulated in the header, if its responses said so and the probe did not detect it."""
+    """Set `simulated` in the header if responses of the server report it and the probe did not detect it."""
     if run.header.server.get("simulated"):
         return
     for sample in run.telemetry:
@@ -322,7 +323,7 @@ def _note_simulated(run: Run) -> None:
 
 
 def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
-    """Decode and check a line. Raises NOT_READABLE, also for inconsistent lines."""
+    """Decode and check a line. Raises one of DECODE_ERRORS for a malformed or inconsistent line."""
     item: Header | Record | Telemetry | Footer = _LINE.decode(line)
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
         raise msgspec.ValidationError("Expected a token count for each chunk")
@@ -332,7 +333,7 @@ def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
 
 
 def _being_written(file: Path) -> bool:
-    """Return whether a RunWriter has the file open."""
+    """Return True if a RunWriter has the file open, else False."""
     if not file.is_file():
         return False
     try:
@@ -355,7 +356,7 @@ def _header(main: Path, line: bytes) -> Header:
 
 
 def _lines(file: Path, *, pipes: bool = False) -> Iterator[bytes]:
-    """Yield the lines that are not blank. Raises RunFileError for a file that cannot be read or is no run."""
+    """Yield the lines that are not blank. Raises RunFileError for an unreadable file or a line over LINE_BYTES."""
     try:
         with open_input(file, pipes=pipes) as stream:
             for number in count(1):
@@ -371,9 +372,10 @@ def _lines(file: Path, *, pipes: bool = False) -> Iterator[bytes]:
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
-    """Write the header of a run that starts at this instant, given on both clocks. Raises OutputError.
+    """Write the header to `run.jsonl`. Raises OutputError.
 
-    The file is not synced, because a busy disk could take longer than the time until the start."""
+    `stamps` is the name of the timestamp source. `start_ns` and `start_realtime_ns` are the start of the run on
+    CLOCK_MONOTONIC and CLOCK_REALTIME. The file is not synced to disk, because that could delay the start."""
     from loadgen.servers.wire.timestamp_sources import missing_requirement
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
@@ -383,7 +385,7 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
 
 
 def append_lines(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:
-    """Append lines to a file. With `sync`, wait until the whole file is on disk. Raises OutputError."""
+    """Append lines to a file. If `sync` is true, wait until the file is on disk. Raises OutputError."""
     try:
         with file.open("ab") as stream:
             stream.writelines(lines)

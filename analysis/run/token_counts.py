@@ -1,9 +1,10 @@
-"""The token counts that a request's figures use: one rule, explained in docs/concepts/tokens.md.
+"""Determines how many tokens of a response were generated and how many were streamed (docs/concepts/tokens.md).
 
-A response has two token counts. The *generated* tokens are the server's total, if it reports one; lengths and
-throughput use them. The *streamed* tokens are those in the chunks; TPOT and ITL use them, because they measure the time
-between chunks. The counts are equal unless the server generates tokens that it never streams (hidden reasoning),
-reports no count for chunks of several tokens, or contradicts itself. `streamed_tokens` distinguishes these cases.
+- Generated tokens are the server's total, if the server reports one. Lengths and throughput use this count.
+- Streamed tokens are the tokens in the chunks. TPOT and ITL use this count, because they measure time between chunks.
+
+Both counts are usually equal. They differ if the server generates tokens that it never streams (hidden reasoning),
+sends several tokens per chunk without a count, or reports contradictory counts.
 """
 
 from __future__ import annotations
@@ -15,40 +16,43 @@ from typing import Literal, NamedTuple, get_args
 from loadgen.analysis.run.record import Record
 
 Basis = Literal["counted", "chunks", "spread", "hidden", "assumed_hidden", "contradicted"]
-"""The basis of a streamed token count.
+"""How a streamed token count was determined.
 
-- `counted`: each chunk has a count.
-- `chunks`: one token per chunk is assumed, and nothing contradicts that.
+- `counted`: the token count of each chunk is known.
+- `chunks`: each chunk is assumed to hold one token, and no other count contradicts that.
 - `spread`: the server's total is spread evenly over the chunks.
-- `hidden`: some generated tokens were never streamed, by the server's counts or because the text is too short for them.
+- `hidden`: some generated tokens were never streamed. The server's counts show it, or the text has fewer bytes than
+  tokens.
 - `assumed_hidden`: some generated tokens were probably never streamed, judging by the text and the timing.
-- `contradicted`: the chunks' counts exceed the server's total, which is spread evenly instead."""
+- `contradicted`: the server's total is smaller than the sum of the chunks' counts and is spread evenly, or the server
+  reports a total of 0 for a response with text."""
 BASES: tuple[Basis, ...] = get_args(Basis)
 
 BYTES_PER_TOKEN_MIN = 3.0
-"""Text nearly always has more bytes per token than this."""
+"""Minimum bytes of text per token. Nearly all texts have more."""
 PHRASES_SHARE_MAX = 0.1
-"""Chunks hold several tokens if more than this share of them hold several words: a token is at most one word."""
+"""Maximum share of chunks with several words, if each chunk holds one token. A token is at most one word."""
 PACE_MIN = 0.5
-"""Hidden tokens take at least this part of the time of the same number of streamed chunks."""
+"""Minimum time per hidden token, as a share of the mean time between streamed chunks."""
 
 
 class StreamedTokens(NamedTuple):
-    """The streamed tokens of one response."""
+    """Streamed tokens of one response: in total, per chunk, and how they were counted."""
 
     counts: Sequence[int]
     """Tokens of each chunk, at least 1."""
     tokens: float
-    """Total streamed tokens. Fewer than the chunks if a token arrives in several chunks."""
+    """Total streamed tokens. This is less than the number of chunks if a token arrives in several chunks."""
     first: float
     """Tokens of the first chunk."""
     basis: Basis
     hidden: int
-    """Generated tokens that were not streamed. If the server's total contradicts the chunks: total minus chunks."""
+    """Generated tokens that were not streamed. If `basis` is `contradicted`, this is the server's total minus the sum
+    of the chunks' counts, which may be negative."""
 
 
 def streamed_tokens(record: Record) -> StreamedTokens:
-    """Return the streamed tokens of a record with at least one chunk."""
+    """Return the streamed tokens of a record. The record must have at least one chunk."""
     counts = record.chunk_tokens
     total = record.output_tokens
     if record.counted_by == "server" and total is not None and is_total_valid(record, total):
@@ -63,7 +67,7 @@ def streamed_tokens(record: Record) -> StreamedTokens:
 
 
 def generated_tokens(record: Record) -> int:
-    """Return the generated tokens of a record: the server's total, or the sum over chunks without a valid total."""
+    """Return the generated tokens of a record: the server's total if it is valid, else the sum over the chunks."""
     total = record.output_tokens
     if record.counted_by != "server" or total is None or not is_total_valid(record, total):
         return sum(record.chunk_tokens)
@@ -71,19 +75,21 @@ def generated_tokens(record: Record) -> int:
 
 
 def is_total_valid(record: Record, total: int) -> bool:
-    """Return whether the server's total is valid. It is not for a failed response that is longer than requested."""
+    """Return False if the request is incomplete and `total` exceeds the requested length; else True."""
     return record.state == "complete" or total <= record.output_tokens_asked
 
 
 def _has_chunk_counts(record: Record) -> bool:
-    """Return whether each chunk has a known count. Older run files do not state it; a count above 1 shows it."""
+    """Return True if the token count of each chunk is known, else False.
+
+    Older run files have no `chunk_counts`. There, counts are known if a chunk has more than one token."""
     if record.chunk_counts:
         return record.chunk_counts != "chunk"
     return any(tokens > 1 for tokens in record.chunk_tokens)
 
 
 def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
-    """Return the streamed tokens if each chunk has a known count and the server states a total."""
+    """Return the streamed tokens of a response whose chunks have known counts. `total` is the server's total."""
     counts, counted = record.chunk_tokens, sum(record.chunk_tokens)
     if counted > total:
         return _spread(total, len(counts), "contradicted", total - counted)
@@ -97,7 +103,7 @@ def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
 
 
 def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
-    """Return the streamed tokens if the counts of chunks are unknown and the server states a total."""
+    """Return the streamed tokens of a response whose chunks have no counts. `total` is the server's total."""
     chunks = len(record.chunk_tokens)
     missing = total - chunks
     one_each = StreamedTokens([1] * chunks, chunks, 1, "chunks", 0)
@@ -115,7 +121,9 @@ def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
 
 
 def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
-    """Subtract hidden tokens from the first chunks, before whose text they were generated. Each chunk keeps one."""
+    """Subtract `hidden` tokens from the counts of the first chunks, and leave at least one token per chunk.
+
+    Hidden tokens are generated before the visible text, so servers count them in the first chunks."""
     remaining, visible = hidden, []
     for tokens in counts:
         removed = min(remaining, max(0, tokens - 1))
@@ -125,7 +133,7 @@ def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
 
 
 def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedTokens:
-    """Spread tokens evenly over chunks, in whole numbers of at least one."""
+    """Return streamed tokens that are spread evenly over the chunks, with at least one token per chunk."""
     tokens = max(tokens, 1)
     ends = [tokens * (index + 1) // chunks for index in range(chunks)]
     counts = [max(1, end - start) for start, end in pairwise([0, *ends])]
@@ -133,10 +141,14 @@ def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedToke
 
 
 def _looks_hidden(record: Record, chunks: int, total: int) -> bool:
-    """Return whether tokens beyond one per chunk were probably hidden rather than in the chunks.
+    """Return True if the `total - chunks` extra tokens were probably never streamed, else False.
 
-    Three conditions must hold. Chunks are single words. The text has too few bytes for all tokens. Before the first
-    chunk there was enough time to generate the missing tokens at the pace of the chunks."""
+    Three conditions must hold:
+
+    - Nearly all chunks are single words: `phrase_chunks <= PHRASES_SHARE_MAX * chunks`.
+    - The text is too short for all tokens: `text_bytes < BYTES_PER_TOKEN_MIN * total`.
+    - Generating the extra tokens took time before the first chunk: the time from sending the request to the first chunk
+      is at least `PACE_MIN * pace * (total - chunks)`, where `pace` is the mean time between chunks."""
     if not record.text_bytes or chunks < 2 or record.sent_ns is None:
         return False
     pace_ns = (record.chunk_ns[-1] - record.chunk_ns[0]) / (chunks - 1)

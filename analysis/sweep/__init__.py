@@ -1,6 +1,7 @@
-"""The result of a sweep: its steps, the capacity, and the cost and energy per token. The Structs define sweep.json.
+"""Computes the result of a sweep: its steps, the capacity, and the cost and energy per token.
 
-All functions are pure. They take the summaries of the steps and the lines of sweep.jsonl; they read no files.
+The Structs of this module define sweep.json. All functions are pure: callers pass the summaries of the steps and the
+lines of sweep.jsonl.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from loadgen.analysis.telemetry import number_in, readings
 
 FORMAT = 1
 CARRIED_SHARE = 0.9
-"""A server that completes less than this share of the request rate does not keep up; it completes what it can."""
+"""Share of the requested rate that a server must complete. A server that completes less is overloaded, and the
+completed rate is about its maximum."""
 WHOLE = "output_tokens_per_s"
 RATE = "output_tokens_per_s_per_gpu"
 INCONCLUSIVE = (0.05, 0.95)
-"""Chances of an overload between which a step is inconclusive."""
+"""A step is inconclusive if the probability of a violated objective is between these values."""
 
 
 class SweepStep(msgspec.Struct, kw_only=True):
-    """One step of a sweep: the run at one load."""
+    """One step of a sweep. A step is the run at one load."""
 
     step: int
     load: float
-    """Requests per second, or concurrent requests."""
+    """Load of the step: requests per second, or the number of concurrent requests."""
     folder: str
     """Folder of the run, relative to the folder of the sweep."""
     over: float
@@ -48,30 +50,32 @@ class SweepStep(msgspec.Struct, kw_only=True):
     planned: int
     requests_per_s: float | None
     goodput_per_s: float | None
-    """Requests per second that individually met the objectives; None without such objectives."""
+    """Rate of requests that individually met the objectives, per second. None if no objective applies to requests."""
     output_tokens_per_s: float | None
     output_tokens_per_s_per_gpu: float | None
     """None if the number of GPUs is unknown."""
     tokens_per_s_per_user: float | None
-    """1 / median TPOT."""
+    """`1 / median TPOT`, in tokens/s."""
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     tpot_p50_s: float | None
     tpot_p99_s: float | None
     e2e_p50_s: float | None
     limit_tokens_per_s_per_gpu: float | None
-    """Hardware limit with that many requests in flight; None if it is unknown. This also applies to the next field."""
+    """Hardware limit of the throughput at the measured number of requests in flight. None if the limit is unknown."""
     limit_tokens_per_s_per_user: float | None
+    """Hardware limit of `tokens_per_s_per_user` at the same number of requests in flight. None if it is unknown."""
     cost_per_million_tokens: float | None
-    """Cost of output tokens, from the price of a GPU hour, or of a server hour if the number of GPUs is unknown."""
+    """Cost per million output tokens, from the price of a GPU hour. If the number of GPUs is unknown, the price is that
+    of a server hour."""
     joules_per_token: float | None
-    """Energy per output token."""
+    """Energy per output token, in J."""
     client: str
     """Verdict on the load generator: `ok` or `limited`."""
 
 
 class SweepResult(msgspec.Struct, kw_only=True):
-    """The content of sweep.json."""
+    """The contents of sweep.json."""
 
     format: int = FORMAT
     name: str
@@ -80,13 +84,13 @@ class SweepResult(msgspec.Struct, kw_only=True):
     mark: str
     """`SIMULATED` for a simulated server, else empty."""
     speed: float = 1.0
-    """Speed of a simulated server's clock, relative to real time. All figures refer to that clock. Cost and energy
-    refer to real time, so they are only given for a speed of 1."""
+    """Clock speed of a simulated server, relative to real time; 1 for a real server. All figures are in the server's
+    time. Cost and energy need real time, so they are only computed at speed 1."""
     over: str
     """The swept quantity: `rate` or `concurrency`."""
     objectives: list[str]
     state: State | None
-    """State of the capacity search; None for a list of loads without objectives."""
+    """State of the capacity search. None if a list of loads was measured without objectives."""
     capacity: float | None
     capacity_low: float | None
     capacity_high: float | None
@@ -94,36 +98,38 @@ class SweepResult(msgspec.Struct, kw_only=True):
     ended: str
     """Why the sweep ended: `done`, `runs`, `time`, `client` or `interrupted`."""
     knee: int | None
-    """The step with the largest ratio of requests/s and median E2E latency (Kleinrock, 1979)."""
+    """Number of the step with the largest `requests/s / median E2E latency` (Kleinrock, 1979)."""
     gpus: int | None
     """Number of GPUs, from --gpus or the run; None if it is unknown."""
     gpu_hour_cost: float | None
     power: str
     """Source of the power: `measured`, `of the data sheet`, or empty."""
     predicted: list[dict[str, float]]
-    """Predictions of a twin: for each `load`, some fields of a step."""
+    """Predictions of a twin (a simulated server fitted to a measured one): `load` and other SweepStep fields."""
     steps: list[SweepStep]
     version: str
 
 
 class MeasuredStep(NamedTuple):
-    """A step as read from its run."""
+    """A step with the summary of its run."""
 
     line: Mapping[str, Any]
-    """The line in sweep.jsonl for the end of the step."""
+    """The `end` line of the step in sweep.jsonl."""
     folder: str
     summary: Summary
 
 
 def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
-    """Return the observations of the completed steps."""
+    """Convert the `end` lines of sweep.jsonl to observations for the capacity search."""
     return [LoadObservation(line["load"], line["over"], line.get("carried")) for line in lines]
 
 
 def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | None:
-    """Return the completed requests per second of a server that clearly does not keep up with a rate; else None.
+    """Return the completed requests per second of an overloaded server, or None if the server keeps up with the load.
 
-    For a run that was ended early, the rate is estimated from its tokens, because few requests were complete."""
+    A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
+    complete per second. In a run that was ended early, few requests are complete. The rate is then at least
+    `output tokens per second * sent requests / requested output tokens`."""
     rate = summary.throughput.requests_per_s
     tokens_per_s = summary.throughput.output_tokens_per_s
     requested_tokens = summary.tokens.output_asked
@@ -133,7 +139,7 @@ def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | 
 
 
 def request_bounds(objectives: Iterable[Objective]) -> list[Objective]:
-    """Return bounds on each request from the objectives of a run: `ttft.p99 < 500ms` becomes `ttft < 500ms`."""
+    """Convert a run's latency objectives to bounds on each request: `ttft.p99 < 500ms` becomes `ttft < 500ms`."""
     bounds = {}
     for objective in objectives:
         if objective.figure in REQUEST_LATENCIES and objective.figure in LATENCIES:
@@ -143,7 +149,7 @@ def request_bounds(objectives: Iterable[Objective]) -> list[Objective]:
 
 
 def mean_power_w(run: Run) -> float | None:
-    """Return the mean power of all GPUs together during a run; None if it was not read."""
+    """Return the mean total power of all GPUs during a run, in W, or None if the power was not measured."""
     totals = []
     for reading in readings(run, "gpu"):
         if reading.moment == "run" and not reading.gap:
@@ -155,7 +161,7 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return the figures of a twin's simulation of a load that the charts show."""
+    """Return a predicted point for the charts: the load and the main figures of its simulation with a twin."""
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,
@@ -173,7 +179,10 @@ def build_result(
     search: Mapping[str, Any],
     ended: str,
 ) -> SweepResult:
-    """Return the result of a sweep. `plan` and `search` are those of sweep.jsonl."""
+    """Return the contents of sweep.json.
+
+    `plan` is the plan in sweep.jsonl, and `search` is its last `search` line (empty if there is none). `ended` is the
+    reason why the sweep ended. `capacity` is None for a sweep without objectives."""
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit
     gpus = search.get("gpus") or (limit.gpus if limit else None)
@@ -220,7 +229,9 @@ def build_result(
 
 
 def best_step(sweep: SweepResult) -> SweepStep | None:
-    """Return the step at the largest load that met the objectives; None if there is none."""
+    """Return the step with the largest load that probably met the objectives, or None if no step did.
+
+    Loads above the measured capacity do not count."""
     capacity = float("inf") if sweep.capacity is None else sweep.capacity
     candidates = [
         step for step in sweep.steps if step.over <= 0.5 and step.load <= capacity and step.verdict != "overload"
@@ -229,14 +240,16 @@ def best_step(sweep: SweepResult) -> SweepStep | None:
 
 
 def throughput_field(sweeps: Iterable[SweepResult]) -> str:
-    """Return the throughput to compare: tokens/s per GPU, or of whole servers if a number of GPUs is unknown."""
+    """Return the SweepStep field with which to compare the throughput of these sweeps.
+
+    The field is tokens/s per GPU. If a sweep has an unknown number of GPUs, the field is tokens/s of whole servers."""
     return RATE if all(sweep.gpus for sweep in sweeps) else WHOLE
 
 
 def pareto_front(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
-    """Return the steps that no other step beats in both `rate` and `x`, from the best `x` on.
+    """Return the steps that no other step beats in both fields `rate` and `x`, sorted from best to worst `x`.
 
-    A smaller `x` is better with `less`, else a larger one."""
+    A larger `rate` is better. A larger `x` is better, or a smaller `x` if `less` is true."""
     known = [step for step in steps if getattr(step, x) is not None and getattr(step, rate)]
     known.sort(key=lambda step: (getattr(step, x) * (1 if less else -1), -getattr(step, rate)))
     front: list[SweepStep] = []
@@ -247,7 +260,7 @@ def pareto_front(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: 
 
 
 class _Prices(NamedTuple):
-    """Facts about the server from which cost and energy per token follow. None is unknown."""
+    """Values from which the cost and energy per token are computed. None means unknown."""
 
     gpus: int | None
     gpu_hour_cost: float | None
@@ -255,12 +268,12 @@ class _Prices(NamedTuple):
 
 
 def _data_sheet_power_w(name: str, gpus: int) -> float | None:
-    """Return the power of these GPUs by their data sheet; None if it is unknown."""
+    """Return the data sheet power of `gpus` GPUs of the model `name`, in W, or None if the power is unknown."""
     from loadgen.servers.hardware import HardwareError, gpu
 
     try:
         return gpus * gpu(name).watts or None
-    except HardwareError:  # The GPU is defined in a file of the user.
+    except HardwareError:  # The user defined the GPU in a file.
         return None
 
 

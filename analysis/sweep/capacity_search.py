@@ -1,17 +1,22 @@
 """Finds the capacity of a server: the largest load at which it meets its objectives, from a few runs.
 
-A run at one load gives the probability that the server is over its capacity there. The search uses nothing else of a
-run. Percentiles of a queue near its limit are far from smooth in the load, but the side of a bound on which they lie is
-monotone. So the capacity has a distribution over a logarithmic grid. Each run multiplies it by its probability above
-its load, and by the complement below (probabilistic bisection: Horstein, "Sequential transmission using noiseless
-feedback", 1963; Waeber, Frazier and Henderson, "Bisection search with noisy responses", 2013). The next load is the one
-with the largest expected information (Kontsevich and Tyler, "Bayesian adaptive estimation of psychometric slope and
-threshold", 1999).
+The search is a probabilistic bisection (Horstein, "Sequential transmission using noiseless feedback", 1963; Waeber,
+Frazier and Henderson, "Bisection search with noisy responses", 2013):
 
-The probability is that of a share of requests, with Jeffreys's prior (Brown, Cai and DasGupta, "Interval estimation for
-a binomial proportion", 2001). Neighbouring requests wait in one queue, so n of them count as n divided by their
-autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). The longest
-autocorrelation time at several bounds is used, because a bound that few requests violate shows no correlation.
+1. A run at load L gives the probability p that L exceeds the capacity C.
+2. The search keeps a distribution of C over a logarithmic grid of loads. A run multiplies the weights of C < L by p and
+   the weights of C >= L by 1 - p.
+3. The next load is the one with the largest expected information (Kontsevich and Tyler, "Bayesian adaptive estimation
+   of psychometric slope and threshold", 1999).
+
+The search uses p and not the latencies themselves, because latency percentiles near the capacity vary strongly between
+neighbouring loads. Whether a percentile meets its bound is a much more stable result.
+
+The probability p is the probability that too large a share of requests misses a bound. It is computed from the counts
+with a Beta prior, similar to Jeffreys's (Brown, Cai and DasGupta, "Interval estimation for a binomial proportion",
+2001). Neighbouring requests wait in the same queue and are therefore correlated, so n requests count as n / tau, where
+tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). Tau is the
+maximum over several bounds, because a bound that few requests miss shows no correlation.
 """
 
 from __future__ import annotations
@@ -30,39 +35,39 @@ from loadgen.analysis.slo import bound_scale
 from loadgen.analysis.summary import Summary
 
 MIN_DOUBT = 0.01
-"""Minimum distance of a probability from 0 and 1: however clear a run is, the next one may differ."""
+"""Minimum distance of a probability from 0 and 1. Even after a clear result, the next run may differ."""
 GRID_STEP = 0.005
-"""Relative distance of neighbouring loads in the grid."""
+"""Relative difference between neighbouring loads of the grid."""
 GRID_THINNING = 4
-"""Cells of the grid that are combined into one when the next load is chosen."""
+"""Number of neighbouring grid loads that are combined into one when the next load is chosen."""
 GROWTH = 4.0
-"""Factor on the load until a load is too large."""
+"""Factor by which the load is raised or lowered until one run has met and one has violated the objectives."""
 RUN_SPREAD = 0.05
-"""Relative distance from the capacity within which a run may be on the wrong side of it."""
+"""Relative standard deviation, on a logarithmic scale, of the load at which runs begin to violate the objectives."""
 NEAR = 0.2
-"""Relative distance within which two runs give about the same information."""
+"""Maximum difference between the logarithms of two loads whose runs give about the same information."""
 MAX_CARRIED_FACTOR = 1.5
-"""An overloaded server, even one that preempts requests, completes at least the capacity divided by this factor."""
+"""An overloaded server completes at least the capacity divided by this factor, even if it preempts requests."""
 CARRIED_DOUBT = 0.01
-"""Probability that MAX_CARRIED_FACTOR is exceeded."""
+"""Probability that an overloaded server completes less than the capacity divided by MAX_CARRIED_FACTOR."""
 PREDICTION_SPREAD = 0.2
-"""Typical relative error of a predicted capacity."""
+"""Typical relative error of a predicted capacity: the standard deviation of its logarithm."""
 MAX_INCOMPLETE = 0.01
-"""Maximum share of incomplete requests, if no objective limits them."""
+"""Maximum share of incomplete requests. An objective on `complete` replaces this limit."""
 QUANTILES = (0.5, 0.75, 0.9)
-"""Quantiles of the latencies at which the autocorrelation is evaluated, in addition to the bound of the objective."""
+"""Quantiles of the latencies at which the autocorrelation is computed, in addition to the bound of the objective."""
 SOKAL_WINDOW = 5
-"""Sokal's window in autocorrelation times."""
+"""Sokal's window: the largest lag that is summed, in autocorrelation times."""
 SHORT_RUN_FACTOR = 3.0
-"""Factor on the autocorrelation time, because runs of a minute do not show the rare long waves of a queue. With a
-factor of 2, `benchmarks.sweep` found the capacity in 92 of 100 intervals that should contain it in 95."""
+"""Factor by which the autocorrelation time is raised, because a run of a minute does not show the slow variations of a
+queue. With a factor of 2, 92 % of the 95 % confidence intervals of `benchmarks.sweep` contained the capacity."""
 TAIL = 0.75
-"""Values above this quantile are assumed to have an exponential tail, as waiting times in queues do. The tail is used
-if few values miss a bound that lies far beyond the quantile."""
+"""Quantile above which latencies are assumed to have an exponential tail, as waiting times in queues do. The tail is
+used if few samples miss the bound."""
 MIN_MISSES = 5
-"""Effective number of misses from which on they are counted instead of extrapolated from the tail."""
+"""Minimum effective number of misses. With fewer misses, their share is extrapolated from the tail."""
 LIMITED_STATES: tuple[RequestState, ...] = ("truncated", "failed", "rejected", "dropped")
-"""States of which an objective allows few requests. Of complete requests it requires many."""
+"""Request states that an objective limits from above, such as `rejected < 1%`."""
 HINT = "Use a figure that gets worse with load: ttft.p99 < 500ms, complete >= 99.9%, attainment >= 95%."
 State = Literal["found", "open", "at least", "below"]
 
@@ -74,14 +79,18 @@ class LoadObservation(NamedTuple):
     over: float
     """Probability that the server violates an objective at this load."""
     carried: float | None = None
-    """Completed requests per second, if the server did not keep up with the load: about its maximum."""
+    """Completed requests per second of an overloaded server, which is about its maximum. None if the server kept up."""
 
 
 class Capacity(NamedTuple):
-    """The largest load at which all objectives hold.
+    """The capacity of a server: the largest load at which it meets all objectives, with a confidence interval.
 
-    The state is `found`, `open` if the interval is wider than requested, `below` if the capacity is below the lowest
-    load, and `at least` if it is above the highest."""
+    The state is one of:
+
+    - `found`: the interval is as narrow as requested.
+    - `open`: the interval is wider than requested.
+    - `below`: the capacity is below the lowest load.
+    - `at least`: the capacity is above the highest load."""
 
     state: State
     capacity: float | None
@@ -90,7 +99,7 @@ class Capacity(NamedTuple):
 
 
 class Search:
-    """Searches the capacity between two loads. A predicted capacity influences the choice of loads, not the result."""
+    """Searches the capacity between two loads. A predicted capacity affects which loads are tried, not the result."""
 
     def __init__(
         self,
@@ -111,7 +120,7 @@ class Search:
         self._grid = np.geomspace(min_load, max_load, max(3, math.ceil(math.log(max_load / min_load) / GRID_STEP)))
 
     def capacity(self, runs: Sequence[LoadObservation]) -> Capacity:
-        """Return the capacity as known from these runs."""
+        """Return the capacity and its interval according to these runs."""
         met = [run.load for run in runs if run.over <= 0.5]
         violated = [run.load for run in runs if run.over > 0.5]
         if not met:
@@ -129,7 +138,9 @@ class Search:
         return Capacity("found" if precise else "open", middle, low, high)
 
     def next_load(self, runs: Sequence[LoadObservation], start: float) -> float | None:
-        """Return the load to try next; None if the capacity is known well enough."""
+        """Return the load of the next run, or None if the search has ended.
+
+        `start` is the load of the first run, unless a capacity was predicted."""
         if runs and self.capacity(runs).state != "open":
             return None
         met = [run.load for run in runs if run.over <= 0.5]
@@ -143,10 +154,11 @@ class Search:
         return float(max(1, round(load))) if self._whole else float(f"{load:.3g}")
 
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
-        """Return the load with the largest expected information.
+        """Return the load whose run is expected to give the most information about the capacity.
 
-        If the capacity is `bracketed` by runs on both sides, a distant end of its interval is tried first, because
-        a run there has a clear result."""
+        `bracketed` is true if runs have met and violated the objectives. If one end of the interval is then more than
+        a factor of 2 from the median capacity, a load between this end and the median is tried first. A run at that
+        load has a clear result."""
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
         distant = None
@@ -160,9 +172,9 @@ class Search:
         return self._most_informative(weights)
 
     def _weights(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return the distribution of the capacity over the grid."""
-        # The prior is flat in the logarithm up to the largest load so far, and falls beyond. Otherwise, the loads that
-        # were never tried would have the largest weight.
+        """Return the probability of each grid load being the capacity, given these runs."""
+        # The prior is constant on the logarithmic grid up to the largest load so far, and falls as 1 / load above it.
+        # With a constant prior, loads that were never tried would have the largest weight.
         weights = 1 / np.maximum(self._grid, max((run.load for run in runs), default=1.0))
         for load, over, carried in runs:
             weights *= self._likelihood(load, over)
@@ -171,14 +183,16 @@ class Search:
         return np.asarray(weights / weights.sum())
 
     def _likelihood(self, load: float, over: float) -> Floats:
-        """Return the likelihood of each capacity, if a load is over the capacity with this probability."""
+        """Return the likelihood of each grid load as capacity, after a run at `load` that gave the probability `over`.
+
+        It is `over` for capacities below `load`, and `1 - over` for others. MIN_DOUBT limits both."""
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         return np.where(self._grid < load * (1 - 1e-9), probability, 1 - probability)
 
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return weights that favour likely capacities without being evidence.
+        """Return a weight per grid load that only affects which load is tried next.
 
-        The capacity is unlikely to be far below the throughput of an overload, or far from the prediction."""
+        Weights are low for capacities far below the throughput of an overloaded server or far from the prediction."""
         hints = np.ones(len(self._grid))
         carried = [run.carried for run in runs if run.carried]
         if carried:
@@ -186,7 +200,7 @@ class Search:
         if self._predicted is not None:
             deviations = np.log(self._grid / self._predicted) / PREDICTION_SPREAD
             largest = max((run.load for run in runs), default=1.0)
-            # The prediction replaces the prior of `_weights`, so the prior is divided out.
+            # The prediction replaces the prior, so multiply by the inverse of the prior in `_weights`.
             hints *= np.maximum(np.exp(-(deviations**2) / 2), MIN_DOUBT) * np.maximum(self._grid, largest)
         return hints
 
@@ -196,7 +210,7 @@ class Search:
         return [float(load) for load in self._grid[indices]]
 
     def _most_informative(self, weights: Floats) -> float:
-        """Return the load whose result is expected to give the most bits about the capacity."""
+        """Return the load whose run is expected to reduce the entropy of the capacity most."""
         from scipy.special import ndtr
 
         loads = np.array(self._quantiles(weights, *np.linspace(0.01, 0.99, 50)))
@@ -208,7 +222,7 @@ class Search:
 
 
 def check_objectives(objectives: Iterable[Objective]) -> None:
-    """Raise ObjectiveError for objectives that a larger load does not violate."""
+    """Raise ObjectiveError if an objective does not become harder to meet as the load grows."""
     for objective in objectives:
         upper_bound = objective.figure in LATENCIES or objective.figure in LIMITED_STATES
         gets_worse = ("<" if upper_bound else ">") in objective.comparison
@@ -217,10 +231,13 @@ def check_objectives(objectives: Iterable[Objective]) -> None:
 
 
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
-    """Return the probability that the load of this run violates one of the objectives, which must be valid.
+    """Return the probability that the server violates at least one objective at the load of this run.
 
-    An incomplete request is infinitely slow. More than MAX_INCOMPLETE incomplete requests violate any load, except
-    those in states that an objective names: with `rejected < 20%` a fifth of the requests may be rejected.
+    The objectives must have passed `check_objectives`. `bounds` are the bounds on single requests for an objective on
+    `attainment`. Incomplete requests count as infinitely slow.
+
+    Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the requests are incomplete.
+    Requests in a state that an objective limits do not count here: with `rejected < 20%`, rejected requests do not.
     """
     requests, chance_met = summary.requests, 1.0
     figures = {objective.figure for objective in objectives}
@@ -233,17 +250,22 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
 
 
 def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: Floats, bound: float) -> float:
-    """Return the probability that in the long run more than `max_share` of all samples miss a bound.
+    """Return the probability that in the long run more than `max_share` of all samples miss `bound`.
 
-    Each request has `samples` samples, of which `missed` miss the bound, and the mean value `values`. If hardly any
-    sample misses the bound, the tail of the values decides."""
+    The arrays have one element per request, in order of time: `samples` is the number of samples, `missed` is how many
+    of them miss the bound, and `values` is their mean.
+
+    With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
+    distribution `Beta(s n + 0.5, (1 - s) n + b)`, where `Beta(0.5, b)` has the median `max_share`. The
+    share is instead extrapolated from the exponential tail of the values above the quantile TAIL if all of these hold:
+    `s n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and `bound` is above the quantile."""
     from scipy.special import betaincc, btdtrib, gammainc
 
     share = float(missed.sum() / samples.sum())
     size = len(missed) / autocorrelation_time(values, bound)
     edge = float(np.quantile(values, TAIL, method="lower"))
     if share * size >= MIN_MISSES or max_share > (1 - TAIL) / 2 or edge >= bound:
-        # The prior is Beta(0.5, b) with its median at `max_share`, so that without samples the probability is 50 %.
+        # The prior's median is `max_share`, so the probability without samples is 50 %.
         return float(betaincc(share * size + 0.5, (1 - share) * size + btdtrib(0.5, 0.5, max_share), max_share))
     beyond = values[(values > edge) & np.isfinite(values)] - edge
     if not len(beyond):
@@ -255,15 +277,19 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
 
 
 def autocorrelation_time(values: Floats, *bounds: float) -> float:
-    """Return how many consecutive values count as one independent value.
+    """Return the number of consecutive values that count as one independent value.
 
-    This is the largest autocorrelation time of being above or below one of these bounds or of some quantiles."""
+    For each bound and for each quantile in QUANTILES, the autocorrelation time of `values > bound` is computed. The
+    result is the largest of these times, multiplied by SHORT_RUN_FACTOR."""
     levels = [*bounds, *(np.quantile(values, QUANTILES, method="lower"))]
     return SHORT_RUN_FACTOR * max(_integrated_time(values > level) for level in levels)
 
 
 def _integrated_time(above: Booleans) -> float:
-    """Return the integrated autocorrelation time, up to the first lag that is SOKAL_WINDOW times as large."""
+    """Return the integrated autocorrelation time, which is at least 1.
+
+    This is `tau(M) = 1 + 2 * sum(rho(k) for k = 1..M)`, where `rho(k)` is the autocorrelation at lag `k`, and `M` is
+    the smallest lag with `M >= SOKAL_WINDOW * tau(M)`."""
     centred = above - above.mean()
     spectrum = np.abs(np.fft.rfft(centred, 2 * len(above))) ** 2
     covariance = np.fft.irfft(spectrum)[: len(above)]
@@ -275,14 +301,14 @@ def _integrated_time(above: Booleans) -> float:
 
 
 def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> float:
-    """Return the probability that the server violates one objective at this load."""
+    """Return the probability that the server violates `objective` at the load of this run."""
     rows = np.flatnonzero(frame.inside)
     rows = rows[np.argsort(frame.due_ns[rows], kind="stable")]
     if not frame.complete[rows].any():
         return 1.0
     if objective.figure in LATENCIES:
         return _chance_latency_violated(objective, frame, rows)
-    # A value above 1 marks a request that misses.
+    # A value above 1 means that the request misses the objective.
     values: Floats
     if objective.figure == "attainment":
         values = bound_scale(frame, bounds)[rows]
@@ -297,7 +323,9 @@ def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: F
 
 
 def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers) -> float:
-    """Return the probability that an objective on a latency is violated. `rows` are in order of their due times."""
+    """Return the probability that the server violates a latency objective at the load of this run.
+
+    `rows` are the indices of the requests to use, in order of their due times."""
     all_values, all_missed, all_samples = _per_request(objective, frame)
     values = all_values[rows]
     missed, samples = all_missed[rows], all_samples[rows]
@@ -318,9 +346,10 @@ def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers)
 
 
 def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Floats]:
-    """Return per row: the mean latency, the number of samples that violate the objective, and the number of samples.
+    """Return three arrays with one element per request: mean latency, number of violating samples, number of samples.
 
-    An incomplete row has the mean number of samples, all infinitely slow. A row without the latency has no samples."""
+    A sample violates the objective if it exceeds the bound. An incomplete request counts as the mean number of samples,
+    all infinitely slow. A complete request without this latency has no samples."""
     metric, sampled = LATENCIES[objective.figure], frame.sampled
     samples, offsets = metric.values(frame), metric.groups(frame)
     if offsets is None:
@@ -339,6 +368,6 @@ def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Fl
 
 
 def _entropy_bits(chance: Floats) -> Floats:
-    """Return the entropy of an outcome with this probability, in bits."""
+    """Return the binary entropy `-p log2(p) - (1 - p) log2(1 - p)` of each probability p, in bits."""
     clipped = np.clip(chance, 1e-12, 1 - 1e-12)
     return np.asarray(-(clipped * np.log2(clipped) + (1 - clipped) * np.log2(1 - clipped)))

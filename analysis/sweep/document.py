@@ -1,6 +1,6 @@
-"""Documents about sweeps: the terminal summary of a sweep, and the page with the frontier of one or several sweeps.
+"""Builds the terminal summary of a sweep, and the HTML page that shows the frontier of one or several sweeps.
 
-Every figure of a step links to the report of its run.
+On the page, every figure of a step links to the report of the step's run.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_toke
 AXES = ("tokens_per_s_per_user", "ttft_p50_s")
 LOWER_IS_BETTER = ("ttft_p50_s",)
 Links = Callable[[SweepResult, str], str]
-"""Returns the link from the page to the report of a step, given the step's folder."""
+"""Function that returns the link from the page to the report of a step. It takes the sweep and the step's folder."""
 
 
 def capacity_sentence(sweep: SweepResult) -> str:
-    """Return the capacity and its interval as a sentence."""
+    """Return a sentence that states the capacity and its confidence interval."""
     unit, objectives = UNITS[sweep.over], " and ".join(sweep.objectives)
     low, high = significant(sweep.capacity_low), significant(sweep.capacity_high)
     if sweep.state is None:
@@ -77,14 +77,14 @@ def capacity_sentence(sweep: SweepResult) -> str:
 
 
 def format_chance(over: float) -> str:
-    """Return a probability in whole percent, between `< 1 %` and `> 99 %`."""
+    """Format a probability as whole percent. The extremes are `< 1 %` and `> 99 %`."""
     if over < 0.01:
         return "< 1 %"
     return "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
 
 
 def findings(sweep: SweepResult) -> list[Finding]:
-    """Return the findings on a sweep: the capacity first, then its limitations."""
+    """Return the findings on a sweep. The first one states the capacity, and the others state limitations."""
     settled = _is_settled(sweep)
     results = [Finding("capacity", "ok" if settled else "warning", capacity_sentence(sweep), "steps")]
     if sweep.ended in ENDED:
@@ -99,13 +99,15 @@ def findings(sweep: SweepResult) -> list[Finding]:
 
 
 def _verdict(step: SweepStep) -> str:
-    """Return the result of the objectives at a step, and the number of rejected requests."""
+    """Return the verdict on a step's objectives, followed by the number of rejected requests if there are any."""
     rejections = f"; {step.rejected:,} rejected" if step.rejected else ""
     return VERDICTS.get(step.verdict, step.verdict) + rejections
 
 
 def _is_settled(sweep: SweepResult) -> bool:
-    """Return whether the search reached its goal. A list of loads has, once all loads are measured."""
+    """Return True if the sweep reached its goal, else False.
+
+    The goal of a search is a capacity that is known precisely enough. A list of loads must be measured completely."""
     return sweep.state in ("found", None) or (sweep.state == "open" and sweep.ended == "done")
 
 
@@ -136,7 +138,7 @@ def terminal_document(sweep: SweepResult) -> Document:
 
 
 def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
-    """Return the page of one sweep, or of several sweeps by name."""
+    """Return the page on one or several sweeps. The keys of `sweeps` are the names that the page shows."""
     results, several = list(sweeps.values()), len(sweeps) > 1
     styles = [RunStyle(name, colour, sweep.mark) for (name, sweep), colour in zip(sweeps.items(), cycle(PALETTE))]
     answers: list[Block] = []
@@ -177,7 +179,7 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
 
 
 def _cards(sweep: SweepResult, link: Links) -> list[Block]:
-    """Return cards with the capacity, and the main figures at the largest load that met the objectives."""
+    """Return cards that show the capacity and the main figures at the largest load that met the objectives."""
     step = best_step(sweep)
     if step is None:
         return []
@@ -200,12 +202,12 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
 
 
 def throughput_title(*sweeps: SweepResult) -> str:
-    """Return the title of the throughput figure of these sweeps."""
+    """Return the title of the throughput with which these sweeps are compared, such as `tokens/s per GPU`."""
     return "tokens/s per GPU" if throughput_field(sweeps) == RATE else "tokens/s"
 
 
 def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
-    """Return the table of all steps of a sweep."""
+    """Return the table of all steps of a sweep. `rate` is the SweepStep field with the throughput."""
     heads: dict[str, ColumnKind] = {
         "step": "head",
         **number_columns("load"),
@@ -246,7 +248,7 @@ def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
 
 
 def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
-    """Return a table of the sweeps at the largest load that met their objectives."""
+    """Return a table that compares sweeps, each at the largest load that met its objectives."""
     rate = throughput_field(sweeps.values())
     heads: dict[str, ColumnKind] = {
         "server": "head",
@@ -266,7 +268,7 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
 
 
 def _chart_data(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
-    """Return the chart data of each sweep. The data of the first sweep includes the frontier over all sweeps."""
+    """Return the chart data of each sweep. The first sweep's data also contains the frontier of all sweeps together."""
     all_steps = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
     rate, runs = throughput_field(sweeps.values()), []
     for index, ((name, sweep), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
@@ -281,7 +283,7 @@ def _chart_data(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str
 
 
 def _goodput_data(sweep: SweepResult, link: Links) -> dict[str, Any]:
-    """Return the data of the chart of goodput by load."""
+    """Return the data of one sweep for the chart of goodput by load."""
     data = _columns(sweep.steps, "load", "requests_per_s", sweep, link)
     requested = data["x"] if sweep.over == "rate" else []
     predicted = [point for point in sweep.predicted if "requests_per_s" in point]
@@ -295,7 +297,9 @@ def _goodput_data(sweep: SweepResult, link: Links) -> dict[str, Any]:
 
 
 def _frontier_data(sweep: SweepResult, x: str, rate: str, link: Links) -> dict[str, Any]:
-    """Return the data of a chart of throughput against `x`: steps, knee, hardware limits and predictions."""
+    """Return the data of one sweep for a chart of throughput against the SweepStep field `x`.
+
+    The data contains the steps, the knee, the hardware limits and the predictions."""
     steps = [step for step in sweep.steps if step.verdict != "overload"]
     known = [step for step in steps if getattr(step, x)]
     knee = _columns([step for step in known if step.step == sweep.knee], x, rate, sweep, link)
@@ -314,7 +318,7 @@ def _frontier_data(sweep: SweepResult, x: str, rate: str, link: Links) -> dict[s
 
 
 def _columns(steps: Sequence[SweepStep], x: str, y: str, sweep: SweepResult, link: Links) -> dict[str, Any]:
-    """Return the coordinates, labels and links of these steps."""
+    """Return chart columns with the coordinates, labels and report links of these steps."""
     unit = UNITS[sweep.over]
     return {
         "x": [getattr(step, x) for step in steps],
@@ -326,7 +330,9 @@ def _columns(steps: Sequence[SweepStep], x: str, y: str, sweep: SweepResult, lin
 
 
 def _charts(load: str, per: str) -> list[dict[str, Any]]:
-    """Return the charts of the page. `load` is the title of the load axis, `per` is ` per GPU` or empty."""
+    """Return the chart definitions of the page.
+
+    `load` is the title of the load axis. `per` is ` per GPU` for throughput per GPU, or empty for whole servers."""
 
     def points(hover: str, mode: str = "markers") -> dict[str, Any]:
         style = {"color": "@run", "size": 9}

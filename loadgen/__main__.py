@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it with exit code 130, even while modules are being imported."""
+    """Run the command `loadgen`. Ctrl-C ends the process with exit code 130, even while modules are being imported."""
     _open_standard_streams()
     if getsignal(SIGINT) in (default_int_handler, loadgen._interrupted):  # keep a handler that ignores SIGINT
         signal(SIGINT, _interrupted)
@@ -28,9 +28,9 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for standard streams that are closed.
+    """Open /dev/null in place of each standard stream that is closed.
 
-    Otherwise the next file or socket would get their descriptor, and printed text would end up in it.
+    Otherwise the next opened file or socket would get descriptor 0, 1 or 2, and printed text would end up in it.
     """
     for descriptor in range(3):
         try:

@@ -4,9 +4,9 @@
     result = run(Plan(server="vllm", n=1000))
     result.summary.latency.ttft.p99
 
-Each run is measured by a separate process (`python -m loadgen.api`), which is spawned and not forked. The caller's
-threads, event loop and memory then cannot delay a timestamp. An interrupt of the caller is forwarded to the process,
-which ends the run and keeps its results.
+A separate process (`python -m loadgen.api`) measures each run. The process is spawned, not forked, so that the caller's
+threads, event loop and memory cannot delay a timestamp. If the caller is interrupted, the interrupt is forwarded to
+this process. The process then ends the run and keeps the results so far.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def figures(self) -> list[str]:
-        """The chart names that `figure` accepts for this run."""
+        """Names of the charts that `figure` can draw for this run."""
         from loadgen.analysis.report.charts import CHARTS
 
         return [name for name in self._reported.data if CHARTS[name].traces]
@@ -57,7 +57,7 @@ class Result:
     def figure(self, name: str) -> Any:
         """Return a chart of the report as a plotly Figure.
 
-        Raises KeyError for a name that is not in `figures`, and LoadgenError without plotly (the extra `notebook`).
+        Raises KeyError if `name` is not in `figures`, and LoadgenError if plotly is not installed (extra `notebook`).
         """
         from loadgen.analysis.report.charts import plotly_figure
         from loadgen.analysis.report.run_document import chart_runs
@@ -72,7 +72,7 @@ class Result:
         return Figure(plotly_figure(name, chart_runs([self._reported])))
 
     def text(self) -> str:
-        """Return the text that `loadgen run` prints about the run, in 80 columns."""
+        """Return the summary that `loadgen run` prints after a run, 80 columns wide."""
         from loadgen.analysis.report.run_document import brief_document
         from loadgen.analysis.report.terminal import render
 
@@ -82,8 +82,8 @@ class Result:
         """Return one row per request, including warm-up requests, as a pandas DataFrame.
 
         The columns are those of the table `requests` of `loadgen export`: times in nanoseconds from the run's start,
-        latencies in seconds. Without pandas (the extra `notebook`) the result is a dict of numpy arrays. Raises
-        RunFileError if the run file no longer exists.
+        latencies in seconds. If pandas (extra `notebook`) is not installed, the result is a dict of numpy arrays.
+        Raises RunFileError if the run file no longer exists.
         """
         import numpy as np
 
@@ -100,7 +100,10 @@ class Result:
         return DataFrame(columns)
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write the report page and return its path. Default: report.html in the run's folder. Raises OutputError."""
+        """Write the HTML report of the run and return its path. The default path is report.html in the run's folder.
+
+        Raises OutputError if the file cannot be written.
+        """
         from loadgen.results import folder_of, write_page
 
         page = Path(path) if path is not None else folder_of(self.path) / "report.html"
@@ -123,20 +126,25 @@ def run(
     objectives: Sequence[str] = (),
     goodput: Sequence[str] = (),
 ) -> Result:
-    """Run a plan and return its results. Works in notebooks, threads and running event loops.
+    """Run a plan and return its results.
 
-    In an event loop `run` blocks; use `run_async` there.
+    `run` can be called in notebooks, scripts and threads. It blocks until the run has ended. Use `run_async` in an
+    event loop.
 
-    `out` is the run's folder, which must be new. The default is runs/<time>-<server>-<label>. `progress` is called ten
-    times a second with a phase (`connecting`, `running`, `ended`) and the current counts. `say` gets a line per step,
-    such as the detected server. `objectives` (as for `--assert`) and `goodput` replace those of the plan. The run file
-    stores both, so `read` checks them again. summary.json is written next to the run file.
+    - `out`: the run's folder, which must be new. The default is runs/<time>-<server>-<label>.
+    - `progress`: called ten times a second with a phase (`connecting`, `running`, `ended`) and the current counts.
+    - `say`: called with one line of text per step, such as the detected server.
+    - `objectives` (as for `--assert`) and `goodput`: replace those of the plan. The run file stores both, so `read`
+      checks them again.
+
+    summary.json is written next to the run file.
 
     An interrupt (Ctrl-C, or a notebook's stop button) ends the run. The Result then covers the requests up to that
     time, and `summary.run.interrupted` is set. An interrupt before the first request raises KeyboardInterrupt.
 
     Raises LoadgenError (PlanError, OutputError, ...), loadgen.servers.errors.ServerError or
-    loadgen.workloads.prompts.PromptError before anything is sent. Each has a `hint`. A failed request raises no error.
+    loadgen.workloads.prompts.PromptError before any request is sent. Each of these errors has the attribute `hint`. A
+    failed request does not raise an error.
     """
     with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
         return measurement.result()
@@ -153,8 +161,8 @@ async def run_async(
 ) -> Result:
     """Run a plan like `run`, without blocking the event loop. Callbacks are called in another thread.
 
-    Cancelling the call ends the run. Its results up to then are in `out`, and `read` loads them. Raises the same errors
-    as `run`.
+    Cancelling the call ends the run. The results so far are kept in the run's folder, and `read` loads them. Raises the
+    same errors as `run`.
     """
     with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
         done = asyncio.ensure_future(asyncio.to_thread(measurement.result))
@@ -168,10 +176,11 @@ async def run_async(
 
 
 def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
-    """Load a recorded run from its folder or its run.jsonl, even if it was interrupted, killed or damaged.
+    """Load a recorded run from its folder or its run.jsonl. The run may have been interrupted or killed, and its file
+    may be damaged.
 
-    `objectives` and `goodput` replace those stored in the run. Raises RunFileError if there is no readable run, and
-    PlanError for a malformed expression.
+    `objectives` and `goodput` replace those stored in the run file. Raises RunFileError if there is no readable run,
+    and PlanError for a malformed expression.
     """
     from loadgen.results import load_and_summarise, parse_expressions
 
@@ -186,12 +195,14 @@ def compare(
     run_variation: float = 0.10,
     anyway: bool = False,
 ) -> Comparison:
-    """Compare B with A. Each side is one run, several runs, or a folder of repeats.
+    """Compare the runs `b` with the runs `a`. Each side is one run, several runs, or a folder of repeats.
 
     The verdict on each figure is better, worse, no difference larger than `margin` (a fraction), or inconclusive. Two
-    runs of one server may differ by up to `run_variation` (a fraction), so single runs need a larger difference to
-    count as better or worse. Raises PlanError for runs of unequal work unless `anyway` is set, and RunFileError for a
-    path without a run.
+    runs of the same server may differ by up to `run_variation` (a fraction). Single runs therefore need a larger
+    difference to be judged better or worse.
+
+    Raises PlanError if the two sides did unequal work, unless `anyway` is set. Raises RunFileError for a path without a
+    run.
     """
     from loadgen.results import compare_paths
 
@@ -205,11 +216,11 @@ def _paths(side: Result | Path | str | Sequence[Result | Path | str]) -> list[Pa
 
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
-    """Start the built-in simulated server in a separate process. The context manager yields its URL.
+    """Start the built-in simulated server in a separate process, and yield its URL. The server stops when the context
+    ends.
 
-    The server runs no model, and ends with the context. Options have the names of
-    loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds), `speed`, `clock="batching"`, `gpu`,
-    ... Raises SimulatedError if the server cannot start.
+    The server runs no model. Options have the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`,
+    `itl_s` (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError if the server cannot start.
     """
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn
@@ -218,7 +229,7 @@ def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[
 
 
 class _Measurement:
-    """The measuring process, seen from its caller. `close` ends the process and frees its resources."""
+    """Starts and controls the process that measures one run. `close` ends the process and frees its resources."""
 
     def __init__(
         self,
@@ -267,7 +278,7 @@ class _Measurement:
         self._listener.start()
 
     def result(self) -> Result:
-        """Pass messages to the callbacks until the process has ended; return its results.
+        """Pass messages to the callbacks until the measuring process has ended, then return the results of the run.
 
         Raises the error that ended the process.
         """
@@ -293,7 +304,7 @@ class _Measurement:
         self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End the process if it has not ended."""
+        """End the measuring process if it still runs, and free its resources."""
         if self._listener.is_alive():
             self.interrupt()
         self._listener.join()
@@ -310,7 +321,10 @@ class _Measurement:
             self._messages.put(("",))
 
     def _deliver_next(self) -> bool:
-        """Wait for the next message and pass it on. Return False after the last message of the process."""
+        """Wait for the next message of the measuring process and pass it to its callback.
+
+        Return False after the last message, True otherwise.
+        """
         kind, *values = self._messages.get()
         if kind == "progress":
             self._began = True
@@ -329,7 +343,7 @@ class _Measurement:
 
 
 def _measure(pipe: Connection) -> None:
-    """Run one plan in the measuring process. Plan and progress travel over the pipe."""
+    """Run one plan in the measuring process. The plan arrives through `pipe`, and progress is sent back through it."""
     from loadgen.engine import prepare
     from loadgen.plan import Plan
 

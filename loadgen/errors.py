@@ -1,10 +1,14 @@
-"""Exit codes, and the errors that end a command.
+"""Exit codes, and base classes of the errors that end a command.
 
-The errors in this module exit with 2, as do `loadgen.workloads.prompts.PromptError` and
-`loadgen.analysis.run.errors.RunFileError`. Errors about the tested server (`loadgen.servers.errors`) exit with 3. Some
-of them exit with 2, because the plan is wrong: it exceeds the server's limits, its endpoint gives misleading results in
-this server version, or the hosts file has a mistake. A failed request raises no error. It becomes a Record with an
-error kind (`loadgen.analysis.run.record.ERROR_KINDS`).
+The exit code depends on the error:
+
+- 2: the errors in this module, `loadgen.workloads.prompts.PromptError` and `loadgen.analysis.run.errors.RunFileError`.
+- 3: errors about the tested server (`loadgen.servers.errors`).
+- 2: those errors about the tested server that the plan has caused. The plan exceeds the server's limits, its endpoint
+  gives misleading results in this server version, or the hosts file has a mistake.
+
+A failed request does not raise an error. It is recorded as a Record with an error kind
+(`loadgen.analysis.run.record.ERROR_KINDS`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run folders: exclusive claims, unique default names, and free disk space.
 
-A command claims its folder before it contacts the server and holds the claim until everything is written. The claim is
-a locked file in the folder. The kernel releases the lock when the process dies, so a killed command blocks no other.
+A command claims its folder before it contacts the server and holds the claim until all results are written. The claim
+is a locked file in the folder. The kernel releases the lock when the process ends, so a killed command does not block
+other commands.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from loadgen.errors import OutputError
 
 LOCK_NAME = ".loadgen.lock"
 LOCK_WAIT_S = 3.0
-"""Time to wait for the lock of a killed command, whose workers hold it until they notice that it has died."""
+"""Time in seconds to wait for the lock of a killed command. Its workers hold the lock until they notice that the
+command has been killed."""
 LOCK_POLL_S = 0.05
 ATTEMPTS_LIMIT = 1_000
-"""Attempts to lock a file that other commands keep creating and removing."""
+"""Maximum number of attempts to lock a file that other commands keep creating and removing."""
 NAMES_LIMIT = 10_000
 RUNS = Path("runs")
 """Parent of all run folders that have a default name."""
@@ -34,14 +36,15 @@ RUNS = Path("runs")
 class FolderClaim:
     """An exclusive claim on a folder. No other loadgen command writes there while the claim is held.
 
-    Creating the lock file (O_EXCL) and locking it (flock) are atomic, on NFS too. Where the file system has no locks,
-    the process that created the file wins.
+    Creating the lock file (O_EXCL) and locking it (flock) are atomic, on NFS too. If the file system does not support
+    locks, the process that created the file holds the claim.
     """
 
     def __init__(self, folder: Path, *, must_be_empty: bool = True, wait_s: float = 0.0) -> None:
-        """Claim a folder and create it if necessary. `wait_s` is the time to wait for another command to end.
+        """Claim a folder and create it if necessary. Wait up to `wait_s` seconds for another command to release it.
 
-        Raises OutputError if the folder is in use or cannot be written, or if it `must_be_empty` and holds files.
+        Raises OutputError if the folder is still in use or cannot be written. With `must_be_empty`, also raises
+        OutputError if the folder contains files.
         """
         self._folder = folder
         self._lock = folder / LOCK_NAME
@@ -61,7 +64,7 @@ class FolderClaim:
             os.pwrite(self._file, owner.encode(), 0)
 
     def release(self) -> None:
-        """Release the folder. Folders that the claim created are removed if nothing was written to them."""
+        """Release the folder. Folders that the claim created are removed if they are empty."""
         if self._file < 0:
             return
         with suppress(OSError):
@@ -79,7 +82,10 @@ class FolderClaim:
         self.release()
 
     def _acquire(self, until_s: float) -> int:
-        """Return the descriptor of the locked file. Raises OutputError if another command keeps it locked."""
+        """Lock the lock file and return its file descriptor. Retry until `until_s` (time.monotonic).
+
+        Raises OutputError if another command still holds the lock then.
+        """
         problem: OSError = BlockingIOError(errno.EBUSY, os.strerror(errno.EBUSY))
         for _ in range(ATTEMPTS_LIMIT):
             try:
@@ -103,7 +109,8 @@ class FolderClaim:
         raise problem
 
     def _open(self) -> tuple[int, bool]:
-        """Open the lock file; return its descriptor and whether this process created it."""
+        """Open the lock file. Return its file descriptor, and True if this process created the file or False if it
+        existed."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         self._folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -113,7 +120,7 @@ class FolderClaim:
 
 @contextmanager
 def run_folder(out: Path | None, server: str, label: str) -> Iterator[Path]:
-    """Yield the folder of a run: the one that was named, or else a new one with a default name."""
+    """Yield the folder of a run: `out` if it is given, otherwise a new folder with a default name."""
     if out is not None:
         yield out
         return
@@ -123,9 +130,9 @@ def run_folder(out: Path | None, server: str, label: str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create and yield a new folder: `name`, or `name-2`, `name-3`, ... if that is taken.
+    """Create and yield a new folder: `name`, or `name-2`, `name-3`, ... if that name is taken.
 
-    The folder is removed at the end if nothing was written to it. Raises OutputError if it cannot be created.
+    An empty folder is removed at the end. Raises OutputError if the folder cannot be created.
     """
     created = _missing_folders(parent)
     folder = _make_new(parent, name)
@@ -138,7 +145,7 @@ def new_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def check_room(folder: Path, bytes_needed: int) -> None:
-    """Raise OutputError if the disk of this folder has less free space than a run needs."""
+    """Raise OutputError if the disk of this folder has fewer than `bytes_needed` bytes free."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -152,7 +159,10 @@ def check_room(folder: Path, bytes_needed: int) -> None:
 
 
 def _make_new(parent: Path, name: str) -> Path:
-    """Create the first free one of `name`, `name-2`, `name-3`, ... mkdir is atomic, so each name has one winner."""
+    """Create and return the first of the folders `name`, `name-2`, `name-3`, ... that does not exist yet.
+
+    mkdir is atomic, so two commands never get the same folder.
+    """
     number = 1
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -170,7 +180,7 @@ def _make_new(parent: Path, name: str) -> Path:
 
 
 def _missing_folders(folder: Path) -> list[Path]:
-    """Return the folder, if it does not exist yet, and its missing parents, innermost first."""
+    """Return the paths that do not exist yet among `folder` and its parents, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
@@ -189,7 +199,10 @@ def _not_empty(folder: Path) -> OutputError:
 
 
 def _locked(file: int, *, created: bool) -> bool:
-    """Try to lock an open file, without waiting."""
+    """Try to lock an open file without waiting. Return True if this process now holds the lock, otherwise False.
+
+    On a file system without locks, return `created`.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -200,7 +213,10 @@ def _locked(file: int, *, created: bool) -> bool:
 
 
 def _is_still_there(file: int, path: Path) -> bool:
-    """Return whether the path still leads to the open file. Its last owner may have removed it before it was locked."""
+    """Return True if `path` still refers to the open file.
+
+    The previous owner may have removed the lock file before this process locked it.
+    """
     try:
         return os.path.samestat(os.fstat(file), path.stat(follow_symlinks=False))
     except OSError:

@@ -30,7 +30,7 @@ FORMAT = 1
 TAIL_BYTES = 65_536
 """Bytes to read from the end of a run file. A footer with all its notes is shorter."""
 JOURNAL_BYTES = 1 << 28
-"""Maximum size of a journal that is read. The line of a run takes about 1 kB."""
+"""Maximum size of a journal that is read, in bytes. One run adds a line of about 1 kB."""
 MAX_DIFFERENCES = 20
 
 JournalLine = dict[str, Any]
@@ -60,7 +60,7 @@ class Journal:
         """All lines, including those that were written before the command was resumed."""
 
     def write(self, kind: str, /, **values: Any) -> None:
-        """Append one line. Raises OutputError."""
+        """Append one line of type `kind` and wait until it is on disk. Raises OutputError if it cannot be written."""
         line = {"type": kind, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
         data = hide_secrets(json.dumps(line, default=str).encode(), whole=True) + b"\n"
         try:
@@ -93,7 +93,7 @@ def open_journal(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, re
 
 
 def _begin(kind: JournalKind, folder: Path, plan: Mapping[str, Any], file: FileIO) -> Journal:
-    """Write the first line of a new journal, or check that a resumed one has the same plan."""
+    """Write the first line of a new journal. For a resumed journal, check that it was started with the same plan."""
     journal = Journal(kind.file, file, read_journal(kind, folder))
     if journal.lines:
         _check_same(kind, journal.lines, plan, folder)
@@ -114,9 +114,9 @@ def _check_not_begun(kind: JournalKind, path: Path, *, resume: bool) -> None:
 
 
 def read_journal(kind: JournalKind, folder: Path) -> list[JournalLine]:
-    """Return the lines of a journal. Damaged lines are skipped: the run files hold what is needed to go on.
+    """Return the lines of a journal. Damaged lines are skipped, because the run files hold everything needed to resume.
 
-    Raises OutputError for a file that cannot be a journal.
+    Raises OutputError if the file cannot be read or is too large.
     """
     file = folder / kind.file
     lines = list[JournalLine]()
@@ -135,7 +135,7 @@ def read_journal(kind: JournalKind, folder: Path) -> list[JournalLine]:
 
 
 def read_footer(run: Path) -> Footer | None:
-    """Return the footer of the run in a folder, or None if the run has not ended."""
+    """Return the footer of the run file in the folder `run`, or None if the run has not ended."""
     file = run / "run.jsonl"
     try:
         with open_input(file, pipes=False) as stream:
@@ -146,7 +146,10 @@ def read_footer(run: Path) -> Footer | None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename the folder of an unfinished run to the first free `<name>-unfinished-<number>`. No data is deleted."""
+    """Rename the folder of an unfinished run to the first free `<name>-unfinished-<number>`. No data is deleted.
+
+    Return the new path, or None if the folder does not exist.
+    """
     if not folder.exists():
         return None
     candidates = (folder.with_name(f"{folder.name}-unfinished-{number}") for number in range(1, 1_000_000))
@@ -154,7 +157,10 @@ def move_aside(folder: Path) -> Path | None:
 
 
 def _check_same(kind: JournalKind, lines: Sequence[JournalLine], plan: Mapping[str, Any], folder: Path) -> None:
-    """Raise PlanError if the journal was started with a different plan, OutputError if that plan cannot be read."""
+    """Raise PlanError if the journal was started with a different plan.
+
+    Raises OutputError if the journal contains no plan, or was written by a newer version of loadgen.
+    """
     first = next((line for line in lines if line["type"] == "plan"), None)
     if first is None:
         raise OutputError(f"{folder / kind.file} does not contain a plan.", "Start again with another --out.")
@@ -170,7 +176,7 @@ def _check_same(kind: JournalKind, lines: Sequence[JournalLine], plan: Mapping[s
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Yield one line for each value that changed, with the path to the value."""
+    """Yield one line of text for each value that differs between `before` and `now`, with the path to the value."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             yield from differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))

@@ -17,15 +17,19 @@ from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.wire.local_limits import port_range
 
 FILES_RESERVED = 64
-"""Open files that a process needs in addition to its sockets: libraries, pipes, the run file, the event loop."""
+"""Number of file descriptors that a process needs in addition to its sockets: libraries, pipes, the run file, the event
+loop."""
 FILES_PER_WORKER = 4
-"""Open files that the coordinator needs for each worker, and that each worker inherits."""
+"""Number of file descriptors that the coordinator needs for each worker. Each worker inherits them."""
 IDENTITY_FACTS = ("hostname", "kernel", "cpu", "python")
 """Facts that identify a machine for calibration. A change of any of them can change the error of timestamps."""
 
 
 def facts() -> dict[str, object]:
-    """Return hostname, os, kernel, python, cpu, cores and memory_bytes. Cores are those that this process may use."""
+    """Return hostname, os, kernel, python, cpu, cores and memory_bytes of this machine.
+
+    `cores` counts only the cores that this process may use.
+    """
     cpuinfo = Path("/proc/cpuinfo")  # some sandboxes do not have it
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if os.access(cpuinfo, os.R_OK) else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -41,7 +45,7 @@ def facts() -> dict[str, object]:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a host name or address can only be reached from this machine."""
+    """Return True if a host name or address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -49,7 +53,7 @@ def is_loopback(name: str) -> bool:
 
 
 def allow_open_files(sockets: int) -> None:
-    """Raise the limit on open files (RLIMIT_NOFILE) if the sockets need it.
+    """Raise the limit on open files (RLIMIT_NOFILE) if a process with this number of sockets needs it.
 
     Raises OpenFilesError if the hard limit is too low and this process may not raise it.
     """
@@ -85,7 +89,11 @@ def check_ports(concurrency: int, addresses: int) -> None:
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True):
-    """One burst of a calibration: `n` streams of `output_tokens` tokens, one every `itl_s`, each in its own event."""
+    """The load of one calibration burst.
+
+    `n` streams start together. Each stream has `output_tokens` tokens, one every `itl_s` seconds, each in a separate
+    event.
+    """
 
     server: str
     n: int
@@ -105,18 +113,22 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
     load: CalibrationPoint
     """Load under which the errors were measured."""
     errors: dict[str, dict[str, Any]]
-    """A loadgen.analysis.calibration.StampComparison per timestamp source: `ring`, `socket` or `user`."""
+    """The timestamp errors, as a loadgen.analysis.calibration.StampComparison per timestamp source: `ring`, `socket` or
+    `user`."""
     events_per_s: float
-    """Highest measured event rate at which TTFT was exact (loadgen.analysis.calibration.EXACT_TTFT_ERROR_S). 0: none.
+    """Highest measured event rate in 1/s at which TTFT was exact, or 0 if TTFT was exact at no rate.
+
+    TTFT is exact if the p99 of its error is less than loadgen.analysis.calibration.EXACT_TTFT_ERROR_S.
     """
     limited_by: str
-    """What prevented a higher rate: `client`, `server` or `time`."""
+    """Reason why no higher event rate was reached: `client`, `server` or `time`."""
 
 
 def save_calibration(calibration: Calibration, machine: Mapping[str, object]) -> Path:
-    """Save the calibration of a machine, identified by its `facts`, and return the file.
+    """Save the calibration of a machine, which its `facts` identify. Return the path of the calibration file.
 
-    The file holds the calibrations of all machines that share this home directory. Raises OSError.
+    The file holds the calibrations of all machines that share this home directory. Raises OSError if it cannot be
+    written.
     """
     file = _calibration_file()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +140,10 @@ def save_calibration(calibration: Calibration, machine: Mapping[str, object]) ->
 
 
 def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibration | None:
-    """Return the calibration of the machine with these `facts`, or None. `say` gets a line if it cannot be read."""
+    """Return the saved calibration of the machine with these `facts`.
+
+    Return None if there is no calibration or if it cannot be read. In the second case, `say` is called with a message.
+    """
     raw = _load_all(say).get(_key(machine))
     if raw is None:
         return None
@@ -140,7 +155,10 @@ def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) 
 
 
 def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
-    """Return the calibrations of all machines. A damaged file counts as empty, and `say` gets a line about it."""
+    """Return the saved calibrations of all machines, or an empty dict if there is no file.
+
+    If the file is damaged, return an empty dict and call `say` with a message.
+    """
     try:
         return msgspec.json.decode(_calibration_file().read_bytes(), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
@@ -151,9 +169,10 @@ def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
 
 
 def _calibration_file() -> Path:
-    """Return the calibration file in the user's cache folder. Raises OSError if the user has no home.
+    """Return the path of the calibration file in the user's cache folder. Raises OSError if the user has no home
+    directory.
 
-    The folder follows the XDG Base Directory Specification, which ignores relative paths.
+    The folder follows the XDG Base Directory Specification: a relative path in XDG_CACHE_HOME is ignored.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

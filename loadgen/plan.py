@@ -43,17 +43,20 @@ from loadgen.workloads.workload import Workload
 
 
 def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
-    """Return the default of `output_tokens`, which depends on the workload."""
+    """Return the default of `output_tokens`.
+
+    A workload from a file uses the lengths of the recorded answers. Other workloads use DEFAULT_OUTPUT_TOKENS.
+    """
     return lengths.ANSWERS if _workload_file(settings["workload"]) else lengths.DEFAULT_OUTPUT_TOKENS
 
 
 def _workload_file(text: str) -> Path | None:
-    """Return the file from which a workload reads its requests, or None if it generates them."""
+    """Return the file from which a workload reads its requests, or None if the workload generates them."""
     return getattr(workload.parse(text), "path", None)
 
 
 def all_endpoints() -> Iterable[str]:
-    """Return the names of all endpoints, over all backends."""
+    """Return the names of the endpoints of all backends."""
     return dict.fromkeys(name for kind in BACKENDS.values() for name in kind.dialects)
 
 
@@ -199,74 +202,76 @@ class Plan:
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, **values: Any) -> None:
-            """Validate the values. Raises PlanError with one line per mistake, which names the command-line option."""
+            """Validate the values and store them. Raises PlanError with one line per mistake. Each line names the
+            command-line option."""
             vars(self).update(validate_fields(type(self), values))
             mistake = next(self._mistakes(), "")
             if mistake:
                 raise PlanError(mistake, NOTHING_SENT)
 
     def replaced(self, **changes: Any) -> Self:
-        """Return a copy of the plan with these changes, which must be valid: they are not checked."""
+        """Return a copy of the plan with some fields changed. The new values are not validated."""
         plan = object.__new__(type(self))
         vars(plan).update(vars(self) | changes)
         return plan
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON types and without secrets, as the run file stores it."""
+        """Return the plan as the run file stores it: with JSON types and without secrets."""
         values = vars(self) | {"header": tuple(map(redact_header, self.header))}
         return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(values, enc_hook=str)))
 
     def each_repeat(self) -> list[Plan]:
-        """Return the plan of each repeat.
+        """Return one plan per repeat. Each repeat has a different seed.
 
-        Each repeat has a different seed. With the same seed the server would find the prompts in its prefix cache, and
-        the random lengths and intervals would be the same every time.
+        With equal seeds the server would find the prompts in its prefix cache, and every repeat would have equal random
+        lengths and intervals.
         """
         changes = ({"repeat": number, "seed": self.seed + number - 1} for number in range(1, self.repeats + 1))
         return [self.replaced(**change) for change in changes]
 
     @property
     def arrival_process(self) -> Arrivals:
-        """The value of `arrivals`."""
+        """Return the arrival process that the field `arrivals` describes."""
         return arrivals.parse(self.arrivals)
 
     @property
     def prompt_source(self) -> Workload:
-        """The value of `workload`."""
+        """Return the source of prompts that the field `workload` describes."""
         return workload.parse(self.workload)
 
     @property
     def input_lengths(self) -> LengthDistribution:
-        """The value of `input_tokens`."""
+        """Return the distribution of prompt lengths that the field `input_tokens` describes."""
         return lengths.parse(str(self.input_tokens))
 
     @property
     def output_lengths(self) -> OutputLengths:
-        """The value of `output_tokens`."""
+        """Return the output lengths that the field `output_tokens` describes."""
         return lengths.parse_outputs(str(self.output_tokens))
 
     @property
     def uses_sessions(self) -> bool:
-        """Return whether `n`, clients and arrivals count sessions instead of requests."""
+        """Return True if the workload is multi-turn. The plan then counts sessions instead of requests: in `n`, clients
+        and arrivals."""
         return isinstance(self.prompt_source, MultiTurn)
 
     @property
     def workload_file(self) -> Path | None:
-        """The file from which the workload reads its requests, or None if it generates them."""
+        """Return the file from which the workload reads its requests, or None if it generates them."""
         return _workload_file(self.workload)
 
     @property
     def uses_file(self) -> bool:
-        """Return whether the prompts, or the sessions, come from a file."""
+        """Return True if the prompts or sessions come from a file."""
         return self.workload_file is not None
 
     @property
     def may_stop_early(self) -> bool:
-        """Return whether responses may end before the requested length."""
+        """Return True if responses may end before the requested length."""
         return not self.ignore_eos or self.output_lengths.may_end
 
     def _mistakes(self) -> Iterator[str]:
-        """Yield the mistakes that involve more than one field."""
+        """Yield a message for each mistake that involves more than one field."""
         process = self.arrival_process
         if not (self.server or self.url):
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"

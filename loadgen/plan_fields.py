@@ -1,7 +1,7 @@
-"""Reading and writing the settings of a Plan.
+"""Converts and validates the fields of a Plan.
 
-Converts and checks the values of fields, reads plan files and the catalog of named workloads, and writes a plan as a
-command line or as one line of text.
+This module also reads plan files and the catalog of named workloads, and writes a plan as a command line or as one line
+of text.
 """
 
 from __future__ import annotations
@@ -40,28 +40,30 @@ TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", s
 """Names of the types in error messages."""
 
 Group = Literal["Load", "Server", "Prompts", "Output", "Advanced"]
-"""Heading under which `--help` lists an option. The first help screen only names the advanced options."""
+"""Heading under which `--help` lists an option. The first help screen shows only the names of the advanced options."""
 Check = Callable[[Any], Any]
-"""Annotated marker that validates a value after type conversion.
+"""A function that validates a field's value after type conversion. It is used as an Annotated marker.
 
-It returns the value or its canonical form, or raises ValueError.
+The function returns the value or its canonical form, or raises ValueError.
 """
 
 
 class RunOption(msgspec.Struct, frozen=True):
     """Command-line and web-form metadata of a Plan field.
 
-    The option's name and syntax follow from the field: `timeout_s` becomes `--timeout` and takes `500ms`, a bool
-    becomes a flag, and an option with a tuple may be repeated.
+    The option's name and syntax depend on the field. `timeout_s` becomes `--timeout`, which takes values such as
+    `500ms`. A bool field becomes a flag. The option of a tuple field may be repeated.
     """
 
     group: Group
     interactive: Literal["form", "start"] | None = None
-    """Use in `loadgen ui`: editable in its web form between runs, fixed at the start, or (None) not available."""
+    """Availability in `loadgen ui`: `form` (editable in the web form between runs), `start` (fixed when the command
+    starts), or None (not available)."""
     help: str = ""
     """Help text. Default: the field's docstring."""
     default: Callable[[Mapping[str, Any]], Any] | None = None
-    """Computes the default from the settings of the preceding fields."""
+    """Function that computes the default from the settings of the preceding fields. None: the field has a fixed
+    default."""
 
 
 class Preprocess(msgspec.Struct, frozen=True):
@@ -71,7 +73,10 @@ class Preprocess(msgspec.Struct, frozen=True):
 
 
 def one_of(choices: Callable[[], Iterable[str]]) -> Check:
-    """Return a check for one of several names. Unlike with Literal, the names are looked up when a value is checked."""
+    """Return a check that accepts only the names returned by `choices`.
+
+    `choices` is called when a value is checked. A Literal type would need the names at import time.
+    """
 
     def check(name: str) -> str:
         names = list(choices())
@@ -94,7 +99,7 @@ def require(condition: Callable[[Any], bool], message: str) -> Check:
 
 
 def in_range(low: int, high: int) -> Check:
-    """Return a check for a number from `low` to `high`, both included."""
+    """Return a check that accepts numbers from `low` to `high`, both included."""
     return require(lambda number: low <= number <= high, f"must be from {low} to {high:,}")
 
 
@@ -104,7 +109,11 @@ def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def known_gpu(text: str) -> str:
-    """Return the text if `loadgen.servers.hardware` knows the GPUs that it names, or if it is empty."""
+    """Return the text unchanged if it is empty or names GPUs that `loadgen.servers.hardware` supports, such as `4 x
+    A100`.
+
+    Raises ValueError for any other text.
+    """
     if text:
         from loadgen.servers.hardware import parse_gpus
 
@@ -113,13 +122,16 @@ def known_gpu(text: str) -> str:
 
 
 def existing_tokenizer(tokenizer: Path) -> Path:
-    """Return the tokenizer if its file exists. Raises PromptError otherwise."""
+    """Return the tokenizer unchanged if its file exists. Raises PromptError otherwise."""
     tokenizer_file(tokenizer)
     return tokenizer
 
 
 def canonical(parse: Callable[[str], object]) -> Check:
-    """Return a check that parses a value and formats it again. Error messages include the hint of the parser."""
+    """Return a check that parses a value and returns its canonical text, or an int if that text is a whole number.
+
+    The check raises ValueError with the message and hint of the parser.
+    """
 
     def check(value: int | str) -> int | str:
         try:
@@ -164,11 +176,11 @@ class PlanField(NamedTuple):
     default: Any
 
     def default_after(self, settings: Mapping[str, Any]) -> Any:
-        """Return the default, which may depend on the settings of the preceding fields."""
+        """Return the default of the field. It may depend on `settings`, the values of the preceding fields."""
         return self.option.default(settings) if self.option and self.option.default else self.default
 
     def read(self, value: Any) -> Any:
-        """Convert and check a value. Raises ValueError."""
+        """Convert a raw value to the type of the field and check it. Raises ValueError if the value is invalid."""
         for step in self.preprocess:
             value = step.read(value)
         types = get_args(self.type) if get_origin(self.type) in {Union, UnionType} else (self.type,)
@@ -209,7 +221,7 @@ def _field(field: Field[Any], hint: Any, bare: Any) -> PlanField:
 
 
 def _metadata(hint: Any) -> Iterator[Any]:
-    """Yield the Annotated markers of a type, those of its parts first."""
+    """Yield the Annotated markers of a type hint, inner markers first."""
     if get_origin(hint) in {Union, UnionType, Annotated}:
         parts = get_args(hint) if get_origin(hint) is not Annotated else (hint.__origin__,)
         for part in parts:
@@ -218,9 +230,9 @@ def _metadata(hint: Any) -> Iterator[Any]:
 
 
 def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked value, or the default, of every field.
+    """Return the value of every field of the Plan: the validated entry of `values`, or else the field's default.
 
-    Raises PlanError with one line per mistake, which names the option.
+    Raises PlanError with one line per mistake. Each line names the command-line option.
     """
     known = fields_of(plan)
     result = dict[str, Any]()
@@ -242,14 +254,18 @@ def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, An
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
-    """Return the fields of the Plan that are options of a run, in order and with their help text."""
+    """Return the option of each Plan field that has one, by field name, with its help text and in the order of the
+    fields."""
     docstrings = _docstrings(plan)
     options = {name: field.option for name, field in fields_of(plan).items() if field.option}
     return {name: replace(option, help=option.help or docstrings[name]) for name, option in options.items()}
 
 
 def _docstrings(plan: type[Plan]) -> dict[str, str]:
-    """Return the docstring of each field of the Plan and of its base classes. They are read from the source code."""
+    """Return the docstring of each field of the Plan and of its base classes, by field name.
+
+    Python does not keep docstrings of fields, so they are read from the source code.
+    """
     result = dict[str, str]()
     for cls in reversed(plan.__mro__[:-1]):
         source = ast.parse(Path(str(sys.modules[cls.__module__].__file__)).read_text("utf-8"))
@@ -261,7 +277,10 @@ def _docstrings(plan: type[Plan]) -> dict[str, str]:
 
 
 def option_name(field: str) -> str:
-    """Return the command-line option of a field. It has no unit suffix, because users write units with the value."""
+    """Return the command-line option of a field, such as `--timeout` for `timeout_s`.
+
+    The unit suffix is removed, because users write the unit with the value.
+    """
     return "--" + field.removesuffix("_s").replace("_", "-")
 
 
@@ -273,7 +292,7 @@ def _error_line(name: str, value: Any, message: str) -> str:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """Read the settings of a plan file, a TOML file whose keys are the fields of Plan.
+    """Return the settings in a plan file, which is a TOML file whose keys are the fields of Plan.
 
     Raises PlanError if the file cannot be read or is not TOML.
     """
@@ -286,12 +305,12 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def catalog_names() -> list[str]:
-    """Return the named workloads: `paper-burst` first, the others in alphabetical order."""
+    """Return the names of the workloads in the catalog: `paper-burst` first, the others in alphabetical order."""
     return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
 
 
 def from_catalog(name: str) -> dict[str, Any]:
-    """Return the settings of a named workload. Raises WorkloadError for a name that is not in the catalog."""
+    """Return the settings of a workload in the catalog. Raises WorkloadError for an unknown name."""
     names = catalog_names()
     if name not in names:
         raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
@@ -301,7 +320,7 @@ def from_catalog(name: str) -> dict[str, Any]:
 
 
 def command_line(plan: Plan) -> list[str]:
-    """Return the command line that runs this plan, with the options that differ from their defaults."""
+    """Return the command line that runs this plan. It contains only the options that differ from their defaults."""
     words = ["loadgen", "run"]
     for name, field in fields_of(type(plan)).items():
         value, flag = getattr(plan, name), option_name(name)
@@ -322,7 +341,10 @@ def command_line(plan: Plan) -> list[str]:
 
 
 def describe_lengths(plan: Plan) -> tuple[str, str]:
-    """Return prompt and output lengths as text, also for a trace or a file that contains its own lengths."""
+    """Return the prompt length and the output length of a plan as text, such as `512` and `at most 128`.
+
+    If a trace or file contains the lengths, the text says so: `recorded` or `the file's`.
+    """
     if plan.arrival_process.facts.recorded and isinstance(plan.prompt_source, workload.Synthetic):
         return "recorded", "recorded"
     inputs = "the file's" if plan.uses_file else f"{plan.input_tokens}"
@@ -337,7 +359,7 @@ def describe_lengths(plan: Plan) -> tuple[str, str]:
 
 
 def describe_plan(plan: Plan, dialect: Dialect) -> str:
-    """Return a description of the plan in one line."""
+    """Return a description of the plan in one line, such as `200 requests, poisson:20, 512 tokens in, 128 out`."""
     noun = "sessions" if plan.uses_sessions else "requests"
     number = "" if plan.n is None else f"{plan.n} {noun}, "
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"

@@ -32,7 +32,8 @@ RESULTS_ARE_SAFE = (
     "The measurements are safe in run.jsonl. Free some disk space and run `loadgen report`, or name --out."
 )
 SUMMARY_BYTES = 1 << 26
-"""Maximum size of a summary.json that is read. A larger one is rebuilt from its run."""
+"""Maximum size of a summary.json that is read, in bytes. A larger file is ignored and written again from its run file.
+"""
 
 
 def parse_expressions(
@@ -42,9 +43,10 @@ def parse_expressions(
     *,
     recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
-    """Parse the objectives of a run and those of its requests. Raises PlanError, which lists every mistake.
+    """Parse the objectives of a run (`assertions`) and those of its requests (`goodput`).
 
-    --junit needs objectives. Runs that are already `recorded` may contain their own.
+    If `junit` is given, there must be objectives. Runs that are already `recorded` may contain them. Raises PlanError,
+    whose message lists every mistake.
     """
     if junit is not None and not assertions and not recorded:
         raise missing_objectives()
@@ -67,9 +69,9 @@ def missing_objectives() -> PlanError:
 def expressions_for(
     header: Header, objectives: Sequence[Objective], bounds: Sequence[Objective]
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
-    """Return the objectives of a run, the bounds of its requests, and notes about expressions that cannot be parsed.
+    """Return the objectives of a run, the bounds of its requests, and a note for each expression that cannot be parsed.
 
-    Objectives and bounds that are passed in replace those in the run's header.
+    If `objectives` or `bounds` is not empty, it replaces the expressions in the run's header.
     """
     own_objectives = () if objectives else header.objectives
     own_bounds = () if bounds else header.goodput
@@ -92,12 +94,12 @@ def expressions_for(
 
 
 class RunGroup(NamedTuple):
-    """One run, or the repeats in one folder."""
+    """One run, or all repeats in one folder."""
 
     folder: Path
     parts: list[ReportedRun]
     json: dict[str, Any]
-    """Content of summary.json. For repeats: their joint summary and the summary of each."""
+    """Content of summary.json. For repeats, this is their joint summary and the summary of each repeat."""
     between: RepeatsSummary | None = None
     """Joint summary of the repeats. None for a single run."""
 
@@ -108,7 +110,8 @@ def folder_of(run: Path) -> Path:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs in a folder of repeats, in order. For any other path return the path itself."""
+    """Return the run folders in a folder of repeats, in the order of their numbers. For any other path, return only
+    that path."""
     if not path.is_dir() or (path / "run.jsonl").exists():
         return [path]
     folders = [file.parent for file in path.glob("repeat-*/run.jsonl")]
@@ -124,14 +127,14 @@ def report_link(run: Path, page: Path) -> str:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return all runs in a folder of runs. For a single run or a folder of repeats the list is empty."""
+    """Return the folders of all runs below a folder. For a single run or a folder of repeats, return an empty list."""
     if not folder.is_dir() or runs_in(folder) != [folder] or (folder / "run.jsonl").exists():
         return []
     return sorted(file.parent for file in folder.rglob("run.jsonl"))
 
 
 def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
-    """Return the entries of an index page, and a sentence for each run that cannot be read."""
+    """Return the entries of an index page, and a message for each run that cannot be read."""
     from loadgen.analysis.repeats import IndexedRun
 
     entries = []
@@ -148,9 +151,10 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _current_summary(run: Path) -> Summary:
-    """Return the summary of a run from its summary.json, which is rewritten if it is missing or older than the run.
+    """Return the summary of a run from its summary.json.
 
-    Raises RunFileError.
+    If that file is missing, unreadable or older than the run file, summarise the run and write summary.json again.
+    Raises RunFileError if the run cannot be read.
     """
     from msgspec import MsgspecError
 
@@ -175,10 +179,10 @@ def load_and_summarise(
     drawn: bool = True,
     known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
-    """Summarise a run and check its objectives: those passed in, or else those in its header.
+    """Summarise a run and check its objectives. `objectives` and `bounds` replace those in the run's header.
 
-    The result holds the summary and, if `drawn`, the data of the charts, but no Records. A caller that has already read
-    the run file passes its content as `known`.
+    The result holds the summary but no Records. With `drawn`, it also holds the data of the charts. A caller that has
+    already read the run file passes the content as `known`.
     """
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
@@ -197,7 +201,7 @@ def load_and_summarise(
 
 
 def write_summary(run: Path, summary: Summary, hint: str = RESULTS_ARE_SAFE) -> None:
-    """Write summary.json into the run's folder. Raises OutputError with this hint."""
+    """Write summary.json into the run's folder. Raises OutputError with `hint` if the file cannot be written."""
     from loadgen.analysis.summary import as_dict
 
     write_text(folder_of(run) / "summary.json", json.dumps(as_dict(summary), indent=2) + "\n", hint)
@@ -218,9 +222,9 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) ->
 
 
 def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
-    """Write a file of results atomically. If several commands write the same file, the last one wins.
+    """Write a file of results atomically. If several commands write the same file, the last command wins.
 
-    Raises OutputError with this hint.
+    Raises OutputError with `hint` if the file cannot be written.
     """
     target = file.resolve()
     is_device = file.exists() and not file.is_file()  # such as /dev/stdout
@@ -245,10 +249,10 @@ def compare_paths(
     run_variation: float,
     gates: Sequence[Gate] = (),
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
-    """Compare B with A and return the comparison and the runs of both sides. A path may be a folder of repeats.
+    """Compare the runs `b` with the runs `a`. Return the comparison and the runs of both sides.
 
-    Raises RunFileError for a path without a run. Raises PlanError with `unequal_hint` if the runs did unequal work; a
-    hint of None allows it.
+    A path may be a folder of repeats. Raises RunFileError for a path without a run. Raises PlanError with
+    `unequal_hint` if the two sides did unequal work, unless the hint is None.
     """
     from loadgen.analysis.compare import compare, read_run
 

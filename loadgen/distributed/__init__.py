@@ -1,12 +1,12 @@
-"""A run over several machines: `loadgen burst --distributed` on one, `loadgen worker` on the others.
+"""Runs over several machines: `loadgen burst --distributed` runs on one machine, `loadgen worker` on the others.
 
     protocol        the messages between the commands, the frames between a command and its Locust process, the
                     shared token, and the clock exchange
-    locust_process  Locust's side: sockets, heartbeats, handshakes and clock exchanges, in a separate process
+    locust_process  the Locust process of a command: sockets, heartbeats, handshakes and clock exchanges
     master, worker  the two commands
 
 LoadgenError
-└── DistributedError    the run cannot begin, or a machine cannot do its part
+└── DistributedError    the run cannot begin, or a machine cannot carry out its share of the run
     └── TokenError      the shared token is missing, too short or wrong
 """
 
@@ -14,7 +14,7 @@ from loadgen.errors import LoadgenError
 
 
 class DistributedError(LoadgenError):
-    """The run cannot begin, or a machine cannot do its part."""
+    """A distributed run cannot begin, or one of its machines cannot carry out its share of the run."""
 
 
 class TokenError(DistributedError):

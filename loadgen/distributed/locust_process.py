@@ -1,9 +1,9 @@
-"""Locust's side of a run over several machines: sockets, heartbeats, and a token check for new machines.
+"""The Locust process of a distributed run: sockets, heartbeats, and the token check of new machines.
 
     python -m loadgen.distributed.locust_process ROLE HOST PORT FD      started by loadgen.distributed.protocol
 
-Locust provides the sockets, the heartbeats and the detection of lost machines. Importing Locust patches the
-interpreter for gevent. So no other module imports this one, and nothing is measured in this process.
+Locust provides the sockets, the heartbeats and the detection of lost machines. Importing Locust patches the interpreter
+for gevent. Therefore no other module imports this one, and nothing is measured in this process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ from loadgen.distributed import TokenError, protocol
 from loadgen.distributed.protocol import Frames, Order, exchanged
 
 CHANNEL = "loadgen"
-"""Locust's message type for our messages."""
+"""Locust message type of all loadgen messages."""
 ACCEPTED_TYPES = {"client_ready", "heartbeat", "quit", CHANNEL}
-"""Message types that the master accepts. Locust needs the first three to track machines; others are ignored."""
+"""Message types that the master accepts. Messages of other types are ignored. Locust needs the first three types to
+track machines."""
 LOST_HEARTBEATS = -5
-"""Heartbeat count at which a machine is lost, about eight seconds after its last message. Locust calls a worker missing
-after three silent seconds and keeps counting down; until then a busy machine may come back."""
+"""Heartbeat count at which a machine is lost, about eight seconds after its last message.
+
+Locust reports a worker as missing after three silent seconds and continues to count down. A busy machine may recover
+before the count reaches this value.
+"""
 MASTER_SILENCE_S = 20
-"""The master is lost after this time without a heartbeat. Locust's own limit is a minute."""
+"""Time in seconds without a heartbeat after which a worker machine considers the master lost. Locust's own limit is a
+minute."""
 HANDSHAKE_LIMIT_S = 15.0
 NONCE_BYTES = 16
 SERIES_LENGTH = 20
@@ -49,22 +54,22 @@ EXCHANGE_EVERY_S = 1.0
 EXCHANGE_LIMIT_S = 2.0
 WATCH_EVERY_S = 0.2
 MAX_PENDING_HANDSHAKES = 256
-"""A new handshake beyond this limit replaces the oldest."""
+"""Maximum number of unfinished handshakes. A new handshake beyond this limit replaces the oldest one."""
 
 Payload = Mapping[str, Any]
-"""The content of a message on our channel. A stranger may have sent it."""
+"""Content of a message of type CHANNEL. It is untrusted, because any host that reaches the port can send one."""
 
 
 class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust is not typed throughout
-    """Locust's master, restricted to the messages used here and robust against malformed bytes."""
+    """Locust's master runner, restricted to the accepted message types and robust against malformed bytes."""
 
     def handle_message(self, client_id: str, msg: Message) -> None:
-        """Handle an accepted message that bears its sender's own name."""
+        """Handle a message if its type is accepted and its node ID is the sender's ID. Ignore any other message."""
         if msg.type in ACCEPTED_TYPES and msg.node_id == client_id:
             super().handle_message(client_id, msg)
 
     def client_listener(self) -> NoReturn:
-        """Listen again after malformed bytes, on which Locust's own listener would end."""
+        """Listen for messages, and continue after malformed bytes. Locust's own listener would end on them."""
         while True:
             try:
                 super().client_listener()
@@ -73,27 +78,39 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
 
 
 class Peer:
-    """The part that both sides share: open sealed messages and pass them on, run the handshake, obey the command."""
+    """Base class of both sides of a distributed run.
+
+    A peer runs the handshake, opens sealed messages and passes them to the command, and carries out the command's
+    orders.
+    """
 
     role: str
 
     def __init__(self, runner: Any, frames: Frames[Order], **handshake: Callable[[str, Payload], None]) -> None:
-        """`handshake` maps a step to the handler of messages from nodes that have not proven themselves."""
+        """Register for Locust's messages.
+
+        `handshake` maps each handshake step to its handler. These handlers receive the messages of nodes that have not
+        yet proven that they hold the token.
+        """
         self.runner = runner
         self.frames = frames
         self.token = protocol.token_of(os.environ)
         self.channels: dict[str, protocol.SealedChannel] = {}
-        """By node: the channels of proven peers. A worker has only the master's channel, under an empty name."""
+        """Channels of authenticated peers, by node. A worker has only the channel to the master, under an empty name.
+        """
         self.sealed: dict[str, Callable[[str, bytes, int], None]] = {
             "words": lambda node, body, _: frames.post(protocol.Sealed(node, body))
         }
-        """By step: the handler of an opened message. It takes the node, the body and the arrival time in ns."""
+        """Handlers of opened messages, by step. A handler takes the node, the body and the arrival time in ns."""
         self._handshake = handshake
         self._sending = RLock()
         runner.register_message(CHANNEL, self._on_message)
 
     def obey(self, series: Callable[[str], None] | None = None) -> None:
-        """Carry out the command's orders until it is gone. The master passes `series` to run clock exchanges."""
+        """Carry out the command's orders until the command has closed its socket.
+
+        Only the master passes `series`, which runs a series of clock exchanges with a node.
+        """
         while True:
             try:
                 order = self.frames.receive()
@@ -105,19 +122,22 @@ class Peer:
                 gevent.spawn(series, order.node)
 
     def enter(self, node: str, handshake: protocol.Handshake) -> None:
-        """Open the channel to a node that has proven itself."""
+        """Open the channel to a node that has proven that it holds the token, and report the node to the command."""
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))
 
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
-        """Seal and send a message. `body` is called under the lock, so that message numbers go out in order."""
+        """Seal a message and send it to a node. Do nothing if there is no channel to the node.
+
+        `body` is called while the lock is held, so that messages are sent in the order of their numbers.
+        """
         with self._sending:
             channel = self.channels.get(node)
             if channel is not None:
                 self.send_open(node, step=step, **channel.seal(body()))
 
     def send_open(self, node: str, **payload: object) -> None:
-        """Send a message that is not sealed. A worker always sends to the master."""
+        """Send an unsealed message to a node. A worker's messages always go to the master."""
         self.runner.send_message(CHANNEL, payload, client_id=node)
 
     def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - Locust passes keywords
@@ -149,7 +169,7 @@ class MasterPeer(Peer):
         self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
-        """Report machines that left and machines that have been silent for too long."""
+        """Report machines that have disconnected or have been silent for too long to the command."""
         while True:
             gevent.sleep(WATCH_EVERY_S)
             for node in list(self.channels):
@@ -182,12 +202,18 @@ class MasterPeer(Peer):
         gevent.spawn(self._exchange, node, itertools.count(), EXCHANGE_EVERY_S)
 
     def series(self, node: str) -> None:
-        """Run many exchanges at once. The one with the shortest round trip is the most exact."""
+        """Run a series of clock exchanges with a node, one shortly after the other, and report its end to the command.
+
+        The exchange with the shortest round trip is the most exact one.
+        """
         self._exchange(node, range(SERIES_LENGTH), SERIES_GAP_S)
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Exchange timestamps with a connected machine. Each exchange ends, or times out, before the next."""
+        """Exchange timestamps with a connected machine, once for each item in `times`.
+
+        Each exchange ends or times out before the next one starts. `gap_s` is the pause between two exchanges.
+        """
         for _ in times:
             if node not in self.channels:
                 return
@@ -203,7 +229,7 @@ class MasterPeer(Peer):
 
 
 class WorkerPeer(Peer):
-    """The worker's side: proves that it holds the token and answers clock exchanges."""
+    """The worker machine's side: proves that the machine holds the token, and answers clock exchanges."""
 
     role = protocol.WORKER
 
@@ -240,7 +266,10 @@ class WorkerPeer(Peer):
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
-    """Run until the command is gone or, at a worker machine, until the master is gone."""
+    """Run the Locust process until its command ends. On a worker machine, it also ends when the master is lost.
+
+    `fd` is the file descriptor of the socket to the command.
+    """
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
     locust_runners.CONNECT_RETRY_COUNT = protocol.MASTER_LIMIT_S // locust_runners.CONNECT_TIMEOUT - 1
     command = socket.socket(fileno=fd)
@@ -285,8 +314,8 @@ def _worker(runner: locust_runners.WorkerRunner, frames: Frames[Order]) -> None:
 
     gevent.spawn(until_left)
     obeying.join()
-    runner.environment.events.quitting.fire(environment=runner.environment)  # tells the master
-    runner.greenlet.kill(block=True)  # or it would read from a closed socket for ever
+    runner.environment.events.quitting.fire(environment=runner.environment)  # informs the master
+    runner.greenlet.kill(block=True)  # otherwise it would read from a closed socket forever
     runner.client.close(linger=1000)
 
 

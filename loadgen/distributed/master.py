@@ -1,4 +1,7 @@
-"""The master: waits for worker machines, splits the plan among them, starts them at one instant, and writes the run."""
+"""The master of a distributed run.
+
+The master waits for worker machines, splits the plan among them, starts them at the same time, and writes the run file.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +40,22 @@ from loadgen.servers.wire.timestamp_sources import least_exact_source
 
 LISTEN_S = 0.1
 LEAD_NS = 300_000_000
-"""Time from the order to start until the start, in addition to twice the longest round trip. Within it every machine's
-workers begin to wait for the instant."""
+"""Time in ns between the order to start and the start. Twice the longest round trip is added to it.
+
+In this time the order reaches the workers of every machine, and the workers begin to wait for the start.
+"""
 MEASURE_LIMIT_S = 30.0
 MAX_SAMPLES = 10_000
-"""Clock samples kept per machine: the last hours, at one exchange per second."""
+"""Maximum number of clock samples per machine. Beyond it, samples in the middle are deleted, and the first and newest
+are kept."""
 MIN_DRIFT_NS = 1_000
-"""A smaller drift between two clocks is not corrected."""
+"""Drift between two clocks, in ns, up to which no correction is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
-    """The machines of a distributed run."""
+    """Settings of a distributed run: how many machines take part, where the master listens, and how long it waits for
+    machines."""
 
     machines: int
     bind: Address
@@ -57,38 +64,38 @@ class MachinePlan:
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """One worker machine, as the master sees it."""
+    """State of one worker machine, as the master tracks it."""
 
     node: str
-    """Its name in Locust."""
+    """Name of the machine in Locust."""
     name: str
-    """Its host name, with a number if several machines have the same."""
+    """Host name of the machine. A number is added if several machines have the same host name."""
     folder: str
     host: dict[str, Any]
     tasks: Sequence[WorkerTask] = ()
-    """Tasks of its workers; empty while the machine has no place in the run."""
+    """Tasks of the machine's workers. Empty while the machine has no share of the run."""
     drawn: protocol.PromptsReady | None = None
     connecting: bool = False
     ready: protocol.Ready | None = None
     measured: bool = False
-    """Whether the last requested series of clock exchanges has ended."""
+    """True once the last requested series of clock exchanges has ended."""
     samples: list[ClockSample] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     due: list[int] = field(default_factory=list)
     offset: ClockOffset = field(init=False)
-    """Measured at the start, and updated at the end."""
+    """Offset of the machine's clock. It is measured at the start of the run and updated at the end."""
     ended: protocol.Ended | None = None
     lost: str = ""
-    """Why the machine is lost; empty otherwise."""
+    """Reason why the machine is lost. Empty if it is not lost."""
 
     @property
     def workers(self) -> list[int]:
-        """The numbers of its workers."""
+        """Return the numbers of the machine's workers."""
         return [task.worker for task in self.tasks]
 
     @property
     def unsent_hint(self) -> str:
-        """A sentence that says where a lost machine's unsent records are."""
+        """Return a message that names the folder of the records that a lost machine has not sent."""
         return f"Its unsent records are on that machine, in {self.folder}"
 
 
@@ -97,7 +104,9 @@ def run(
 ) -> Footer:
     """Run the plan on worker machines, with `plan.workers` processes on each, and write `folder/run.jsonl`.
 
-    Raises DistributedError before anything is sent, and everything that `prepare.run` raises."""
+    Raises DistributedError if the run cannot begin or the Locust process ends, and every error that `prepare.run`
+    raises.
+    """
     protocol.require_locust()
     bind = spread.bind.numeric
     if not protocol.token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master
@@ -121,12 +130,13 @@ def run(
 
 @dataclass(slots=True)
 class Master:
-    """One run over several machines: handles events from Locust and tracks the machines' states."""
+    """The master of one distributed run. It handles the events of its Locust process and tracks the state of each
+    machine."""
 
     _link: Frames[Event]
     _header: Header
     _tasks: Sequence[Sequence[WorkerTask]]
-    """One share of tasks per machine."""
+    """Tasks of all workers, grouped into one share per machine."""
     _spread: MachinePlan
     _folder: Path
     _say: Say
@@ -137,13 +147,16 @@ class Master:
     _started: bool = False
     _known: dict[str, Machine] = field(default_factory=dict)
     _joined: set[str] = field(default_factory=set)
-    """Nodes that were admitted and are not gone, including those that have not sent a message yet."""
+    """Nodes that have joined and are still connected, including those that have not sent a message yet."""
 
     def __post_init__(self) -> None:
         self._places = [None] * len(self._tasks)
 
     def run(self, sampler: Sampler) -> Footer:
-        """Run from the first machine to the footer. Every machine is informed however the run ends."""
+        """Run the distributed run from waiting for machines to writing the footer.
+
+        Every machine that has joined is informed of the end, also if the run fails.
+        """
         outcome, kept_all = "the master failed", False
         try:
             sampler.idle()
@@ -169,7 +182,7 @@ class Master:
                 self._link.send(protocol.Bye(outcome, kept_all and took_part), node)
 
     def _assemble(self) -> None:
-        """Wait until every place is taken by a machine that is ready and whose clock offset is known."""
+        """Wait until every share of the plan has a machine that is ready and whose clock offset is known."""
         spread = self._spread
         listening_deadline = time.monotonic() + MEASURE_LIMIT_S
         self._until(lambda: self._port is not None, listening_deadline, "Locust's master did not start")
@@ -181,7 +194,7 @@ class Master:
             self._measure()
             if None in self._places:
                 continue
-            # All machines connect now, at the same time, so that no connection stays idle for long before the start.
+            # All machines connect at the same time, so that no connection is idle for long before the start.
             for machine in self.present:
                 if not machine.connecting:
                     self._check(machine)
@@ -190,11 +203,15 @@ class Master:
             self._until(lambda: None in self._places or self._all("ready"), deadline, message)
 
     def _all(self, state: Literal["drawn", "ready"]) -> bool:
-        """Return whether every place is taken by a machine in this state."""
+        """Return True if every share of the plan has a machine that has reached `state`, otherwise False."""
         return all(machine is not None and getattr(machine, state) for machine in self._places)
 
     def _until(self, reached: Callable[[], bool], deadline: float, message: str) -> None:
-        """Handle events until `reached`. Raises DistributedError with `message` after the deadline."""
+        """Handle events until `reached` returns True.
+
+        Raises DistributedError with `message` after the deadline (time.monotonic), and KeyboardInterrupt after an
+        interrupt.
+        """
         while not reached():
             if self.interrupts.count:
                 raise KeyboardInterrupt
@@ -205,7 +222,10 @@ class Master:
             self._on_progress("connecting", self.counts())
 
     def _check(self, machine: Machine) -> None:
-        """Check that the machine reaches the same server and sends the same bytes as the master would."""
+        """Check that the machine reaches the same server as the master, and sends the bytes that the master would send.
+
+        Raises DistributedError otherwise.
+        """
         assert machine.drawn is not None
         for fact in ("name", "version", "model", "simulated"):
             ours, theirs = self._header.server[fact], machine.drawn.server.get(fact)
@@ -223,7 +243,8 @@ class Master:
             )
 
     def _measure(self) -> None:
-        """Run a series of clock exchanges with every machine. A silent machine keeps its earlier offset."""
+        """Run a series of clock exchanges with every machine. If a machine does not answer, its earlier samples are
+        used."""
         machines = [machine for machine in self.present if not machine.lost]
         for machine in machines:
             machine.measured = False
@@ -233,7 +254,7 @@ class Master:
             self.listen()
 
     def _start(self) -> None:
-        """Choose the start instant, open the run file, and order every machine to start."""
+        """Choose the start time, open the run file, and order every machine to start."""
         machines = self.present
         longest = max(sample.round_trip_ns for machine in machines for sample in machine.samples)
         start_ns = time.monotonic_ns() + LEAD_NS + 2 * longest
@@ -251,8 +272,11 @@ class Master:
             self._link.send(protocol.StartAt(start_ns + machine.offset.before.offset_ns), machine.node)
 
     def _watch(self) -> None:
-        """Wait until every machine has sent everything or is lost. The first interrupt stops all machines; the second
-        gives up the machines that are still sending."""
+        """Wait until every machine has sent all its records or is lost.
+
+        The first interrupt stops all machines. After the second interrupt, machines that are still sending count as
+        lost.
+        """
         handled = 0
         while not all(machine.ended or machine.lost for machine in self.present):
             self.listen()
@@ -268,7 +292,7 @@ class Master:
         self._on_progress("ended", self.counts())
 
     def _gather(self, telemetry_parts: Sequence[Path]) -> Footer:
-        """Merge every part into the run file."""
+        """Merge the part files of all machines into the run file, and return its footer."""
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
         machines = self.present
         for machine in machines:
@@ -304,8 +328,10 @@ class Master:
             yield msgspec.json.encode(line) + b"\n"
 
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
-        """Yield how each worker of a machine ended. If the machine is lost, every request of its share counts as due,
-        because no other machine sends it."""
+        """Yield one WorkerExit for each worker of a machine.
+
+        If the machine is lost, every request of its share counts as due, because no other machine sends these requests.
+        """
         tasks = machine.tasks
         is_closed = tasks[0].schedule.due_ns is None or tasks[0].prompts.has_sessions
         convert = None
@@ -320,11 +346,14 @@ class Master:
 
     @property
     def present(self) -> list[Machine]:
-        """The machines that have a place in the run."""
+        """Return the machines that have a share of the run."""
         return [machine for machine in self._places if machine is not None]
 
     def listen(self) -> None:
-        """Handle events, after a short wait for the first. Raises DistributedError if the Locust process has ended."""
+        """Handle the events that have arrived. Wait up to LISTEN_S seconds for the first event.
+
+        Raises DistributedError if the Locust process has ended.
+        """
         try:
             for event in self._link.available(LISTEN_S):
                 self._take(event)
@@ -334,7 +363,7 @@ class Master:
             ) from None
 
     def counts(self) -> LiveCounters:
-        """Return the counters, summed over the machines."""
+        """Return the live counters, summed over all machines."""
         counts = [machine.counts for machine in self.present if machine.counts]
         return LiveCounters(*map(sum, zip(*counts, strict=True)))
 
@@ -410,7 +439,7 @@ class Master:
             self._say(f"{machine.name} waits: {reason}")
 
     def _place(self, machine: Machine) -> None:
-        """Give a machine the first free place and its share of the plan."""
+        """Assign the first free share of the plan to a machine."""
         index = self._places.index(None)
         self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
@@ -449,31 +478,39 @@ def _host_of(node: str) -> str:
 class ClockOffset:
     """Offset of a worker machine's clock from the master's clock during a run.
 
-    It rests on two exchanges: the one with the shortest round trip before the start, and the one after it. Between them
-    the clock is assumed to drift evenly."""
+    Two exchanges determine the offset: the one with the shortest round trip before the start of the run, and the one
+    with the shortest round trip after it. Between these exchanges the clock is assumed to drift at a constant rate.
+    """
 
     before: ClockSample
     after: ClockSample
-    """Equal to `before` until an exchange has taken place after the start."""
+    """Equal to `before` until an exchange has taken place after the start of the run."""
 
     @property
     def drift_ns(self) -> int:
-        """Change of the offset between the two exchanges, in ns."""
+        """Return the change of the offset between the two exchanges, in ns."""
         return self.after.offset_ns - self.before.offset_ns
 
     def correction(self, start_ns: int, instant_ns: int) -> int:
-        """Return the ns to add to a worker machine's instant, so that it counts from the master's `start_ns`.
+        """Return the ns to add to a time of a worker machine, so that it counts from the master's `start_ns`.
 
-        `instant_ns` counts from the worker's own start. That start was set with the offset `before`, and the worker's
-        clock has drifted since."""
+        `instant_ns` is the worker machine's time in ns since its own start, which was set with the offset `before`. The
+        clock has drifted since then, so the correction is `-drift_ns * passed_ns / span_ns`. `span_ns` is the time
+        between the two exchanges. `passed_ns` is the time from the first exchange to the instant, limited to
+        `0..span_ns`.
+        """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)
         return -(self.drift_ns * passed_ns // max(span_ns, 1))
 
 
 def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
-    """Return the offset from the best exchange before the start and the best one after it. The best exchange has the
-    shortest round trip. Raises ValueError if there is none before the start."""
+    """Return the clock offset of a machine. It consists of the best exchange before the start and the best one after
+    it.
+
+    The best exchange has the shortest round trip. If there is none after the start, the one before it is used twice.
+    Raises ValueError if there is none before the start.
+    """
     best = partial(min, key=attrgetter("round_trip_ns"))
     before = best(sample for sample in samples if sample.at_ns <= start_ns)
     after = best((sample for sample in samples if sample.at_ns > start_ns), default=before)
@@ -481,10 +518,12 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 
 
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
-    """Return a line of a worker machine's part with its Record shifted to the master's clock.
+    """Return a line of a worker machine's part file, with its Record shifted to the master's clock.
 
-    The whole Record moves by the drift until it was sent, so durations stay as the machine's clock measured them. In an
-    open loop the due instant stays too, because the plan sets it."""
+    All times of the Record are shifted by the drift up to the time when the request was sent. Durations therefore
+    remain as the machine measured them. In an open loop (`closed` is False) the due time is not shifted, because the
+    plan determines it. A line without a Record is returned unchanged.
+    """
     try:
         record = msgspec.json.decode(line, type=Record)
     except DECODE_ERRORS:

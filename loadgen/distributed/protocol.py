@@ -1,15 +1,15 @@
 """Messages between the master and worker machines, and between a command and its own Locust process.
 
-This module also checks who may take part (a shared token) and measures the offset between two machines' clocks.
+This module also authenticates machines with a shared token and measures the offset between two machines' clocks.
 
     command <── frames ──> Locust process <══ Locust's messages, sealed ══> Locust process <── frames ──> command
     master                 MasterRunner                                     WorkerRunner                  worker
 
-Command messages pass from one command to the other. The Locust processes seal and open them but do not read them.
-Events and orders pass between a command and its own Locust process. A frame is a length of four bytes (network byte
-order) followed by msgpack.
+Command messages pass from one command to the other. The Locust processes seal and open these messages, but do not read
+them. Events and orders pass between a command and its own Locust process. A frame consists of a 4-byte length (network
+byte order) and a msgpack message.
 
-Both sides prove that they hold the token. Every later message carries a code (HMAC) derived from it:
+Both sides prove that they hold the token. Every later message carries an authentication code (HMAC) derived from it:
 
     worker machine                        master
     hello, nonce ─────────────────────────>
@@ -18,7 +18,7 @@ Both sides prove that they hold the token. Every later message carries a code (H
            <──────────── welcome, proof(master)
     sealed messages <────────────> sealed messages
 
-The worker proves itself first, so that a stranger who reaches the master's port sees nothing derived from the token.
+The worker proves itself first. A stranger who reaches the master's port therefore sees nothing derived from the token.
 HMAC is RFC 2104 with SHA-256. Messages are authenticated, not encrypted.
 """
 
@@ -55,15 +55,18 @@ PORT = 5557
 """Locust's default port."""
 VARIABLE = "LOADGEN_TOKEN"
 MIN_TOKEN_LENGTH = 16
-"""Characters. An eavesdropper can test guesses against a recorded handshake, so a short token protects nothing."""
+"""Minimum number of characters of the token.
+
+An eavesdropper can test guesses against a recorded handshake, so a short token gives no protection.
+"""
 WORKER, MASTER = "worker", "master"
 FINGERPRINT_REQUESTS = 2
 MAX_FRAME_BYTES = 1 << 24
-"""Every message is far shorter."""
+"""Maximum size of a frame. Every valid message is far smaller."""
 MASTER_LIMIT_S = 300
-"""How long a worker machine without `--stay` waits for its master."""
+"""Maximum time in seconds that a worker machine without `--stay` waits for its master."""
 END_LIMIT_S = 5.0
-"""How long Locust may take to disconnect."""
+"""Maximum time in seconds that Locust may take to disconnect."""
 _LENGTH = struct.Struct("!I")
 T = TypeVar("T")
 
@@ -76,7 +79,7 @@ class Message(msgspec.Struct, tag=True, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """A worker machine introduces itself."""
+    """First message of a worker machine after the handshake: its loadgen version, its host and its folder."""
 
     version: str
     """Version of loadgen. A seed gives the same prompts only within one version."""
@@ -86,39 +89,39 @@ class Hello(Message, frozen=True):
 
 
 class PromptsReady(Message, frozen=True):
-    """The machine has reached the server and drawn its prompts."""
+    """The worker machine has reached the server and built its prompts."""
 
     fingerprints: list[bytes]
-    """One per worker process: a digest of the first bodies that it will send."""
+    """One digest per worker process, computed from the first request bodies that the process will send."""
     server: dict[str, Any]
-    """Facts of the server as the machine sees it."""
+    """Facts about the server, as this machine sees it."""
 
 
 class Ready(Message, frozen=True):
-    """The machine has encoded its requests and opened its connections."""
+    """The worker machine has encoded its requests and opened its connections."""
 
     stamps: str
-    """The least exact timestamp source of its workers."""
+    """Name of the least exact timestamp source among the machine's workers."""
     scheduling: SchedulingFacts = SchedulingFacts()
-    """Scheduling of the worker whose priority was raised least."""
+    """Scheduling facts of the worker whose priority was raised least."""
 
 
 class Unable(Message, frozen=True):
-    """The machine cannot carry out its assignment."""
+    """The worker machine cannot carry out its assignment."""
 
     message: str
     hint: str
 
 
 class Progress(Message, frozen=True):
-    """Live counters of a machine: sent when the order to start arrives, and then twice a second."""
+    """Live counters of a worker machine. They are sent when the order to start arrives, and then twice a second."""
 
     counts: list[int]
-    """Sums over its workers, in the field order of loadgen.engine.client_health.LiveCounters."""
+    """Sums over the machine's workers, in the field order of loadgen.engine.client_health.LiveCounters."""
     due: list[int]
-    """Per worker: the number of its requests whose turn has come."""
+    """Per worker: the number of its requests that have become due."""
     ahead_ns: int = 0
-    """How long before the start instant the order arrived; negative if it arrived too late."""
+    """Time in ns from the arrival of the order to start until the start. Negative if the order arrived too late."""
 
 
 class Piece(Message, frozen=True):
@@ -130,25 +133,26 @@ class Piece(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """The machine has sent every Piece."""
+    """The worker machine has sent every Piece of its part files."""
 
     at_ns: int
-    """End of its last request, on the machine's CLOCK_MONOTONIC."""
+    """Time when the machine's last request ended, on its CLOCK_MONOTONIC."""
     due: list[int]
     exits: list[str]
     """Per worker: its exit code or signal, as text."""
     interrupted: bool
-    """Whether the command was interrupted on that machine."""
+    """True if the command was interrupted on that machine."""
 
 
 # Command messages from the master to a worker machine.
 
 
 class Assign(Message, frozen=True):
-    """Assign a share of the run. The machine draws its prompts from the plan's seed."""
+    """Assigns a share of the run to a worker machine. The machine builds its prompts from the plan's seed."""
 
     plan: dict[str, Any]
-    """The plan. `workers` counts the workers of all machines; `url` is the one that the master resolved."""
+    """The plan. `workers` is the total number of workers on all machines, and `url` is the URL that the master
+    resolved."""
     first: int
     """Number of the machine's first worker."""
     workers: int
@@ -156,35 +160,41 @@ class Assign(Message, frozen=True):
 
 
 class Connect(Message, frozen=True):
-    """Encode the requests and connect. Sent once every machine has drawn its prompts, because servers close
-    connections that stay idle for some seconds."""
+    """Order to encode the requests and open the connections.
+
+    The master sends it once every machine has built its prompts, because servers close connections that are idle for
+    some seconds.
+    """
 
 
 class StartAt(Message, frozen=True):
-    """Start at this instant of the receiver's CLOCK_MONOTONIC."""
+    """Order to start at the time `at_ns` on the CLOCK_MONOTONIC of the receiving machine."""
 
     at_ns: int
 
 
 class Stop(Message, frozen=True):
-    """End the run and keep what was received."""
+    """Order to end the run and keep the results so far."""
 
 
 class PieceAck(Message, frozen=True):
-    """The master has written this worker's part up to this offset."""
+    """The master has written this worker's part file up to `offset`."""
 
     worker: int
     offset: int
 
 
 class Wait(Message, frozen=True):
-    """The machine is not needed now. A later run may need it."""
+    """The worker machine is not needed now. A later run may need it."""
 
     reason: str
 
 
 class Bye(Message, frozen=True):
-    """End of the conversation. With `kept`, the master has written everything that it received."""
+    """Last message of the master to a worker machine.
+
+    `kept` is True if the master has written all records of this machine to the run file.
+    """
 
     reason: str
     kept: bool
@@ -199,34 +209,44 @@ MASTER_MESSAGE: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder
 
 
 class Listening(Message, frozen=True):
-    """Event at the master: worker machines can connect."""
+    """Event on the master: worker machines can connect."""
 
     port: int
 
 
 class Joined(Message, frozen=True):
-    """Event: the other side has proven that it holds the token."""
+    """Event: the other machine has proven that it holds the token."""
 
     node: str
 
 
 class PeerLost(Message, frozen=True):
-    """Event: the other side was refused, left, or was silent for too long. At a worker machine, `node` is set when
-    this machine itself was refused."""
+    """Event: the other machine was refused, has disconnected, or was silent for too long.
+
+    On a worker machine, `node` is set if the master refused this machine.
+    """
 
     node: str
     reason: str
 
 
 class ClockSample(msgspec.Struct, frozen=True):
-    """One exchange of timestamps as in NTP (RFC 5905, section 8). The master notes t1 when it sends, the worker machine
-    t2 on arrival and t3 on reply, and the master t4 on arrival, all on CLOCK_MONOTONIC.
+    """One exchange of timestamps between the master and a worker machine, as in NTP (RFC 5905, section 8).
+
+    All timestamps are CLOCK_MONOTONIC, each on the machine that takes it:
+
+    - `t1`: the master sends its message.
+    - `t2`: the message arrives at the worker machine.
+    - `t3`: the worker machine sends its reply.
+    - `t4`: the reply arrives at the master.
+
+    They give the offset between the clocks and the round trip:
 
         offset = ((t2 - t1) + (t3 - t4)) / 2        worker's clock minus master's
         round trip = (t4 - t1) - (t3 - t2)
 
-    If both directions took equally long, the offset is exact. The two ends cannot see how unequal they were. Neither
-    direction takes negative time, so the true offset is within half the round trip.
+    The offset is exact if both directions take equally long. Timestamps from the two ends cannot show a difference
+    between the directions. But neither direction takes negative time, so the true offset is within half the round trip.
     """
 
     at_ns: int
@@ -236,34 +256,34 @@ class ClockSample(msgspec.Struct, frozen=True):
 
     @property
     def facts(self) -> dict[str, int]:
-        """Return the offset and its maximum error."""
+        """Return the offset and its maximum error, both in ns."""
         return {"offset_ns": self.offset_ns, "uncertainty_ns": (self.round_trip_ns + 1) // 2}
 
 
 def exchanged(t1: int, t2: int, t3: int, t4: int) -> ClockSample:
-    """Return the clock sample of one exchange."""
+    """Return the clock sample of one exchange of timestamps. ClockSample defines `t1` to `t4`."""
     return ClockSample((t1 + t4) // 2, ((t2 - t1) + (t3 - t4)) // 2, (t4 - t1) - (t3 - t2))
 
 
 class Exchanged(Message, frozen=True):
-    """Event at the master: one exchange of timestamps has ended."""
+    """Event on the master: one exchange of timestamps has ended."""
 
     node: str
     sample: ClockSample
 
 
 class ClockSeries(Message, frozen=True):
-    """Order at the master: run a series of exchanges with this machine. Event: the series has ended."""
+    """As an order on the master: run a series of clock exchanges with a machine. As an event: the series has ended."""
 
     node: str
 
 
 class Sealed(Message, frozen=True):
-    """Order: seal this message and send it. Event: a sealed message was opened."""
+    """As an order: seal this message and send it. As an event: a sealed message has arrived and was opened."""
 
     node: str
     body: bytes
-    """A command message. Only a holder of the token can send one, so anything else here is our own bug."""
+    """A command message. Only a holder of the token can send one, so an undecodable body is a bug in loadgen."""
 
 
 Event = Listening | Joined | PeerLost | Exchanged | ClockSeries | Sealed
@@ -271,7 +291,7 @@ Order = ClockSeries | Sealed
 
 
 class Frames(Generic[T]):
-    """One end of the stream socket between a command and its Locust process. Reads messages of type T."""
+    """One end of the stream socket between a command and its Locust process. It reads messages of type T."""
 
     def __init__(self, sock: socket.socket, kind: object) -> None:
         self._socket = sock
@@ -281,17 +301,24 @@ class Frames(Generic[T]):
         self._sending = threading.Lock()  # greenlets of the Locust process must not interleave long messages
 
     def post(self, message: Message) -> None:
-        """Write one message. Blocks while the other end does not read. `receive` reports an end that is gone."""
+        """Write one message. The call blocks while the other end does not read.
+
+        If the other end has closed the socket, the message is dropped. `receive` then raises EOFError.
+        """
         body = msgspec.msgpack.encode(message)
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def send(self, message: WorkerMessage | MasterMessage, node: str = "") -> None:
-        """Have the Locust process send a command message to the other side. The master names the machine in `node`."""
+        """Send a command message to the other machine, through the Locust process. On the master, `node` names the
+        machine."""
         self.post(Sealed(node, msgspec.msgpack.encode(message)))
 
     def receive(self, timeout_s: float | None = None) -> T | None:
-        """Return the next message, or None after the timeout. Raises EOFError if the other end is gone."""
+        """Return the next message, or None after the timeout.
+
+        Raises EOFError if the other end has closed the socket.
+        """
         if timeout_s is not None and not self._poll.poll(timeout_s * 1000):
             return None
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
@@ -299,15 +326,17 @@ class Frames(Generic[T]):
         return self._decoder.decode(self._read(length))
 
     def available(self, timeout_s: float) -> Iterator[T]:
-        """Yield the messages that have arrived. Waits up to `timeout_s` for the first. Raises EOFError if the other end
-        is gone."""
+        """Yield the messages that have arrived. Wait up to `timeout_s` seconds for the first message.
+
+        Raises EOFError if the other end has closed the socket.
+        """
         message = self.receive(timeout_s)
         while message is not None:
             yield message
             message = self.receive(0)
 
     def _read(self, size: int) -> bytes:
-        """Read exactly `size` bytes. Raises EOFError if the sender is gone before they are complete."""
+        """Read exactly `size` bytes. Raises EOFError if the other end closes the socket earlier."""
         result = bytearray()
         with contextlib.suppress(ConnectionError):
             while len(result) < size and (piece := self._socket.recv(size - len(result))):
@@ -319,7 +348,10 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Run the Locust process of a command. It also ends when the command is killed."""
+    """Start the Locust process of a command, and yield the command's end of the socket to it.
+
+    The Locust process ends with the context. It also ends when the command is killed.
+    """
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno())]
     with ours, theirs, lifeline(ours):
@@ -344,7 +376,8 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
 
 
 def append_piece(piece: Piece, path: Path) -> PieceAck:
-    """Append a piece to a worker's part file. Raises OutputError if it cannot be written."""
+    """Append a piece to a worker's part file, and return the acknowledgement. Raises OutputError if it cannot be
+    written."""
     try:
         with path.open("ab") as file:
             assert file.tell() == piece.offset, "pieces of one worker arrive in order"
@@ -378,7 +411,10 @@ class Address:
 
     @property
     def numeric(self) -> Address:
-        """The address with a numeric host, as binding a socket needs it. Raises DistributedError."""
+        """Return the address with a numeric host, which is needed to bind a socket.
+
+        Raises DistributedError if the host name cannot be resolved.
+        """
         if self.host == "*":
             return Address("0.0.0.0", self.port)  # noqa: S104 - requested, and refused without a token
         try:
@@ -388,7 +424,7 @@ class Address:
 
 
 def address_of(text: str, option: str) -> Address:
-    """Parse HOST or HOST:PORT. Raises DistributedError."""
+    """Parse HOST or HOST:PORT. Raises DistributedError, which names `option`, for any other text."""
     name, colon, number = text.rpartition(":")
     if not colon:
         return Address(text)
@@ -400,15 +436,20 @@ def address_of(text: str, option: str) -> Address:
 
 
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
-    """Return a digest of the first bodies that a worker sends.
+    """Return a digest of the first request bodies that a worker sends.
 
-    Digests are equal if prompts, model and dialect are equal. So machines can be checked without shipping prompts."""
+    Two digests are equal if prompts, model and dialect are equal. The master can thus check a machine without sending
+    the prompts to it.
+    """
     bodies = (dialect.encode(request, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """Return the token from the environment, or an empty string. Raises TokenError for a token that is too short."""
+    """Return the shared token from the environment, or an empty string if it is not set.
+
+    Raises TokenError for a token that is too short.
+    """
     token = read_secret(VARIABLE, environ)
     if token and len(token) < MIN_TOKEN_LENGTH:
         raise TokenError(
@@ -420,24 +461,24 @@ def token_of(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """The facts that both sides know when a worker machine joins."""
+    """The handshake with a joining worker machine. It holds the values that both sides know."""
 
     token: str
     node: str
-    """The worker machine's name in Locust."""
+    """Name of the worker machine in Locust."""
     worker_nonce: bytes
     master_nonce: bytes
 
     def proof(self, role: str) -> bytes:
-        """Return the proof that only a holder of the token can compute, for this handshake and role."""
+        """Return the proof of this handshake for a role. Only a holder of the token can compute it."""
         return self._code("proof", role)
 
     def is_proof(self, role: str, proof: object) -> bool:
-        """Return whether `proof` is the right proof for this role."""
+        """Return True if `proof` is the correct proof for this role, otherwise False."""
         return isinstance(proof, bytes) and hmac.compare_digest(proof, self.proof(role))
 
     def channel(self, role: str) -> SealedChannel:
-        """Return the channel of sealed messages that follows the handshake, from this role's side."""
+        """Return the channel for the sealed messages after the handshake, for the side with this role."""
         return SealedChannel(self._code("session"), role, MASTER if role == WORKER else WORKER)
 
     def _code(self, *parts: str) -> bytes:
@@ -446,7 +487,7 @@ class Handshake:
 
 @dataclass(slots=True)
 class SealedChannel:
-    """Seals messages to the other side and opens messages from it."""
+    """The channel to an authenticated peer: seals messages to the peer, and opens messages from it."""
 
     _key: bytes
     _role: str
@@ -455,13 +496,18 @@ class SealedChannel:
     _opened: int = 0
 
     def seal(self, body: bytes) -> dict[str, object]:
-        """Return the sealed message. Messages are numbered, so that none is accepted twice."""
+        """Return the sealed message: its number, its body and its authentication code.
+
+        The receiver uses the number to reject a message that it has received before.
+        """
         self._sent += 1
         return {"number": self._sent, "body": body, "code": _code(self._key, "message", self._role, self._sent, body)}
 
     def open(self, message: Mapping[str, object]) -> bytes:
-        """Return the body of a sealed message. Raises TokenError if the other side did not seal it, or for a repeated
-        message."""
+        """Return the body of a sealed message.
+
+        Raises TokenError if the other side did not seal the message, or if the message was received before.
+        """
         number, body, code = message.get("number"), message.get("body"), message.get("code")
         if not (isinstance(number, int) and isinstance(body, bytes) and isinstance(code, bytes)):
             raise TokenError("a message without its code")
@@ -474,5 +520,5 @@ class SealedChannel:
 
 
 def _code(key: bytes, *parts: object) -> bytes:
-    """Return the HMAC over the parts as msgpack, which encodes different lists differently."""
+    """Return the HMAC of `parts`. They are encoded as msgpack, so that different lists never have the same encoding."""
     return hmac.digest(key, msgspec.msgpack.encode(parts), "sha256")

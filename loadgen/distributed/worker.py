@@ -1,4 +1,8 @@
-"""A worker machine: joins the master, prepares its share, runs it with the measuring engine, and sends its parts."""
+"""A worker machine of a distributed run.
+
+The machine joins the master, prepares its share of the run, runs it with the measuring engine, and sends its part
+files.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +34,23 @@ LISTEN_S = 0.05
 PROGRESS_EVERY_S = 0.5
 GOODBYE_LIMIT_S = 10.0
 MAX_INTERRUPTS = 2
-"""After this many interrupts the machine no longer waits for the master."""
+"""Number of interrupts after which the machine no longer waits for the master."""
 PIECE_BYTES = 1 << 18
 MAX_PIECES_IN_FLIGHT = 4
-"""Pieces of a machine's part files that may await their acknowledgement."""
+"""Maximum number of pieces of the machine's part files that are sent but not yet acknowledged."""
 MessageT = TypeVar("MessageT", bound=protocol.MasterMessage)
 
 
 class MasterSession:
-    """The conversation with the master: its messages so far, and this machine's share of the run."""
+    """A worker machine's session with the master: the messages received so far, and this machine's share of the run."""
 
     def __init__(self, link: Frames[Event], interrupts: Interrupts, on_progress: prepare.OnProgress) -> None:
         self.link = link
         self.joined = False
         self.closed_by_peer = ""
-        """Why the connection to the master has ended; empty while it is open."""
+        """Reason why the connection to the master has ended. Empty while it is open."""
         self.began = False
-        """Whether this machine has received the order to start."""
+        """True once this machine has received the order to start."""
         self.interrupts = interrupts
         self._on_progress = on_progress
         self._messages: dict[type, protocol.MasterMessage] = {}
@@ -57,21 +61,24 @@ class MasterSession:
         self._parent = os.getppid()
 
     def last(self, kind: type[MessageT]) -> MessageT | None:
-        """Return the master's last message of this type, or None."""
+        """Return the last message of this type from the master, or None if there was none."""
         return cast("MessageT | None", self._messages.get(kind))
 
     @property
     def interrupted_here(self) -> bool:
-        """Whether this machine's own command was interrupted, and not only stopped by the master."""
+        """Return True if the command was interrupted on this machine. A stop by the master does not count."""
         return self.interrupts.count > self._stopped
 
     @property
     def over(self) -> bool:
-        """Whether the conversation with the master has ended."""
+        """Return True if the session with the master has ended."""
         return bool(self.closed_by_peer or self.last(protocol.Bye))
 
     def listen(self, timeout_s: float) -> None:
-        """Handle events. Waits up to `timeout_s` for the first. Raises TokenError, DistributedError."""
+        """Handle the events that have arrived. Wait up to `timeout_s` seconds for the first event.
+
+        Raises TokenError if the master has refused this machine.
+        """
         if os.getppid() != self._parent and not self.interrupts.count:  # the parent of this command has ended
             detached = os.getsid(0) == os.getpid() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # setsid, nohup
             self.interrupts.count += not detached
@@ -85,7 +92,8 @@ class MasterSession:
             self._take(protocol.PeerLost("", "the Locust process on this machine ended unexpectedly"))
 
     def until(self, reached: Callable[[], object]) -> None:
-        """Listen until `reached`, until the conversation has ended, or until an interrupt on this machine."""
+        """Handle events until `reached` returns a true value. Also return when the session ends or this machine is
+        interrupted."""
         while not reached() and not self.over and not self.interrupted_here:
             self.listen(LISTEN_S)
 
@@ -107,13 +115,14 @@ class MasterSession:
                 self._outgoing.acknowledge(message)
 
     def _stop(self) -> None:
-        """Interrupt the run once. A second interrupt would kill the workers."""
+        """Stop the run by counting one interrupt. Do nothing after an earlier interrupt: a second one would kill the
+        workers."""
         if not self.interrupts.count:
             self._stopped = True
             self.interrupts.count += 1
 
     def drive(self, tasks: Sequence[WorkerTask]) -> list[WorkerExit]:
-        """Connect, wait for the start, and run to the end."""
+        """Open the connections, wait for the start, and send all requests. Return how each worker ended."""
         self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.send)
 
         def end() -> None:
@@ -122,7 +131,10 @@ class MasterSession:
         return coordinator.run_workers(tasks, self._begin, self.interrupts, self._look, end)
 
     def deliver(self, outcomes: Sequence[WorkerExit]) -> None:
-        """Send the rest of the parts, and wait until the master has acknowledged everything or is gone."""
+        """Send the rest of the part files, and wait for the master's last message.
+
+        The wait ends early if the master is lost or after MAX_INTERRUPTS interrupts.
+        """
         for outcome in outcomes:
             if outcome.rescued is not None:
                 self._outgoing.append(outcome.task.worker, outcome.rescued)
@@ -135,7 +147,10 @@ class MasterSession:
             self.listen(LISTEN_S)
 
     def _begin(self, stamps: str, workers: Sequence[Worker]) -> int | None:
-        """Report that this machine is ready and wait for the start instant. Return None if the run is cancelled."""
+        """Report that this machine is ready and wait for the order to start.
+
+        Return the start time in ns (CLOCK_MONOTONIC), or None if the run was cancelled.
+        """
         self.link.send(protocol.Ready(stamps, least_raised(worker.scheduling for worker in workers)))
         self.until(lambda: self.last(protocol.StartAt))
         start = self.last(protocol.StartAt)
@@ -146,13 +161,13 @@ class MasterSession:
         return start.at_ns
 
     def _report(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
-        """Send the live counters to the master."""
+        """Send the live counters to the master. `ahead_ns` is the time until the start, reported once."""
         counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]
         self.link.send(protocol.Progress([getattr(counts, name) for name in COUNTER_NAMES], due, ahead_ns))
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
-        """Handle events, report progress and send recorded pieces. Called ten times a second."""
+        """Handle events, report progress, and send new bytes of the part files. Called ten times a second."""
         self.listen(0)
         self._on_progress(phase, sum_counters(worker.counts for worker in workers))
         if not self.began:
@@ -165,7 +180,7 @@ class MasterSession:
 
 
 class Outgoing:
-    """Sends the part files of a worker machine as they grow. Bytes that cannot be sent stay in the files."""
+    """Sends the part files of a worker machine while they grow. Bytes that cannot be sent remain in the files."""
 
     def __init__(self, parts: dict[int, Path], send: Callable[[protocol.Piece], None]) -> None:
         """`parts` maps a worker's number to its part file."""
@@ -175,15 +190,19 @@ class Outgoing:
         self._in_flight: set[protocol.PieceAck] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
-        """Add the file to which a worker wrote the end of its part because its own disk was full."""
+        """Add a second file of a worker. It holds the end of the worker's part file if the disk of the part file was
+        full."""
         self._files[worker].append(rescued)
 
     def acknowledge(self, ack: protocol.PieceAck) -> None:
-        """Note that the master has written a piece."""
+        """Note that the master has written a piece, which is then no longer in flight."""
         self._in_flight.discard(ack)
 
     def pump(self) -> bool:
-        """Send new bytes within the limit in flight. Return whether the master has acknowledged everything."""
+        """Send new bytes of the part files, with at most MAX_PIECES_IN_FLIGHT unacknowledged pieces.
+
+        Return True if the master has acknowledged every byte, otherwise False.
+        """
         more = True
         while more:
             more = False
@@ -200,7 +219,7 @@ class Outgoing:
 
 
 def _read_from(files: Sequence[Path], offset: int) -> bytes:
-    """Read one piece at this offset of the files, taken as one concatenated file."""
+    """Return up to PIECE_BYTES bytes at `offset`. The files are read as if they were one concatenated file."""
     for path in files:
         size = path.stat().st_size if path.exists() else 0
         if offset < size:
@@ -211,10 +230,12 @@ def _read_from(files: Sequence[Path], offset: int) -> bytes:
 
 
 def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: prepare.OnProgress) -> int:
-    """Take part in one run, or with `stay` in one run after the other. Return the exit code.
+    """Take part in one distributed run and return the exit code. With `stay`, take part in one run after another.
 
-    Parts lie in a new folder below `folder` until the master has them. Raises DistributedError if this machine was
-    refused or could not deliver its parts, and everything that `prepare.run` raises."""
+    Part files are kept in a new folder below `folder` until the master has written their content. Raises
+    DistributedError if the master refused this machine or did not receive its part files. Also raises every error that
+    `prepare.run` raises.
+    """
     protocol.require_locust()
     token_of(os.environ)
     while True:
@@ -238,7 +259,10 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
 
 
 def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
-    """Wait for an assignment. Return without one if this machine is not needed and does not stay."""
+    """Join the master and wait for an assignment.
+
+    Without `stay`, return if the master does not need this machine. With `stay`, wait for the next run.
+    """
     session.until(lambda: session.joined)
     if not session.joined:
         return
@@ -253,7 +277,8 @@ def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
 
 
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
-    """Prepare, run and deliver this machine's share. An error before the start cancels the whole run."""
+    """Prepare and run this machine's share, and deliver its records. An error before the start cancels the run on all
+    machines."""
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"])
         with prepare.prepare(plan, parts, say) as prepared:

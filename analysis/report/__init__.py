@@ -1,9 +1,12 @@
-"""The document model: the content of a report on a run, a comparison or a matrix, independent of its layout.
+"""Document model: the content of a report on a run, a comparison or a matrix, independent of its output format.
 
-A document consists of sections, and a section of typed blocks. All of them are plain values.
-`loadgen.analysis.report.page` renders every block as HTML. `loadgen.analysis.report.terminal`, and `markdown` in this
-module, render paragraphs, findings, tables and cards, and skip the other blocks. Texts are plain text in which
-backticks mark code. Each renderer escapes the characters that its output format would treat as markup.
+A document consists of sections, and a section consists of typed blocks. There are three renderers:
+
+- `loadgen.analysis.report.page` renders every block as HTML.
+- `loadgen.analysis.report.terminal` renders paragraphs, findings, tables and cards for a terminal.
+- `markdown` in this module renders paragraphs, findings, tables and cards as Markdown.
+
+Texts are plain text in which backticks mark code. Each renderer escapes the markup characters of its output format.
 
     Document
       Section  id, title, blocks
@@ -22,34 +25,34 @@ Level = Literal["ok", "note", "warning", "error"]
 Shape = Literal["", "wide", "tall"]
 Zoom = Literal["x", "both", "none"]
 ColumnKind = Literal["head", "number", "text", "unit"]
-"""Kind of a table column. The cell in a `head` column names its row."""
+"""Kind of a table column. A `head` column contains the names of the rows."""
 
 
 class Finding(Struct, frozen=True):
-    """One fact that a reader must know before using a figure."""
+    """A fact that readers of a report must know before they use its figures, such as a failed check."""
 
     id: str
     level: Level
     sentence: str
     anchor: str = ""
-    """Id of the section that shows the figures behind the sentence."""
+    """Id of the section that shows the figures on which the sentence is based."""
 
 
 class RunStyle(Struct, frozen=True):
-    """Name and colour of a run, used everywhere in the document."""
+    """Name and colour of a run. The whole document uses them for this run."""
 
     name: str
     colour: str = "run-1"
     """Name of a colour in the palette of charts.py."""
     mark: str = ""
-    """SIMULATED if the run used a simulated server; otherwise empty."""
+    """`SIMULATED` if the run used a simulated server, else empty."""
 
 
 class Paragraph(Struct, frozen=True, tag=True):
     text: str
     level: Level | Literal[""] = ""
     run: int | None = None
-    """Index of the run that the paragraph describes, in a document about several runs."""
+    """Index of the run that the paragraph describes. None if the paragraph is not about one of several runs."""
 
 
 class Findings(Struct, frozen=True, tag=True):
@@ -63,7 +66,7 @@ class TableColumn(Struct, frozen=True):
 
 
 class TableCell(Struct, frozen=True):
-    """One table cell. `value` is the sort key if the text is not a number, or has a unit that differs by row."""
+    """A table cell. `value` is the sort key if the text is not a number or if the column has several units."""
 
     text: str
     value: float | str | None = None
@@ -71,12 +74,12 @@ class TableCell(Struct, frozen=True):
     """Small print below the text, such as a confidence interval."""
     level: Level | Literal[""] = ""
     thin: bool = False
-    """True if the figure rests on too few samples. Such a cell is dimmed."""
+    """True if the figure is based on too few samples. The cell is then dimmed."""
     run: int | None = None
-    """Index of a run whose name is shown instead of `text`."""
+    """Index of the run whose name is shown instead of `text`."""
     code: bool = False
     link: str = ""
-    """Path of the file that the text links to, relative to the page."""
+    """Target of the link on the text: a path relative to the page. Empty for no link."""
     lines: Sequence[str] = ()
     """Lines that are shown instead of `text`."""
     requests: Sequence[int] = ()
@@ -91,7 +94,7 @@ class TableRow(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True, tag=True):
-    """A table. `id` is its CSS class, which tests also use. `run` is the index of the run whose mark is shown."""
+    """A table with a title. `id` is the CSS class of the HTML table."""
 
     title: str
     columns: Sequence[TableColumn]
@@ -100,17 +103,18 @@ class Table(Struct, frozen=True, tag=True):
     notes: Sequence[str] = ()
     """Sentences below the table."""
     run: int | None = None
+    """Index of the run that the table describes. Its title then shows SIMULATED if only some runs were simulated."""
 
 
 class Card(Struct, frozen=True):
-    """One prominent figure with a label, a unit and a note."""
+    """A prominently displayed figure with a label, a unit and a note."""
 
     label: str
     value: str
     unit: str = ""
     note: str = ""
     link: str = ""
-    """Path of the file that the value links to."""
+    """Target of the link on the value: a path relative to the page. Empty for no link."""
 
 
 class Cards(Struct, frozen=True, tag=True):
@@ -118,7 +122,7 @@ class Cards(Struct, frozen=True, tag=True):
 
 
 class Scorecard(Struct, frozen=True, tag=True):
-    """The first screen of a run: its main figures, and whether they are valid."""
+    """The overview of a run at the top of a report: its main figures, and whether these figures are valid."""
 
     run: int
     subheading: str
@@ -130,7 +134,7 @@ class Scorecard(Struct, frozen=True, tag=True):
 
 
 class ChartRef(Struct, frozen=True, tag=True):
-    """A chart that a script of the page draws. The caption states in words what the chart shows."""
+    """A reference to a chart, which a script draws on the page. The caption describes the chart in words."""
 
     id: str
     title: str
@@ -138,7 +142,7 @@ class ChartRef(Struct, frozen=True, tag=True):
     shape: Shape = ""
     zoom: Zoom = "x"
     help: str = ""
-    """Explanation of how to read the chart, shown behind a question mark."""
+    """Explanation of how to read the chart. The page shows it on a click on the question mark."""
 
 
 class Facts(Struct, frozen=True, tag=True):
@@ -159,7 +163,7 @@ class Definitions(Struct, frozen=True, tag=True):
 
 
 class Switch(Struct, frozen=True):
-    """A control that the page's scripts read: radio buttons, a drop-down list, or a search field."""
+    """An input control that the page's scripts read: radio buttons, a drop-down list or a search field."""
 
     name: str
     label: str
@@ -170,7 +174,7 @@ class Switch(Struct, frozen=True):
 class Disclosure(Struct, frozen=True, tag=True):
     summary: str
     blocks: Sequence[Block]
-    """The blocks that a page hides until the reader opens the summary."""
+    """The blocks that the page hides until the reader clicks the summary."""
 
 
 Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Code | Definitions | Disclosure
@@ -178,34 +182,36 @@ Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Co
 
 class Section(Struct, frozen=True):
     id: str
-    """Target of links: lower-case letters, digits and hyphens."""
+    """Link target of the section. It consists of lower-case letters, digits and hyphens."""
     title: str
     blocks: Sequence[Block]
     short: str = ""
     """Name in the navigation bar, if it differs from the title."""
     switches: Sequence[Switch] = ()
     help: str = ""
-    """Explanation of how to read the figures, shown behind a question mark."""
+    """Explanation of how to read the figures. The page shows it on a click on the question mark."""
 
 
 class Document(Struct, frozen=True):
     kind: str
-    """The command that makes the document, such as `loadgen report`."""
+    """The command that creates the document, such as `loadgen report`."""
     title: str
     sections: Sequence[Section]
     subtitle: str = ""
     mark: str = ""
-    """SIMULATED if any run used a simulated server, because every chart and table may then hold simulated figures."""
+    """`SIMULATED` if any run used a simulated server, because every chart and table may then show simulated figures."""
     runs: Sequence[RunStyle] = ()
     scripts: Sequence[str] = ()
     """Additional scripts that draw the charts: names of files in analysis/report/."""
     data: Mapping[str, Any] = {}
-    """Input of the scripts. It must be JSON-serialisable."""
+    """Input of the page's scripts. It must be serialisable as JSON."""
     version: str = ""
 
 
 def markdown(document: Document) -> str:
-    """Return the document as Markdown, for an issue, a chat or the summary of a CI job. Charts are left out."""
+    """Return the document as Markdown, for example for the summary of a CI job.
+
+    The text contains paragraphs, findings, tables and cards, but no charts."""
     mark = f"**{_escaped(document.mark)}** " if document.mark else ""
     lines = [f"## {mark}{_escaped(document.title)}", _escaped(document.subtitle)]
     for section in document.sections:
@@ -246,7 +252,7 @@ def _noted(text: str, note: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text on one line with Markdown and HTML markup escaped. Code between backticks stays code."""
+    """Return the text on one line, with Markdown and HTML markup escaped except between backticks."""
 
     def escape(match: re.Match[str]) -> str:
         is_code = match[0].startswith("`")

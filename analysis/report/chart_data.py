@@ -1,8 +1,10 @@
-"""Computes the data that the charts draw, as plain lists: latency distributions, time series and the request timeline.
+"""Computes the chart data as plain lists: latency distributions, time series and the request timeline.
 
-Large samples are thinned before they are drawn. The choice of samples never depends on their values, except that the
-extremes are always kept, so thinning never hides a tail. `drawn` and `n` state how many of how many samples are drawn.
-Of many requests, every k-th in the order sent is drawn, and in addition the slowest ones and those that failed.
+Large data sets are thinned, which keeps the page small. In the data, `n` is the number of samples and `drawn` is how
+many of them are drawn:
+
+- Distributions draw evenly spaced ranks, and always the smallest and largest samples, so the tails stay visible.
+- Charts of requests draw every k-th request in the order sent, and in addition the slowest and the failed ones.
 """
 
 from __future__ import annotations
@@ -23,36 +25,36 @@ from loadgen.analysis.telemetry import Series
 
 LATENCY_BINS_MAX = 60
 HEAT_MAP_MIN_S = 60.0
-"""Runs shorter than this have no heat map, because percentiles over time show more."""
+"""Minimum duration of a run with a heat map. For shorter runs, the chart of percentiles over time shows more."""
 HEAT_MAP_ROWS = 24
 POINTS_MAX = 700
-"""Maximum points of a distribution."""
+"""Maximum number of points of a distribution."""
 EXTREMES = 50
-"""Number of smallest and of largest samples that a thinned distribution always keeps."""
+"""Number of smallest samples, and of largest samples, that a thinned distribution always contains."""
 THROUGHPUT_BINS_MAX = 160
 SCATTER_MAX = 1500
 ROWS_MAX = 1000
-"""Maximum requests in the timeline."""
+"""Maximum number of requests in the timeline."""
 SLOWEST = 100
 INCOMPLETE_MAX = 100
-"""Maximum incomplete requests that a thinned timeline adds to the regular ones."""
+"""Maximum number of incomplete requests that a thinned timeline contains in addition to every k-th request."""
 DETAIL_MAX = 160
-"""Maximum characters of an error message in the timeline."""
+"""Maximum number of characters of an error message in the timeline."""
 TREND_PARTS_MAX = 24
 TREND_PART_MIN = 25
-"""Minimum samples behind each point of a trend line."""
+"""Minimum number of samples per point of a trend line."""
 CHUNKS_MAX = 130_000
-"""Maximum chunk timestamps in the timeline. Each takes about four bytes in the page."""
+"""Maximum number of chunk timestamps in the timeline. A timestamp takes about four bytes in the page."""
 TICK_NS = 100_000
 TOKEN_BINS_MAX = 128
 LONGEST = 20
 LONGEST_COLUMNS = {"token": "token", "gap": "gap_s", "of": "request"}
 BUCKET = 1.01
-"""Ratio of neighbouring histogram buckets. Percentiles of gaps by token come from a histogram with buckets 1 % wide, so
-a million requests cost one pass and two megabytes. The largest gaps are exact."""
+"""Ratio of neighbouring bucket edges in the histogram of gaps. Percentiles of gaps are therefore accurate to 1 %. The
+histogram needs one pass over the chunks and about two megabytes."""
 BUCKET_MIN_S = 1e-6
 BUCKETS = int(np.log(1e9) / np.log(BUCKET))
-"""Number of buckets, from a microsecond to a quarter of an hour. Gaps outside this range count in the end buckets."""
+"""Number of buckets, from 1 us to 1,000 s. Gaps outside this range are counted in the first or last bucket."""
 GAP_PERCENTILES = ("p50", "p90", "p99")
 PIECES = 300
 """Number of pieces into which a long telemetry series is divided for thinning."""
@@ -60,7 +62,7 @@ UNITS: dict[str, tuple[float, str]] = {"bytes": (2.0**-30, "GiB"), "share": (100
 
 
 def nice_step(minimum: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least `minimum`."""
+    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least `minimum`."""
     power = 10.0 ** np.floor(np.log10(minimum))
     return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= minimum * (1 - 1e-9)))
 
@@ -68,8 +70,8 @@ def nice_step(minimum: float) -> float:
 def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, Any]:
     """Return the empirical distribution function of the samples.
 
-    `x` is in seconds, `y` is the share of samples at or below `x`, and `margin` is half the width of the 95 % band.
-    Samples of one request are correlated, so the band counts requests instead of samples.
+    In the result, `x` is in seconds, `y` is the share of samples at or below `x`, and `margin` is half the width of the
+    95 % band. The band is computed from the number of requests, because samples of the same request are correlated.
     """
     ranks = plotted_ranks(len(samples))
     drawn = np.array(samples.values_at(ranks)) if isinstance(samples, OrderStatistics) else np.sort(samples)[ranks]
@@ -83,7 +85,7 @@ def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, 
 
 
 def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lower and upper end of the 95 % band of a distribution."""
+    """Return the lower and upper end of the 95 % band at each point of a distribution."""
     share = np.array(curve["y"])
     low = np.maximum(0, share - curve["margin"])
     high = np.minimum(1, share + curve["margin"])
@@ -91,7 +93,10 @@ def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def percentile_marks(described: Distribution) -> dict[str, Any]:
-    """Return the positions of p50 and p99 on a distribution. An asterisk marks a percentile of too few samples."""
+    """Return the labels and positions of p50 and p99 on a distribution curve.
+
+    The label of a percentile with too few samples ends with an asterisk.
+    """
     shown = [name for name in ("p50", "p99") if described.of(name) is not None]
     return {
         "mark": [name + "*" * (name in described.thin) for name in shown],
@@ -101,13 +106,16 @@ def percentile_marks(described: Distribution) -> dict[str, Any]:
 
 
 def goodput_curve(summary: Summary) -> dict[str, Any] | None:
-    """Return goodput attainment over the scale of the latency bounds, or None for a run without bounds."""
+    """Return the goodput attainment by the factor on all latency bounds, or None for a run without bounds."""
     result = summary.goodput
     return None if result is None else {"x": result.curve.x, "y": result.curve.y}
 
 
 def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:
-    """Return the median TTFT in ms and its 95 % interval for each turn with enough samples; None without sessions."""
+    """Return the median TTFT in ms with its 95 % interval by turn, or None for a run without sessions.
+
+    Turns with too few samples for a median are omitted.
+    """
     if not summary.turns:
         return None
     rows = []
@@ -121,7 +129,11 @@ def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:
 
 
 def plotted_ranks(count: int) -> Integers:
-    """Return the ranks to draw: all up to POINTS_MAX, otherwise evenly spaced ones and EXTREMES at both ends."""
+    """Return the ranks (from 0) to draw out of `count` sorted samples.
+
+    All ranks are drawn if `count <= POINTS_MAX`. Otherwise, evenly spaced ranks are drawn, and EXTREMES ranks at both
+    ends.
+    """
     if count <= POINTS_MAX:
         return np.arange(count)
     even = np.linspace(0, count - 1, POINTS_MAX - 2 * EXTREMES).astype(np.int64)
@@ -129,9 +141,10 @@ def plotted_ranks(count: int) -> Integers:
 
 
 def throughput_series(frame: Frame) -> dict[str, Any]:
-    """Return output tokens per second and the maximum concurrent streams over time.
+    """Return output tokens per second and the maximum number of concurrent streams over time.
 
-    The run is divided into at most THROUGHPUT_BINS_MAX equal intervals. Its warm-up lies at negative times.
+    The run is divided into at most about THROUGHPUT_BINS_MAX equal intervals. Intervals of the warm-up have negative
+    times.
     """
     sent = ~np.isnan(frame.sent_ns)
     end_ns = frame.end_ns[sent & ~np.isnan(frame.end_ns)]
@@ -142,7 +155,8 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
     bin_ns = nice_step((last_ns - first_ns) / THROUGHPUT_BINS_MAX)
     edges = np.minimum(first_ns + bin_ns * np.arange(int(np.ceil((last_ns - first_ns) / bin_ns)) + 1), last_ns)
     tokens = np.zeros(len(edges) - 1)
-    # Tokens that were generated but never streamed are spread over the streamed ones, as in the throughput figure.
+    # Tokens that were generated but never streamed are attributed to the streamed tokens in equal shares, so the sum is
+    # that of the throughput metric.
     scale = frame.output_tokens / np.maximum(frame.arrived_tokens, 1)
     counts = frame.chunk_counts
     for rows, chunks in frame.blocks():
@@ -162,10 +176,10 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
 
 
 def latency_series(frame: Frame) -> dict[str, Any] | None:
-    """Return p50 and p99 of TTFT and TPOT, and failed and rejected requests per second, over time.
+    """Return p50 and p99 of TTFT and TPOT, and the failed and rejected requests per second, over time.
 
-    The run is divided into at most LATENCY_BINS_MAX intervals. TTFT counts in the interval in which the first token
-    arrived, TPOT in the one in which the last token arrived. None if nothing was sent, or no request ended.
+    The run is divided into at most about LATENCY_BINS_MAX intervals. A TTFT belongs to the interval in which the first
+    token arrived, and a TPOT to the interval in which the last token arrived. Return None if no request ended.
     """
     grid = _time_grid(frame)
     if not grid:
@@ -202,7 +216,10 @@ def latency_series(frame: Frame) -> dict[str, Any] | None:
 
 
 def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
-    """Return the number of first tokens by arrival time and TTFT, with rows of equal ratio; None for a short run."""
+    """Return the number of first tokens by arrival time (columns) and TTFT (rows), or None for a short run.
+
+    The edges of the rows form a geometric sequence.
+    """
     grid = _time_grid(frame)
     ttft_s = (frame.first_ns - frame.sent_ns) / 1e9
     retained = frame.sampled & (ttft_s > 0)
@@ -231,7 +248,10 @@ def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
 
 
 def _time_grid(frame: Frame) -> tuple[float, float, int] | None:
-    """Return the start of the measured requests in ns, the interval length in ns, and the number of intervals."""
+    """Return the time grid of the measured requests: start in ns, interval length in ns, and number of intervals.
+
+    Return None if no measured request ended.
+    """
     sent_ns = frame.sent_ns[frame.sent]
     end_ns = frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)]
     if len(end_ns) == 0 or end_ns.max() <= sent_ns.min():
@@ -242,7 +262,7 @@ def _time_grid(frame: Frame) -> tuple[float, float, int] | None:
 
 
 def send_times(frame: Frame) -> dict[str, Any]:
-    """Return the send time of each measured request, in seconds after the first one, and the count sent by then."""
+    """Return the cumulative number of sent requests (`y`) by the time in seconds after the first one (`x`)."""
     sent = np.sort(frame.sent_ns[frame.sent])
     ranks = plotted_ranks(len(sent))
     after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
@@ -250,7 +270,10 @@ def send_times(frame: Frame) -> dict[str, Any]:
 
 
 def first_tokens(frame: Frame) -> dict[str, Any]:
-    """Return TTFT of complete requests by prompt length and by position in the order sent (1 is the first sent)."""
+    """Return the TTFT of complete requests with their prompt length and position, and trends along both.
+
+    The position of a request is its number in the order sent, from 1.
+    """
     order = _send_order(frame)
     retained = (frame.sampled & ~np.isnan(frame.first_ns))[order]
     rows = order[retained]
@@ -275,10 +298,13 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
 
 
 def timeline(frame: Frame) -> dict[str, Any]:
-    """Return when each request was sent, received its first and last token, and ended; and its chunks, if they fit."""
+    """Return the times at which each request was sent, received its first and last token, and ended.
+
+    `tokens` has the arrival times of the chunks, as `_chunk_steps` returns them. Large runs are thinned.
+    """
     order = _send_order(frame)
     chosen = _chosen_rows(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
-    # The failure table links to these requests, so they are always drawn.
+    # The table of failures links to these requests, so the timeline must contain them.
     linked_ids = [count.first_id for outcome, count in frame.outcomes.items() if outcome.kind]
     linked = np.flatnonzero(np.isin(frame.id[order], linked_ids))[:INCOMPLETE_MAX]
     chosen = np.union1d(chosen, linked)
@@ -302,7 +328,10 @@ def timeline(frame: Frame) -> dict[str, Any]:
 
 
 def gaps_by_token(frame: Frame) -> dict[str, Any]:
-    """Return percentiles and the maximum of the gaps before each token of complete requests, and the LONGEST gaps."""
+    """Return percentiles and the maximum of the gaps (in s) before each token, over all complete requests.
+
+    Long responses have their tokens grouped. The result also contains the LONGEST longest gaps.
+    """
     sampled = frame.sampled
     maximum = int(frame.arrived_tokens[sampled].max(initial=0))
     width = max(1, round(nice_step(maximum / TOKEN_BINS_MAX))) if maximum else 1
@@ -320,7 +349,7 @@ def gaps_by_token(frame: Frame) -> dict[str, Any]:
         counts += np.bincount(flat, minlength=bins * BUCKETS).reshape(bins, BUCKETS)
         np.maximum.at(largest, binned, gaps)
         top = np.flatnonzero(gaps >= longest[-1][0]) if len(longest) == LONGEST else np.arange(len(gaps))
-        if len(top) > LONGEST:  # of several equal gaps the last ones are kept
+        if len(top) > LONGEST:  # if gaps are equal, keep the last ones
             minimum = np.partition(gaps[top], -LONGEST)[-LONGEST]
             top = np.concatenate((top[gaps[top] == minimum][-LONGEST:], top[gaps[top] > minimum]))
         candidates = zip(gaps[top].tolist(), indices[top].tolist(), tokens[top].tolist(), strict=True)
@@ -344,7 +373,7 @@ def gaps_by_token(frame: Frame) -> dict[str, Any]:
     }
     for name in GAP_PERCENTILES:
         reached = (below[used] >= PERCENTILES[name] * totals[used, None]).argmax(axis=1)
-        # A percentile is drawn only if enough requests have that many tokens.
+        # A percentile is only drawn if enough requests have a token at this position.
         enough = totals[used] / width >= samples_needed(PERCENTILES[name])
         values = np.minimum(bucket_middles[reached], largest[used])
         drawn[name] = [
@@ -354,10 +383,10 @@ def gaps_by_token(frame: Frame) -> dict[str, Any]:
 
 
 def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return one entry per telemetry curve: title, unit, source, `x` in seconds and `y` in that unit; None is a gap.
+    """Return the data of each telemetry curve: title, unit, source, `x` in seconds, and `y` in the unit.
 
-    Curves with the same `panel` share an axis. A panel holds the curves of one unit, but prompt tokens are separated
-    from output tokens because they are far more.
+    A `y` of None is a gap in the curve. Curves with the same `panel` share an axis, and all curves of a panel have the
+    same unit. Prompt tokens and output tokens have separate panels, because their rates differ widely.
     """
     result = []
     for curve in series:
@@ -380,7 +409,11 @@ def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 
 def plotted_indices(values: Sequence[float | None]) -> list[int]:
-    """Return the indices to draw: all of a short series, else the first, minimum, maximum and gap of each piece."""
+    """Return the indices of the points to draw.
+
+    All points of a short series are drawn. A long series is divided into PIECES pieces. Of each piece, the first
+    point, the minimum, the maximum and the first gap are drawn.
+    """
     if len(values) <= 3 * PIECES:
         return list(range(len(values)))
     retained: set[int] = {len(values) - 1}
@@ -395,7 +428,10 @@ def plotted_indices(values: Sequence[float | None]) -> list[int]:
 
 
 def _max_concurrent(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
-    """Return, for each bin, the largest number of intervals that are open at the same time."""
+    """Return the maximum number of concurrent intervals for each bin.
+
+    Interval i lasts from `begins[i]` to `ends[i]`, and bin j from `edges[j]` to `edges[j + 1]`.
+    """
     instants, levels = in_flight(begins, ends)
     positions = np.searchsorted(instants, edges)
     before = np.concatenate(([0], levels))[positions[:-1]]
@@ -406,15 +442,16 @@ def _max_concurrent(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
 
 
 def _send_order(frame: Frame) -> Integers:
-    """Return the rows of the measured requests that were sent, in the order sent."""
+    """Return the frame rows of the measured requests that were sent, in the order sent."""
     rows = np.flatnonzero(frame.sent)
     return rows[np.argsort(frame.sent_ns[rows], kind="stable")]
 
 
 def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Booleans | None = None) -> Integers:
-    """Return which of `count` rows to draw: all up to `maximum`, otherwise every k-th, the slowest and incomplete ones.
+    """Return the indices of the rows to draw out of `count` rows.
 
-    Of more than INCOMPLETE_MAX incomplete rows, evenly spaced ones are drawn.
+    All rows are drawn if `count <= maximum`. Otherwise, every k-th row, the SLOWEST slowest rows, and up to
+    INCOMPLETE_MAX evenly spaced `incomplete` rows are drawn.
     """
     if count <= maximum:
         return np.arange(count)
@@ -427,9 +464,11 @@ def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Boolean
 
 
 def _trend(x: Floats, y: Floats) -> dict[str, list[float]]:
-    """Return median and p90 of `y` along `x`, in up to TREND_PARTS_MAX parts of equal size.
+    """Return the median and p90 of `y` along `x`.
 
-    No part has fewer than TREND_PART_MIN samples. The lists are empty if two parts cannot be formed.
+    The samples are sorted by `x` and divided into up to TREND_PARTS_MAX groups of about equal size, with about
+    TREND_PART_MIN samples or more each. The lists are empty if there are too few samples for two groups, or if all `x`
+    are equal.
     """
     result: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
     parts = min(TREND_PARTS_MAX, len(x) // TREND_PART_MIN)
@@ -437,7 +476,7 @@ def _trend(x: Floats, y: Floats) -> dict[str, list[float]]:
         return result
     order = np.argsort(x, kind="stable")
     cuts = np.searchsorted(x[order], x[order][np.linspace(0, len(x) - 1, parts + 1).astype(np.int64)[1:-1]])
-    for part in np.split(order, cuts):  # samples with equal x are never split over two parts
+    for part in np.split(order, cuts):  # samples with equal x stay in the same group
         if len(part):
             result["x"].append(round(percentiles(x[part], 0.5)[0], 1))
             for name, value in zip(("p50", "p90"), percentiles(y[part], 0.5, 0.9), strict=True):
@@ -446,9 +485,10 @@ def _trend(x: Floats, y: Floats) -> dict[str, list[float]]:
 
 
 def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
-    """Return each row's chunk arrivals as steps of TICK_NS, the first one counted from the send time.
+    """Return the time between consecutive chunks of each row, in units of TICK_NS.
 
-    If the chunks of all rows exceed CHUNKS_MAX, only every k-th row has its chunks, and the other lists are empty.
+    The first value of a row is the time from sending the request to its first chunk. If all rows together have more
+    than CHUNKS_MAX chunks, only every k-th row has values, and the lists of the other rows are empty.
     """
     counts = frame.chunk_counts[rows]
     counts[np.arange(len(rows)) % max(1, int(np.ceil(counts.sum() / CHUNKS_MAX))) > 0] = 0
@@ -464,7 +504,10 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
 
 
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
-    """Return each gap of a block in seconds, the token that ends it (counted from 1), and the index of its chunk."""
+    """Return three arrays on the gaps between consecutive chunks of sampled requests in a block.
+
+    The arrays contain the length of the gap in s, the number of the token that ends it (from 1), and the chunk's index.
+    """
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
     retained = np.repeat(frame.sampled[rows], counts)
     firsts = frame.offsets[rows][counts > 0] - chunks.start

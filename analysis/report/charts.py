@@ -1,17 +1,18 @@
-"""The registry of charts: the title, data, traces and caption of each one.
+"""Registry of the charts: the title, data, traces and caption of each chart.
 
-To add a chart, add an entry to CHARTS. Its `traces` and `layout` are those of Plotly, with references in place of a
-run's data, colours and units. The page's charts.js draws them, and `plotly_figure` resolves the same references for
-notebooks. A chart that needs more than traces, such as panels whose number depends on the run, names a script that
-draws it with `Report.chart`.
+To add a chart, add an entry to CHARTS. Its `traces` and `layout` are a Plotly figure in which references replace the
+values that depend on the run. charts.js resolves the references on the page, and `plotly_figure` resolves them for
+notebooks. A chart that traces cannot express, such as one with a variable number of panels, names a script that draws
+the chart with `Report.chart`.
 
     "$x"                  a column of the run's data; "$by_position.p50" is a nested column
     "@run" "@quiet"       the colour of the run, or a colour of the palette
-    "@run:2e"             the same colour with this opacity (two hexadecimal digits)
+    "@run:2e"             the colour of the run with an opacity (two hexadecimal digits)
     "@dash"               the line style of the run
     @name @xunit @yunit   inside a text: the name of the run (if there are several), and the units of the axes
 
-A trace with "single_run": True is drawn on pages of one run only, one with False on pages of several runs only.
+Traces with `"single_run": True` are only drawn on pages of one run. Traces with `"single_run": False` are only drawn on
+pages of several runs.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ PALETTE = {
     "run-5": ("#7a6a00", "#dccb5c"),
     "run-6": ("#5a4fb0", "#b3a9f7"),
 }
-"""Colours of runs, in the light and the dark scheme. Servers take them in the order in which they appear."""
+"""Colours of runs, for the light and the dark colour scheme. Servers get colours in the order of their first run."""
 SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bcc6"}
-"""The other colours that traces name, with their values in page.css, for figures outside of a page."""
+"""Other colours that traces refer to, as page.css defines them. Figures in notebooks need the values."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STEPS = {"shape": "hv"}
 INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"}
@@ -53,7 +54,7 @@ SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickfor
 
 
 class ChartInput(msgspec.Struct, frozen=True):
-    """The input from which a chart computes its data."""
+    """Input of the functions that compute chart data for one run."""
 
     frame: Frame
     summary: Summary
@@ -61,7 +62,10 @@ class ChartInput(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """One chart. `data` returns None for a run that the chart does not apply to; a page without data omits it."""
+    """Definition of a chart.
+
+    `data` computes the chart data of a run, or returns None if the chart does not apply to the run. A page omits charts
+    that have no data."""
 
     id: str
     section: str
@@ -71,38 +75,40 @@ class Chart(msgspec.Struct, frozen=True):
     caption: Callable[[Data, Summary], str] = lambda _, __: ""
     traces: Sequence[Data] = ()
     layout: Data | Callable[[Sequence[Data]], Data] = {}
-    """The Plotly layout, or a function that makes it from the data of all runs."""
+    """The Plotly layout, or a function that computes the layout from the data of all runs."""
     table: Mapping[str, str] = {}
-    """Columns of the data table: the heading, and the name of the data column."""
+    """Columns of the table below the chart: maps a heading to a data column."""
     typical: Mapping[str, Callable[[Data], float | None]] = {}
-    """A typical value of an axis (`x` or `y`) in seconds, which determines the unit of the axis. Default: seconds."""
+    """Functions that return a typical value of an axis (`x` or `y`) in seconds, which determines the axis unit. Axes
+    without such a function are in seconds."""
     note: str = ""
-    """Explanation of how to read the chart."""
+    """Explanation of how to read the chart, for the page."""
     script: str = ""
-    """Name of a file in analysis/report/ that draws the chart instead of the traces."""
+    """Name of a script in analysis/report/ that draws the chart. Empty if `traces` define the chart."""
     shape: Shape = ""
     zoom: Zoom = "x"
 
 
 class ChartRun(RunStyle, frozen=True, kw_only=True):
-    """One run with its style and the data of its charts."""
+    """A run with its style and the data of its charts."""
 
     dash: str
-    """Line style of the run, one of DASHES."""
+    """Line style of the run: one of DASHES."""
     summary: Summary
     data: Mapping[str, Data]
     """Data of each chart, by chart id."""
 
 
 def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
-    """Return the data of every chart that applies to a run, by chart id."""
+    """Return the chart data of one run by chart id. Charts that do not apply to the run are omitted."""
     return {chart.id: data for chart in CHARTS.values() if (data := chart.data(chart_input)) is not None}
 
 
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
-    """Return the charts that at least one run has data for, in the order of the page.
+    """Return the charts of a page with these runs, in the order of the page.
 
-    Charts whose traces are all meant for pages of one run are left out if there are several runs.
+    A chart is included if at least one run has data for it and if at least one of its traces is drawn for this number
+    of runs.
     """
     several = len(runs) > 1
     return [
@@ -114,12 +120,15 @@ def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
 
 
 def _is_drawn(trace: Data, several: bool) -> bool:
-    """Return True if a page of one run, or of several runs, draws this trace."""
+    """Return True if this trace is drawn on a page of several runs (`several`), or else on a page of one run."""
     return bool(trace.get("single_run", not several)) is not several
 
 
 def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return a chart as charts.js expects it: traces and layout with references, and the scale of each axis."""
+    """Return the chart definition that charts.js expects: traces, layout, table columns and axis scales.
+
+    References in traces and layout are not resolved.
+    """
     data = [run.data[chart.id] for run in runs if chart.id in run.data]
     scales = {}
     for axis, typical in chart.typical.items():
@@ -132,7 +141,7 @@ def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return a chart's traces and layout for `plotly.graph_objects.Figure`, in the colours of the light scheme.
+    """Return the chart `name` as a dict for `plotly.graph_objects.Figure`, in the colours of the light scheme.
 
     Raises KeyError for a name that is not in CHARTS.
     """
@@ -153,7 +162,7 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return a trace or layout, or a part of one, with every reference replaced by its value."""
+    """Return a trace, a layout or a part of them with all references replaced by their values."""
     if isinstance(value, Mapping):
         return {name: _resolved(part, run, drawn, several) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -162,7 +171,10 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 
 
 def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return the column, colour or line style that a text refers to, or the text with its names and units filled in."""
+    """Return the value of a reference: a data column, a colour or a line style.
+
+    For any other text, return the text with the run name and the axis units filled in.
+    """
     if value.startswith("$") and run:
         data: Any = run.data[drawn["id"]]
         columns = [reduce(getitem, path.split("."), data) for path in value[1:].split(",")]
@@ -191,7 +203,7 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
 
 
 def _distribution_chart(name: str) -> Chart:
-    """Return the chart of a latency's cumulative distribution."""
+    """Return the chart of the cumulative distribution of the latency `name`."""
     metric = METRICS[name]
 
     def data(chart_input: ChartInput) -> Data:
@@ -240,7 +252,7 @@ def _distribution_chart(name: str) -> Chart:
 
 
 def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
-    """Return the traces of a latency's p50 and p99 over time. Their hover text states the number of samples."""
+    """Return the traces of p50 and p99 of a latency over time. Their hover text contains the number of samples."""
     hover = f"{name.upper()} @figure %{{y:.4~g}} {unit} of %{{customdata:,}} from %{{x}} s"
     more = {"yaxis": axis, "customdata": f"${name}_n", "connectgaps": False, "showlegend": name == "ttft"}
     more |= {"mode": "lines+markers", "marker": {"size": 3}}
@@ -251,7 +263,7 @@ def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
 
 
 def _ttft_scatter(by: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
-    """Return the chart of TTFT by `position` in the order sent, or by `prompt` length."""
+    """Return a scatter chart of TTFT. `by` is `position` (in the order sent) or `prompt` (prompt length)."""
     hover = "request %{customdata[0]} (sent as number %{customdata[1]:,}), %{customdata[2]:,} prompt tokens"
     hover += "<br>TTFT %{y:.4~g} s"
     points = {"type": "scatter", "mode": "markers", "x": f"${by}", "y": "$ttft_s", "showlegend": False}
@@ -296,7 +308,7 @@ def _position_caption(first: Data, _: Summary) -> str:
 
 
 def _prompt_caption(first: Data, _: Summary) -> str:
-    minimum, maximum = first["prompts"]  # the chart exists only if the prompt lengths differ
+    minimum, maximum = first["prompts"]  # the chart only exists if prompt lengths differ
     trend = ""
     if first["by_prompt"]["x"]:
         trend = f" {_change_of_median(first['by_prompt'])} between the shortest and the longest."
@@ -369,7 +381,10 @@ def _longest_gaps(colour: str, **more: Any) -> dict[str, Any]:
 
 
 def _gap_layout(data: Sequence[Data]) -> Data:
-    """Return the layout of the gaps chart. The axis is logarithmic if the largest gap is over 20 times the smallest."""
+    """Return the layout of the chart of gaps.
+
+    The y-axis is logarithmic if the largest gap is more than 20 times the smallest gap.
+    """
     names = (*chart_data.GAP_PERCENTILES, "max")
     gaps = [gap for run_data in data for name in names for gap in run_data[name] if gap]
     log = bool(gaps) and max(gaps) > 20 * min(gaps)
@@ -549,4 +564,4 @@ CHARTS: dict[str, Chart] = {
         ),
     )
 }
-"""All charts by id, in the order of the page."""
+"""All charts by id, in the order in which the page shows them."""

@@ -1,8 +1,11 @@
-"""The findings of a run: facts that a reader must know before using its figures, each as a sentence with a level.
+"""Derives the findings of a run: facts that readers must know before they use the run's figures.
 
-`findings` returns the list and `verdict` sums it up. The level of a finding is `ok` (checked and fine), `note`,
-`warning` (the figures are usable with care) or `error` (something failed, or the figures do not describe the server).
-Every renderer takes its sentences from this module.
+`findings` returns all findings, and `verdict` summarises them. A finding is a sentence with a level:
+
+- `ok`: a check passed.
+- `note`: the finding is for information only.
+- `warning`: the figures are usable with care.
+- `error`: something failed, or the figures do not describe the server.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
     **{"requests_finished": "finished requests", "rejections": "rejections"},
 }
-"""Counters that both the server and the client have."""
+"""Counters that both the server and the client have, by the name in summary.json, with their displayed names."""
 P_VALUE_MIN = 0.001
-"""A p-value below this means that the load differs from its target. One run in a thousand falls below it by chance."""
+"""Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
 GPUS_NAMED = 4
-"""Maximum GPUs with a sentence of their own."""
+"""Maximum number of GPUs that get a separate sentence on their memory."""
 ERROR_MAX = 0.05
-"""A worst-case error above this share of the median is a warning."""
+"""Maximum worst-case error of a latency, as a share of its median. A larger error is a warning."""
 
 
 def findings(summary: Summary) -> list[Finding]:
@@ -93,12 +96,17 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
 
 
 def stopped_count(summary: Summary) -> int:
-    """Return how many failed requests ended because the run, or their user on the interactive page, was stopped."""
+    """Return the number of failed requests that were cancelled when the run was stopped.
+
+    On the interactive page, this includes requests of users that were stopped."""
     return summary.requests.errors.get("cancelled", 0)
 
 
 def _outcome_level(requests: RequestCounts) -> Level:
-    """Return the level of the outcome sentence. Rejections alone are a warning, other incomplete requests an error."""
+    """Return the level of `outcome_sentence`.
+
+    The level is a warning if all incomplete requests were rejected, and an error if any was incomplete for another
+    reason or nothing was sent."""
     if not requests.planned:
         return "error"
     if requests.all_complete:
@@ -107,7 +115,7 @@ def _outcome_level(requests: RequestCounts) -> Level:
 
 
 def outcome_sentence(summary: Summary) -> str:
-    """Return a sentence on how the requests ended."""
+    """Return a sentence that states how many requests were complete, failed, rejected, truncated or dropped."""
     requests = summary.requests
     if not requests.planned:
         return "Nothing was sent."
@@ -128,7 +136,9 @@ def outcome_sentence(summary: Summary) -> str:
 
 
 def addresses_sentence(server: ServerInfo) -> str:
-    """Return a sentence on the addresses of the server's name, or an empty string if it has only one."""
+    """Return a sentence on the addresses to which the server's host name resolves.
+
+    Return an empty string if the name has only one address."""
     if len(server.addresses) < 2 and not server.addresses_unused:
         return ""
     verb = "went in turn to" if len(server.addresses) > 1 else "went to"
@@ -146,7 +156,7 @@ def _lengths_level(summary: Summary) -> Level:
 
 
 def lengths_sentence(summary: Summary) -> str:
-    """Return a sentence on whether prompts and outputs had the requested lengths, by the server's own count."""
+    """Return a sentence that compares the server's prompt and output lengths with the requested lengths."""
     tokens, complete = summary.tokens, summary.requests.complete
     if complete == 0:
         return "Lengths not checked: no request was complete."
@@ -165,7 +175,7 @@ def lengths_sentence(summary: Summary) -> str:
 
 
 def _output_lengths(summary: Summary) -> str:
-    """Return a clause on how many responses ended early or were longer than requested, by how much, and why."""
+    """Return a clause on responses that ended early or were too long: their number, mean length and the reason."""
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)
     if chunks_only:
@@ -179,7 +189,7 @@ def _output_lengths(summary: Summary) -> str:
         subject = f"{longer.responses:,}" if early else f"{longer.responses:,} of {pluralise(complete, 'response')}"
         verb = "was" if longer.responses == 1 else "were"
         parts.append(f"{subject} {verb} longer than requested: {_mean_tokens(longer, 'tokens instead of')}")
-    if not parts and tokens.output_mismatches:  # a summary of an older version says no more
+    if not parts and tokens.output_mismatches:  # summaries of older versions only have this total
         parts.append(f"{tokens.output_mismatches:,} of {pluralise(complete, 'output length')} not as requested")
     clauses = [", and ".join(parts) or "all output lengths as requested"]
     clauses += dict.fromkeys(difference.why for difference in (early, longer) if difference and difference.why)
@@ -189,7 +199,9 @@ def _output_lengths(summary: Summary) -> str:
 
 
 def _mean_tokens(difference: LengthDifference, between: str) -> str:
-    """Return the mean length of these responses and the mean length requested: `50 of 128 tokens on average`."""
+    """Return the mean actual and requested length of these responses, such as `50 of 128 tokens on average`.
+
+    `between` is the text between the two numbers."""
     means = (difference.tokens_mean, difference.requested_mean)
     mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
     unit = " tokens" if between == "of" else ""
@@ -198,7 +210,7 @@ def _mean_tokens(difference: LengthDifference, between: str) -> str:
 
 
 def streaming_findings(summary: Summary) -> list[Finding]:
-    """Return findings about tokens that were not streamed, or whose chunk is not known."""
+    """Return findings on tokens that were not streamed, on unknown chunk sizes and on contradictory token counts."""
     tokens, complete = summary.tokens, summary.requests.complete
     counts = tokens.streamed_by
     result = list[Finding]()
@@ -233,12 +245,12 @@ def streaming_findings(summary: Summary) -> list[Finding]:
 
 
 def _counted_by_chunks(summary: Summary) -> int:
-    """Return how many complete responses have no token count, only a count of chunks."""
+    """Return the number of complete responses whose chunks, but not tokens, could be counted."""
     return summary.tokens.counted_by.get("chunks", 0)
 
 
 def client_sentence(summary: Summary) -> str:
-    """Return a sentence on whether the load generator was the bottleneck, and on the error of its timestamps."""
+    """Return a sentence that states whether the load generator was a bottleneck, and how exact its timestamps are."""
     client = summary.client
     valid = "Valid: the load generator was not a bottleneck" if client.ok else f"Invalid: {_invalid_reason(client)}"
     error_s = client.error_bar_e2e_s
@@ -272,14 +284,19 @@ def client_sentence(summary: Summary) -> str:
 
 
 def client_level(client: ClientHealth) -> Level:
-    """Return the level of `client_sentence`: a warning if the run fell back to a less exact timestamp source."""
+    """Return the level of `client_sentence`.
+
+    The level is an error if the client was a bottleneck, and a warning if a less exact timestamp source had to be
+    used."""
     if not client.ok:
         return "error"
     return "warning" if client.ring_given_up or client.socket_rejected else "ok"
 
 
 def _invalid_reason(client: ClientHealth) -> str:
-    """Return why the figures are invalid. In runs of older versions the timestamps alone can be the reason."""
+    """Return the reason why the figures of a run are invalid.
+
+    Only in runs of older versions can disagreeing timestamps be the reason."""
     if client.reasons and all(reason.startswith(RING_OFF) for reason in client.reasons):
         return "packet timestamps and socket timestamps disagree"
     if client.client_limit:
@@ -288,9 +305,11 @@ def _invalid_reason(client: ClientHealth) -> str:
 
 
 def priority(client: ClientHealth) -> Finding | None:
-    """Return a finding on the client's scheduling priority, if it was changed or could not be changed as requested.
+    """Return a finding on the client's scheduling priority, or None if there is nothing to report.
 
-    A refused default priority is no finding of its own. If the client was too slow, its reasons name the refusal.
+    There is a finding if the priority was raised, if a worker gave up real-time priority, or if the requested real-time
+    priority was not permitted. Without a requested priority, a refusal is only reported if the client was too slow, as
+    part of `client.reasons`.
     """
     facts = client.scheduling
     if facts is None:
@@ -316,7 +335,9 @@ def priority(client: ClientHealth) -> Finding | None:
 
 
 def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
-    """Return a finding on the error of TTFT, TPOT and ITL, if tokens that shared a read increase it."""
+    """Return a finding on the error of TTFT, TPOT and ITL if coalesced reads increase it; otherwise an empty list.
+
+    Tokens that are read together share a timestamp, which makes the time between them inexact."""
     e2e_error_s = client.error_bar_e2e_s
     if e2e_error_s is None:
         return []
@@ -338,7 +359,7 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
 
 
 def top_failure(summary: Summary) -> list[Finding]:
-    """Return a finding on the most frequent reason for incomplete requests; an empty list if all were complete."""
+    """Return one finding on the most frequent reason for incomplete requests, or an empty list if there is none."""
     examples = [
         (example, kind)
         for kind, examples_of_kind in summary.requests.examples.items()
@@ -354,7 +375,9 @@ def top_failure(summary: Summary) -> list[Finding]:
 
 
 def delivery_sentence(summary: Summary) -> str:
-    """Return a sentence that compares the actual load with the requested one; empty if nothing was requested."""
+    """Return a sentence that compares the actual load with the requested load.
+
+    Return an empty string if no request was due."""
     delivery = summary.delivery
     if not delivery.asked:
         return ""
@@ -377,15 +400,15 @@ def delivery_sentence(summary: Summary) -> str:
 
 
 def delivered_as_requested(summary: Summary) -> bool:
-    """Return True if every request was sent, at times that are plausible for the requested arrival process."""
+    """Return True if every request was sent and the send times fit the requested arrival process, else False."""
     checks = (summary.delivery.ks.due, summary.delivery.ks.sent)
     return not summary.delivery.not_sent and all(check is None or check.p_value >= P_VALUE_MIN for check in checks)
 
 
 def goodput_sentences(summary: Summary) -> list[str]:
-    """Return sentences on how many requests met the bounds, and on which bounds 90 % would have met.
+    """Return two sentences: how many requests met the latency bounds, and which bounds 90 % of requests would have met.
 
-    The list is empty if the run has no bounds.
+    Return an empty list if the run has no bounds.
     """
     result = summary.goodput
     if not result or not result.requests:
@@ -407,15 +430,15 @@ def goodput_sentences(summary: Summary) -> list[str]:
 
 
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
-    """Return the bounds that a share of the requests would have met, such as `ttft < 300 ms`.
+    """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    The list is empty if these requests have no latency above 0, because they would meet any bound.
+    Bounds of 0 are omitted, because the requests would have met any bound.
     """
     return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
 
 
 def _window(summary: Summary) -> list[Finding]:
-    """Return findings on the measurement window, on the requests outside it, and on whether the load became steady."""
+    """Return findings on the measurement window, on requests outside the window, and on a missing steady state."""
     window = summary.window
     if window.unsteady:
         text = f"No steady state: {window.unsteady}, so latencies depend on the length of the run."
@@ -437,12 +460,16 @@ def _window(summary: Summary) -> list[Finding]:
 
 
 def window_is_empty(summary: Summary) -> bool:
-    """Return True if requests completed, but none of them was due in the window."""
+    """Return True if requests completed but none of them was due in the measurement window, else False."""
     return bool(summary.requests.complete) and not summary.window.whole and not summary.latencies["e2e_s"].n
 
 
 def outside_window_sentence(total: int, left_out: OutsideWindow) -> str:
-    """Return a sentence on the requests outside the window: their number, how they ended, and the slowest one."""
+    """Return a sentence on the requests outside the measurement window.
+
+    The sentence states their number, their outcomes, and the latency of the slowest one. `total` is the number of all
+    requests.
+    """
     parts = [f"{left_out.requests:,} of {pluralise(total, 'request')} outside the window"]
     if left_out.incomplete:
         parts.append(", ".join(f"{number:,} {state}" for state, number in left_out.incomplete.items()))
@@ -460,7 +487,11 @@ def _longer(inside_s: float | None) -> str:
 
 
 def littles_law_sentence(summary: Summary) -> str:
-    """Return a sentence if throughput and latency contradict the measured concurrency; empty if they agree."""
+    """Return a sentence if the measured concurrency contradicts Little's law, else an empty string.
+
+    Little's law is `concurrency = throughput * mean latency`. There is also a sentence if incomplete requests, which
+    have no latency, are a large part of the concurrency.
+    """
     law, mean_s = summary.littles_law, summary.latencies["e2e_s"].mean
     if law is None or (law.holds and law.covers):
         return ""
@@ -475,7 +506,7 @@ def littles_law_sentence(summary: Summary) -> str:
 
 
 def hardware_limit_sentence(limit: HardwareLimit) -> str:
-    """Return sentences on what the hardware allows for the load, and on how much of that was reached."""
+    """Return sentences that compare throughput, TPOT and TTFT with the limits of the server's hardware."""
     rate, gpus = significant(limit.output_tokens_per_s, 4), f"{limit.gpus} x {limit.gpu}"
     text = f"Hardware limit{times_speed(limit.speed)} ({gpus}, {limit.model}, {limit.format}): "
     text += f"{percent(limit.throughput_share)} of {rate} tokens/s, bound by {limit.bound}."
@@ -495,7 +526,10 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
 
 
 def memory_sentences(summary: Summary) -> list[str]:
-    """Return sentences on the KV cache, the GPUs and the server's processes; empty if memory was not measured."""
+    """Return sentences on the memory use of the KV cache, the GPUs and the server's processes.
+
+    Return an empty list if memory was not measured.
+    """
     result = summary.memory
     if not result:
         return []
@@ -531,7 +565,7 @@ def _memory_sentence(levels: MemoryLevels) -> str:
 
 
 def _counters(summary: Summary) -> list[Finding]:
-    """Return findings on whether the counters of the server agree with those of the client."""
+    """Return findings that compare the server's counters with the client's: equal counters, and each that differs."""
     known = summary.server_counters
     counters = [(title, known[name]) for name, title in COUNTED.items() if known.get(name)]
     result = []
@@ -552,7 +586,7 @@ def _counters(summary: Summary) -> list[Finding]:
 
 
 def _warnings(summary: Summary) -> list[Finding]:
-    """Return the warnings that consist of one fixed sentence each."""
+    """Return warnings on single facts, such as an interrupted run, damaged lines or reopened connections."""
     run, client = summary.run, summary.client
     requests = summary.requests
     warmup = f"{requests.warmup_incomplete:,} of {pluralise(requests.warmup, 'warm-up request')} did not complete."
@@ -590,13 +624,16 @@ def _warnings(summary: Summary) -> list[Finding]:
 
 
 def measured_text(entry: ObjectiveVerdict) -> str:
-    """Return what was measured for an objective, and how many incomplete requests that leaves out."""
+    """Return the measured value of an objective as text, with the number of incomplete requests that it excludes."""
     left_out = f"; {pluralise(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
     return f"{entry.said}{left_out}"
 
 
 def objectives_finding(summary: Summary) -> Finding | None:
-    """Return how many objectives passed, with the level of the worst one; None if the run has no objectives."""
+    """Return a finding with the number of passed, failed and inconclusive objectives.
+
+    The level is that of the worst objective. Return None if the run has no objectives.
+    """
     words = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
     counts = Counter[str](objective.verdict for objective in summary.objectives)
     text = ", ".join(f"{counts[name]} {word}" for name, word in words.items() if counts[name])

@@ -1,9 +1,12 @@
-"""Renders a document as one self-contained HTML file, and serves that file on loopback.
+"""Renders a document as a self-contained HTML page, and serves the page over HTTP on the loopback interface.
 
-The file needs no network, no other file and no installed library. Serving it helps a browser that cannot open local
-files, or that runs at the other end of a tunnel. The template escapes all text. In the data of the charts, `<`, `>` and
-`&` are written as JSON escapes. The Content Security Policy (level 3, section 2.3.1) allows only scripts with listed
-hashes. Even unescaped markup from a server could therefore not run a script.
+The page needs no network and no other files. `page_server` is for browsers that cannot open local files, such as a
+browser that reaches this machine through an SSH tunnel.
+
+A page contains text from the tested server, which must not be able to run scripts:
+
+- The template escapes all text. In the JSON data of the charts, `<`, `>` and `&` are escaped.
+- The Content Security Policy (level 3, section 2.3.1) only allows scripts whose hashes it lists.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PLOTLY = "plotly-basic.min.js"
-"""Embedded compressed, at a third of its size. charts.js unpacks and runs it after the first screen is shown."""
+"""The chart library. The page contains it compressed, at a third of its size. charts.js runs the library once the first
+screen is visible."""
 SCRIPTS = ("charts.js", "tables.js")
 HOST = "127.0.0.1"
 TIMEOUT_S = 10.0
@@ -51,9 +55,9 @@ HEADERS = {
 
 
 class TemplateCache(BytecodeCache):
-    """Caches compiled templates in `__pycache__`, because compiling them takes longer than rendering a page.
+    """Caches compiled Jinja templates in `__pycache__`, because compiling templates takes longer than rendering a page.
 
-    The cache is not written if bytecode is disabled (`sys.dont_write_bytecode`), or if the folder is not writable.
+    The cache is not written if `sys.dont_write_bytecode` is set or if the folder is not writable.
     """
 
     def load_bytecode(self, bucket: Bucket) -> None:
@@ -72,7 +76,7 @@ class TemplateCache(BytecodeCache):
 
 
 def render(document: Document) -> str:
-    """Return a document as a self-contained HTML page."""
+    """Return the document as a self-contained HTML page."""
     loader = FileSystemLoader(HERE, encoding="utf-8")
     environment = Environment(
         loader=loader,
@@ -105,13 +109,15 @@ def render(document: Document) -> str:
 
 
 def page_server(page: bytes) -> ThreadingHTTPServer:
-    """Return an HTTP server for this page alone, on an ephemeral loopback port. The caller runs and closes it."""
+    """Return an HTTP server that serves only this page, on an ephemeral port of the loopback interface.
+
+    The caller must run and close the server."""
 
     from http import HTTPStatus
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET and HEAD requests for `/` whose Host header names the loopback address."""
+        """Answers GET and HEAD requests for `/` with the page. The Host header must be the loopback address."""
 
         server_version = "loadgen"
         sys_version = ""
@@ -120,7 +126,7 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             _, port = self.connection.getsockname()
             if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
-                # Another host name resolves to loopback (DNS rebinding). Its pages must not be able to read this one.
+                # DNS rebinding: a foreign host name resolves to loopback. Pages of that host must not read this page.
                 status, body = HTTPStatus.MISDIRECTED_REQUEST, b""
             elif self.path.partition("?")[0] == "/":
                 status, body = HTTPStatus.OK, page
@@ -139,7 +145,7 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
             self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
-            """Log nothing, because the terminal shows the address of the page."""
+            """Suppress the request log, because it would clutter the terminal below the address of the page."""
 
     server = ThreadingHTTPServer((HOST, 0), Handler)
     server.daemon_threads = True
@@ -147,12 +153,14 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
 
 
 def _code(text: str) -> Markup:
-    """Return the text escaped, with the parts between backticks as `<code>` elements."""
+    """Escape the text for HTML and convert parts between backticks to `<code>` elements."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped right here
 
 
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
-    """Group neighbouring blocks that are shown side by side: scorecards, and charts narrower than the page."""
+    """Group consecutive blocks that the page shows side by side: scorecards, or charts narrower than the page.
+
+    Return pairs of a group kind (`Scorecard`, `charts`, or empty) and the blocks of the group."""
 
     def group_key(block: Block) -> str:
         if isinstance(block, ChartRef):
@@ -164,7 +172,7 @@ def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
 
 
 def _style(mark: str) -> str:
-    """Return page.css with the colours of the palette, and with the mark in the header of each printed page."""
+    """Return page.css with the palette's colours. `mark` (such as SIMULATED) appears on each printed page."""
     light = "".join(f"--{name}:{colour};" for name, (colour, _) in PALETTE.items())
     dark = "".join(f"--{name}:{colour};" for name, (_, colour) in PALETTE.items())
     classes = "".join(f".{name}{{--run:var(--{name})}}" for name in PALETTE)
@@ -175,7 +183,7 @@ def _style(mark: str) -> str:
 
 @cache
 def _packed(name: str) -> str:
-    """Return a file as base64-encoded gzip. The result is the same every time."""
+    """Return the contents of a file as base64-encoded gzip. The result is reproducible."""
     return base64.b64encode(gzip.compress((HERE / name).read_bytes(), mtime=0)).decode()
 
 

@@ -1,4 +1,4 @@
-"""Builds the document of one run or several: a brief one for the terminal, and a full one for the page."""
+"""Builds the documents on runs: a brief one for the terminal, and a full one for the HTML page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from loadgen.analysis.summary import ServerInfo, Summary
 from loadgen.analysis.telemetry import all_series
 
 TIMELINE_RUNS = 3
-"""Maximum runs for which the page holds every token timestamp. With more runs, the timelines show no tokens."""
+"""Maximum number of runs on a page with token timestamps. With more runs, the timelines show no tokens."""
 RUN_FACTS = (
     *("started_at", "id", "arrivals", "n", "asked_s", "workload", "input_tokens", "output_tokens"),
     *("seed", "workers", "timeout_s"),
@@ -61,7 +61,8 @@ TITLES = {
     "client": ("The client", ""),
     "machines": ("Memory and server counters", "Memory"),
 }
-"""Title of each section, in the order of the page, and its short name in the navigation bar, if that differs."""
+"""Title and short title of each section, in the order of the page. The navigation bar shows the short title; an empty
+short title means that the full title is used."""
 HELP = {
     "prediction": "The intervals combine the uncertainty of the twin's parameters, its error on the runs that it was "
     "fitted to, and the variation between runs of one server.",
@@ -77,11 +78,11 @@ HELP = {
     "percentiles": "Exact values from raw samples, with 95 % intervals. {independent}",
     "lengths": "Totals cover all requests sent, so they differ if requests failed or were rejected.",
 }
-"""Explanation of how to read a section."""
+"""Explanations of how to read a section, by section id. `_help_values` fills in the placeholders."""
 
 
 class ReportedRun(msgspec.Struct, frozen=True):
-    """The data of one run that a report needs. It excludes the Records, so it stays small."""
+    """The data of one run that a report needs. It does not contain the Records, which can take gigabytes."""
 
     run: Run
     summary: Summary
@@ -90,12 +91,12 @@ class ReportedRun(msgspec.Struct, frozen=True):
 
 
 def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
-    """Return the data that a report needs of a run."""
+    """Compute the chart data of a run and return it with the run and its summary."""
     return ReportedRun(run, summary, build_chart_data(ChartInput(frame, summary, all_series(run))))
 
 
 def brief_document(summary: Summary) -> Document:
-    """Return the document of one run for the terminal."""
+    """Return the brief document on one run, for the terminal."""
     cards = tables.cards(summary)
     shown = [cards[name] for name in ("input", "output", "total", "requests", "skew") if name in cards]
     blocks: list[Block] = [doc.Cards(shown)]
@@ -116,7 +117,10 @@ def brief_document(summary: Summary) -> Document:
 
 
 def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) -> Document:
-    """Return the document of one run or several for the page. `extra` sections follow the first screen."""
+    """Return the full document on one run or several runs, for the HTML page.
+
+    The `extra` sections are placed after the overview at the top.
+    """
     summaries = [run.summary for run in runs]
     drawn = chart_runs(runs)
     sections = [Section("answer", "", _first_screen(summaries)), *extra]
@@ -160,7 +164,7 @@ def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
 
 
 def _help_values(summaries: Sequence[Summary]) -> dict[str, str]:
-    """Return the values of the placeholders in HELP."""
+    """Return the values of the placeholders in the texts of HELP."""
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     return {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),
@@ -170,7 +174,7 @@ def _help_values(summaries: Sequence[Summary]) -> dict[str, str]:
 
 
 def _switches(drawn: Sequence[ChartRun]) -> dict[str, list[doc.Switch]]:
-    """Return the controls of each section."""
+    """Return the input controls of the page, by section id."""
     axis = doc.Switch("axis", "Latency", (("linear", "linear"), ("log", "log")))
     shares = doc.Switch("shares", "Percentiles", (("linear", "linear"), ("tails", "tails")))
     run = doc.Switch("timeline-run", "Run", [(str(index), run.name) for index, run in enumerate(drawn)], "select")
@@ -178,7 +182,7 @@ def _switches(drawn: Sequence[ChartRun]) -> dict[str, list[doc.Switch]]:
 
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
-    """Return a short, unique name per run: server and version, with the repeat or the run number if needed."""
+    """Return a short, unique name for each run: server and version, with a repeat or run number if needed."""
     labels = [server_label(summary) for summary in summaries]
     repeats = [f"{label} (repeat {summary.run.repeat})" for label, summary in zip(labels, summaries, strict=True)]
     if len({*repeats}) == len(repeats) > 1 and all(summary.run.repeats > 1 for summary in summaries):
@@ -188,7 +192,10 @@ def run_names(summaries: Sequence[Summary]) -> list[str]:
 
 
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
-    """Return each run with its name and style. Servers differ in colour, and runs of one server in line style."""
+    """Return each run with its name, colour and line style.
+
+    Runs of different servers have different colours. Runs of one server have different line styles.
+    """
     summaries = [run.summary for run in runs]
     servers = [summary.server.name for summary in summaries]
     order = list(dict.fromkeys(servers))
@@ -227,7 +234,7 @@ def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
 
 
 def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
-    """Return the tables and paragraphs that stand below the charts of each section."""
+    """Return the tables and paragraphs that are shown below the charts, by section id."""
     several = len(drawn) > 1
     summaries = [run.summary for run in drawn]
     names = [run.name for run in drawn]
@@ -277,7 +284,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
 
 
 def _folded(title: str, *blocks: Block) -> Block:
-    """Return blocks that a page hides until the reader opens them. They are always printed."""
+    """Return a block that the page hides until the reader clicks `title`. Printouts always contain it."""
     return doc.Disclosure(title, blocks)
 
 
@@ -304,11 +311,11 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
 
 
 SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused")
-"""Fields of a server that the table of server facts shows in another form, or not at all."""
+"""Server fields that the generic list of server facts omits. Limits and addresses are shown in separate ways."""
 
 
 def _reproduce(runs: Sequence[ReportedRun]) -> Section:
-    """Return the section with everything that is needed to run the test again."""
+    """Return the section with the commands, settings and versions that are needed to repeat the runs."""
     blocks: list[Block] = []
     for index, reported in enumerate(runs):
         run = reported.summary.run
@@ -338,7 +345,7 @@ def _server_facts(server: ServerInfo) -> dict[str, Any]:
 
 
 def _fact_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return names and values as texts, without the empty ones."""
+    """Convert the names and values of facts to displayed texts. Facts without a value are omitted."""
     result = {}
     for name, value in values.items():
         if value not in (None, ""):
@@ -350,7 +357,7 @@ def _fact_texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _script_data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return the input of the page's scripts."""
+    """Return the input of the page's scripts: the data of the runs and the chart definitions."""
     runs = []
     for run in drawn:
         data, window = dict(run.data), run.summary.window

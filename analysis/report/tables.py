@@ -1,4 +1,7 @@
-"""Builds the tables of a report and the cards of its first screen, for one run or several, in brief or in full."""
+"""Builds the tables of a report and the cards at its top, for one run or several runs.
+
+Some tables have a brief form for the terminal and a full form for the page.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +35,26 @@ OVERVIEW = (
     ("e2e_s", "p50", "s"),
 )
 TOKEN_CARDS = ("output", "total", "ttft_s", "tpot_s", "itl_s", "normalised")
-"""Cards that a run without generated tokens does not have."""
+"""Cards that are omitted for a run without generated tokens."""
 TURNS_BRIEF = 10
-"""Maximum turns in the terminal. The page shows all turns."""
+"""Maximum number of turns in the terminal. The page shows all turns."""
 ERROR_SHARE_MIN = 1e-3
-"""Smallest timing error of a rate that is stated, as a share of the rate."""
+"""Minimum timing error of a rate, as a share of the rate, that the report shows."""
 SHARED_UNIT_MAX = 100_000
-"""A median of this size or more gets its own unit instead of the unit of the latencies it is compared with."""
+"""Maximum number to which a median may come in the unit that it shares with other latencies. Larger medians get a
+separate unit."""
 LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
 Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
 
 def number_columns(*titles: str) -> dict[str, ColumnKind]:
-    """Return headings of columns that hold numbers."""
+    """Return the headings and kinds of number columns with these titles."""
     return dict.fromkeys(titles, "number")
 
 
 def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
-    """Build a table from texts and cells. The column `run` is left out unless there are `several` runs."""
+    """Return a table of these rows. The column `run` is omitted unless `several` is true."""
     retained = [index for index, head in enumerate(heads) if several or head != "run"]
     columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
     table_rows = []
@@ -61,7 +65,7 @@ def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *,
 
 
 def cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards of the first screen by short name."""
+    """Return the cards at the top of the report, by short name."""
     if not summary.requests.complete:
         elapsed = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {summary.requests.planned:,}", elapsed)}
@@ -112,7 +116,10 @@ def _timing_error(summary: Summary) -> str:
 
 
 def _completed(summary: Summary) -> str:
-    """Return the numerator and the denominator of the request throughput: requests completed, and the time taken."""
+    """Return a text with the number of complete requests and the time that they took.
+
+    These are the numerator and the denominator of the request throughput.
+    """
     requests, throughput = summary.requests, summary.throughput
     of_all = f"{requests.complete:,} of {requests.planned:,} complete"
     rejected = f"{requests.rejected:,} rejected" if requests.rejected else ""
@@ -127,7 +134,10 @@ def _completed(summary: Summary) -> str:
 def latency(
     summaries: Summaries, *, brief: bool = False, adjusted: bool = False, only: Sequence[str] = tuple(METRICS)
 ) -> Table:
-    """Return the statistics of each latency and run. `adjusted` counts incomplete requests as infinitely slow."""
+    """Return the table of latency statistics, with one row per latency and run.
+
+    If `adjusted` is true, incomplete requests count as infinitely slow. `only` selects latencies by name.
+    """
     several = len(summaries) > 1
     shown: Sequence[str] = BRIEF_STATISTICS if brief else STATISTICS
     if adjusted:
@@ -170,11 +180,11 @@ def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -
 
 
 def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]]) -> tuple[float, str]:
-    """Return factor and unit of a latency's row. They are the same for every run and every statistic.
+    """Return the unit of the latency `name` and the factor from seconds to this unit, for all runs and statistics.
 
-    Latencies that are compared with each other share the unit of the first of them: E2E has the unit of TTFT, and ITL
-    that of TPOT. The median of ITL itself is a poor guide, because tokens that share a read make it tiny compared with
-    the mean. A row gets its own unit if its median would have more than five digits in the shared one.
+    Latencies that readers compare share a unit: E2E has the unit of TTFT, and ITL has the unit of TPOT. The median of
+    ITL is unsuitable for choosing a unit, because coalesced reads can make it tiny. A latency whose median would be
+    SHARED_UNIT_MAX or more in the shared unit gets a separate unit.
     """
     metric = METRICS[name]
     paced = metric.unit == "s/token" or metric.per in ("chunk", "token")
@@ -187,7 +197,10 @@ def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistrib
 
 
 def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]], name: str) -> float | None:
-    """Return the median over the runs of a latency's median, or of its mean where the median is 0 or infinite."""
+    """Return a typical value of a latency in s: the median over the runs of each run's median.
+
+    For runs whose median is 0 or infinite, the mean replaces the median. Return None if no run has such a value.
+    """
     known = [part[name].p50 or getattr(part[name], "mean", None) for part in parts if name in part]
     values = [value for value in known if value]
     return median_low(values) if values else None
@@ -196,7 +209,10 @@ def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]
 def statistic_cell(
     described: Distribution | AdjustedDistribution, figure: str, factor: float, *, bare: bool = False
 ) -> TableCell:
-    """Return a statistic and, unless `bare`, its interval. An asterisk marks a percentile of too few samples."""
+    """Return a cell with a statistic and, unless `bare` is true, its confidence interval.
+
+    A percentile with too few samples has an asterisk.
+    """
     value = getattr(described, figure)
     thin = figure in described.thin or (figure == "p99_9" and value is None and described.n > 0)
     if value is None and isinstance(described, AdjustedDistribution) and described.failures:
@@ -213,7 +229,7 @@ def statistic_cell(
 
 
 def turns(summaries: Summaries, *, brief: bool = False) -> Table:
-    """Return the latency by turn of runs with sessions."""
+    """Return the table of latency by turn, for runs with sessions."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         for turn in summary.turns[: TURNS_BRIEF if brief else None]:
@@ -233,7 +249,7 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
 
 
 def failures(summary: Summary, run: int | None = None) -> Table:
-    """Return one row per kind of error: the count, the share, and the most frequent reasons."""
+    """Return the table of errors, with one row per kind: its count, its share and the most frequent reasons."""
     requests = summary.requests
     rows = []
     for kind, count in requests.errors.items():
@@ -260,7 +276,7 @@ def failures(summary: Summary, run: int | None = None) -> Table:
 
 
 def objectives(summaries: Summaries) -> Table:
-    """Return every objective with its verdict and the measured value."""
+    """Return the table of objectives, with their verdicts and the measured values."""
     rows = []
     inconclusive = 0
     for index, summary in enumerate(summaries):
@@ -277,7 +293,7 @@ def objectives(summaries: Summaries) -> Table:
 
 
 def prediction(summaries: Summaries) -> Table:
-    """Return each figure that a twin predicts, with its interval."""
+    """Return the table of the figures that a twin (a simulated server fitted to a measured one) predicts."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         for predicted in summary.prediction:
@@ -296,7 +312,7 @@ def prediction(summaries: Summaries) -> Table:
 
 
 def goodput(summaries: Summaries) -> Table:
-    """Return how many requests met the latency bounds, and which bounds 90 % of them would have met."""
+    """Return the table of goodput: how many requests met the bounds, and which bounds 90 % would have met."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         result = summary.goodput
@@ -313,9 +329,10 @@ def goodput(summaries: Summaries) -> Table:
 
 
 def overview(summaries: Summaries, heads: Mapping[str, ColumnKind] | None = None, named: Sequence[Cells] = ()) -> Table:
-    """Return one row per run. Each latency column has one unit, so that runs can be compared.
+    """Return the table with the main figures of each run. Latencies have a fixed unit per column.
 
-    `named` holds, for each run, the cells under `heads` that identify it. The default is the name of the run.
+    `heads` are the headings of the columns that identify a run, and `named` has their cells for each run. By default,
+    one column shows the name of the run.
     """
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
@@ -335,7 +352,7 @@ def overview(summaries: Summaries, heads: Mapping[str, ColumnKind] | None = None
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
-    """Return the longest gaps between tokens: eight for a single run, three per run otherwise."""
+    """Return the table of the longest gaps between tokens: eight for a single run, or three per run for several."""
     several = len(gaps) > 1
     rows = []
     for index, gaps_of_run in enumerate(gaps):
@@ -347,7 +364,10 @@ def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
 
 
 def load(summaries: Summaries, names: Sequence[str]) -> Table:
-    """Return the requested, due and actual load, with one column per run. For sessions, it counts their first turns."""
+    """Return the table of the requested, due and actual load, with one column per run.
+
+    For runs with sessions, the table counts sessions instead of requests.
+    """
     deliveries = [summary.delivery for summary in summaries]
     noun = "Sessions" if all(summary.run.load.sessions for summary in summaries) else "Requests"
     sides = {"named": "target", "due": "due", "sent": "actual"}
@@ -370,7 +390,7 @@ def load(summaries: Summaries, names: Sequence[str]) -> Table:
 
 
 def lengths(summaries: Summaries) -> Table:
-    """Return the tokens requested, the tokens reported, and the number of requests in which the two differ."""
+    """Return the table of requested tokens, reported tokens, and the number of requests in which they differ."""
     rows: list[Cells] = []
     for index, tokens in enumerate(summary.tokens for summary in summaries):
         for side in ("Prompt", "Output"):
@@ -382,7 +402,10 @@ def lengths(summaries: Summaries) -> Table:
 
 
 def client(summaries: Summaries, names: Sequence[str]) -> Table:
-    """Return the figures of the load generator, and the limits beyond which it counts as a possible bottleneck."""
+    """Return the table of the load generator's figures and their limits.
+
+    A load generator that exceeds a limit is a possible bottleneck.
+    """
     limits = {limit.figure: (figure_text(limit.figure, limit.maximum), limit.meaning) for limit in LIMITS}
     rows = []
     for name, title in CLIENT_FIGURES.items():
@@ -393,7 +416,7 @@ def client(summaries: Summaries, names: Sequence[str]) -> Table:
 
 
 def memory(summaries: Summaries) -> Table:
-    """Return the memory in use of GPUs, processes and hosts: before and after the load, its peak, and the total."""
+    """Return the table of memory use by GPU, process and host: before and after the load, peak, and capacity."""
     rows = []
     for index, summary in enumerate(summaries):
         result = summary.memory
@@ -415,7 +438,7 @@ def memory(summaries: Summaries) -> Table:
 
 
 def counters(summaries: Summaries) -> Table:
-    """Return the counters of the server next to those of the client."""
+    """Return the table that compares the counters of the server with the counters of the client."""
     titles = {"cached_prompt_tokens": "Prompt tokens from the cache"}
     rows = []
     for index, summary in enumerate(summaries):
@@ -432,7 +455,7 @@ def counters(summaries: Summaries) -> Table:
 
 
 def _interval(summary: Summary, rate: str) -> str:
-    """Return the 95 % interval of a rate, or an empty string if the run does not show it."""
+    """Return the 95 % interval of the rate `rate` as text, or an empty string if the run has no interval."""
     ends = summary.throughput.ci95.get(rate)
     return f"95 %: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
 
@@ -458,12 +481,12 @@ def _joined(*parts: str) -> str:
 
 
 def _run(index: int) -> TableCell:
-    """Return the cell that names the run with this index."""
+    """Return a cell that shows the name of the run with this index."""
     return TableCell("", run=index)
 
 
 def _columns_by_run(names: Sequence[str]) -> dict[str, ColumnKind]:
-    """Return the headings of a table with one column per run."""
+    """Return the headings and column kinds of a table with one column per run."""
     return {"figure": "head", **number_columns(*(names if len(names) > 1 else ["value"]))}
 
 

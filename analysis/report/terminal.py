@@ -14,11 +14,14 @@ from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph,
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
 LINE_MAX = 400
-"""Maximum characters of a line in a cell. Server messages have at most 300, and their end must stay visible."""
+"""Maximum characters of a line in a cell. It exceeds the 300 characters of a server message, which must be readable
+to its end."""
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """Return the document as lines of at most `width` characters. Blocks that only pages show are left out."""
+    """Return the document as text for a terminal, in lines of at most `width` characters.
+
+    `colour` adds ANSI colour codes. Blocks that only the HTML page shows are omitted."""
     output = StringIO()
     console = Console(
         file=output,

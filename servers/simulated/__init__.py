@@ -1,4 +1,6 @@
-"""Servers without a model that speak the protocols of vLLM, TGI and LightLLM. docs/simulated.md describes them.
+"""Simulated servers that speak the protocols of vLLM, TGI and LightLLM without running a model.
+
+docs/simulated.md describes them. An arrow means that the module on the left imports the module on the right.
 
 config ──> stream_sender ──> protocol, token_clock    options, and how responses are sent
 vllm, tgi, lightllm ──> state ──> stream_sender       one module per backend: requests to bytes
@@ -7,12 +9,12 @@ server ──> process                                    HTTP, in this process 
 
 
 class SimulatedError(ValueError):
-    """A mistake by the person who started the simulated server. The message says what to change."""
+    """Raised for a mistake by the user who starts a simulated server. The message says what to change."""
 
 
 class ConfigError(SimulatedError):
-    """A config or a fault that is not valid. The message lists every mistake."""
+    """Raised for an invalid configuration or fault of a simulated server. The message lists every mistake."""
 
 
 class StartError(SimulatedError):
-    """A simulated server did not start. The message contains the end of the child process's error output."""
+    """Raised when a simulated server does not start. The message ends with the server's error output."""

@@ -1,7 +1,8 @@
-"""Arrival timestamps of requests at a simulated server, from the packet ring of loadgen.servers.wire.packet_ring.
+"""Kernel timestamps of the requests that arrive at a simulated server.
 
-The server reads the requests of a burst one after the other. The kernel timestamps each of them earlier, when it
-arrives.
+When many requests arrive at once, the server reads them one after the other. The time of the read is then too late for
+most of them. The kernel timestamps each request when it arrives. The server gets these timestamps from a packet ring
+(loadgen.servers.wire.packet_ring).
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from loadgen.servers.wire.timestamp_sources import PacketRingTimestamps
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-"""Addresses of the clients that are watched. The interface and address of other clients are not known in advance."""
+"""Loopback address by address family. Only clients at these addresses are watched, because the interface and the
+address of other clients are not known in advance."""
 
 
 def open_arrivals(listening: socket.socket) -> TimestampSource:
-    """Return a packet ring for packets from loopback to this socket, or the plain source if the kernel has none for us.
+    """Return a source of kernel timestamps for packets from loopback to the socket `listening`.
 
-    The calling thread cannot open another ring afterwards.
+    Return `PLAIN`, the source of user-space timestamps, if this process cannot open a packet ring. The calling thread
+    permanently gives up its capability to open packet sockets.
     """
     family = listening.family
     port = listening.getsockname()[1]
@@ -36,7 +39,7 @@ def open_arrivals(listening: socket.socket) -> TimestampSource:
 
 
 class RequestStamps(PacketRingTimestamps):
-    """Kernel timestamps of the packets from clients, by connection."""
+    """Kernel timestamps of the packets that a simulated server receives, by client connection."""
 
     def __init__(self, ring: PacketRing) -> None:
         self._clients = Clients()
@@ -53,7 +56,11 @@ class RequestStamps(PacketRingTimestamps):
 
 
 class Clients(TcpStreamTable):
-    """TCP streams that are watched from their SYN, because a request may arrive long before a busy server accepts."""
+    """The TCP streams from the clients to a simulated server, by client port.
+
+    A stream is watched from the SYN-ACK of its handshake, because its first request can arrive long before a busy
+    server accepts the connection.
+    """
 
     def __init__(self) -> None:
         super().__init__()

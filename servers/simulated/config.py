@@ -1,13 +1,15 @@
-"""The configuration of a simulated server: one frozen value that is validated as a whole.
+"""The configuration of a simulated server, and the syntax of its faults.
 
-`loadgen sim` has an option for each field. A fault is written as `NAME` or `NAME@K`. K is the number of tokens that are
-sent before the fault happens; the default is half of the response. A rule adds the requests that the fault applies to:
+`loadgen sim` has an option for every field of SimulatedConfig. A fault is an error that the server produces on purpose.
+It is written as `NAME` or `NAME@K`. For most faults, K is the number of tokens that the server sends before the fault;
+the default is half of the response. A fault rule also selects the requests that get the fault:
 
     reset@12:3,17     requests number 3 and 17, counted from 0 in order of arrival
     stall=0.01        each request with probability 0.01, drawn from the server's seed and the request's number
     merged@4          every request
 
-A client can request a fault for one request with the header `X-Simulated-Fault: NAME@K`. It overrides the rules.
+A client can request a fault for one request with the header `X-Simulated-Fault: NAME@K`. The header overrides the
+rules.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _RULE = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """A fault and the requests that it applies to. `at` is K; None stands for the fault's default."""
+    """A fault and the requests that get the fault. `at` is K in `NAME@K`; None means the fault's default."""
 
     name: str
     at: int | None = None
@@ -39,14 +41,14 @@ class FaultRule:
     probability: float = 0.0
 
     def problem(self) -> str:
-        """Return the mistake in this rule, or an empty string if it is valid."""
+        """Return a description of the mistake in this rule, or an empty string if the rule is valid."""
         if self.name not in FAULTS:
             return f"unknown fault {self.name!r}: choose {', '.join(FAULTS)}"
         return "" if 0 <= self.probability <= 1 else f"a probability must be 0 to 1, not {self.probability}"
 
 
 def parse_rule(text: str) -> FaultRule:
-    """Parse a rule from the command line. Raises ConfigError."""
+    """Parse a fault rule, such as `reset@12:3,17`. Raises ConfigError if the rule is invalid."""
     match = _RULE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{text!r} is not a fault: write NAME, NAME@K, NAME:3,17 or NAME=0.01")
@@ -60,14 +62,17 @@ def parse_rule(text: str) -> FaultRule:
 
 
 def parse_fault(text: str) -> FaultRule:
-    """Parse the fault in the header of a request. Raises ConfigError."""
+    """Parse the header `X-Simulated-Fault`, such as `reset@12`. Raises ConfigError if it is invalid."""
     if ":" in text or "=" in text:
         raise ConfigError(f"{text!r} is not a fault for one request: write NAME or NAME@K")
     return parse_rule(text)
 
 
 def fault_for(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | None:
-    """Return the first rule that applies to request number `index`. The same seed gives the same faults."""
+    """Return the first fault rule that applies to request number `index`, or None if no rule applies.
+
+    The result depends only on the arguments, so the same seed gives the same faults in every run.
+    """
     random = Random(f"fault/{seed}/{index}") if rules else None  # noqa: S311 - not secret
     for rule in rules:
         if index in rule.requests or (random and random.random() < rule.probability):
@@ -76,13 +81,16 @@ def fault_for(rules: Sequence[FaultRule], seed: int, index: int) -> FaultRule | 
 
 
 def _versions() -> str:
-    """Return the versions of each backend, for a help text."""
+    """Return the simulated versions of every backend, as text for a help message."""
     return "; ".join(f"{backend} {join_or(versions)}" for backend, versions in simulated_versions().items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """The configuration of a simulated server. Raises ConfigError, which lists every mistake."""
+    """The configuration of a simulated server.
+
+    Raises ConfigError if a value is invalid. The message lists every mistake.
+    """
 
     server: Annotated[str, f"Backend to simulate: {join_or(simulated_backends())}."]
     host: Annotated[str, "Address to listen on. The default accepts connections from this machine only."] = "127.0.0.1"
@@ -126,7 +134,7 @@ class SimulatedConfig:
             raise ConfigError("; ".join(problems))
 
     def _checks(self) -> tuple[tuple[str, bool], ...]:
-        """Return (message, whether the rule is met) for every rule."""
+        """Return (error message, valid) for every check. `valid` is False if the config fails the check."""
         backends = simulated_backends()
         versions = simulated_versions().get(self.server, ())
         clocks = ("script", "batching")
@@ -154,10 +162,13 @@ class SimulatedConfig:
         )
 
     def to_json(self) -> bytes:
-        """Return all fields, including the API key, on one line: the standard input of a child process."""
+        """Return all fields as one line of JSON, for the standard input of a child process.
+
+        The line contains the API key in plain text.
+        """
         return msgspec.json.encode(self, enc_hook=str) + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> SimulatedConfig:
-        """Read the output of `to_json`."""
+        """Return the configuration that `to_json` encoded as `line`."""
         return msgspec.json.decode(line, type=cls, dec_hook=lambda type_, value: type_(value))

@@ -1,4 +1,8 @@
-"""An engine in virtual time: nothing waits, and runs of identical decode steps are computed at once."""
+"""A simulated inference engine that runs in virtual time.
+
+Virtual time advances from step to step, so a simulation never sleeps. Consecutive decode steps with the same jobs are
+computed together.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from loadgen.servers.simulated.step_time import StepDurations
 
 FOREVER_NS = 1 << 62
 MAX_STEP_ENDS = 1 << 18
-"""Number of step ends in memory above which the ones that no job needs any more are dropped."""
+"""If more step end times than this are in memory, those that no job needs any more are dropped."""
 
 
 class FrontEnd:
-    """The path from the socket to the scheduler: an event loop that handles requests in batches.
+    """The path of requests from the socket to the scheduler of a simulated engine.
 
-    All requests that arrive while the loop is busy form the next batch. A batch takes `request_ns` per request, and its
-    jobs reach the scheduler together, `path_ns` after the batch is done.
+    The front end is an event loop that handles requests in batches. All requests that arrive while the loop is busy
+    form the next batch. A batch takes `request_ns` per request. All jobs of a batch reach the scheduler together,
+    `path_ns` after the batch is done.
     """
 
     def __init__(self, request_ns: int = 0, path_ns: int = 0) -> None:
@@ -28,7 +33,10 @@ class FrontEnd:
         """When the current batch is done; FOREVER_NS while the front end is idle."""
 
     def accept(self, job: Job, now_ns: int) -> None:
-        """Take in a job, in order of time. The caller first releases the batches that are done by `now_ns`."""
+        """Add a job that arrives at `now_ns`. Jobs must be added in order of arrival.
+
+        The caller must first release every batch that is done by `now_ns`.
+        """
         if self._batch:
             self._next_batch.append(job)
         else:
@@ -36,7 +44,10 @@ class FrontEnd:
             self.busy_until_ns = now_ns + self._request_ns
 
     def release(self) -> list[Job]:
-        """Return the batch that is done at `busy_until_ns`, and begin the next one."""
+        """Return the jobs of the batch that is done at `busy_until_ns`, and start the next batch.
+
+        The `arrived_ns` of each returned job is set to the time when the job reaches the scheduler.
+        """
         released = self._batch
         for job in released:
             job.arrived_ns = self.busy_until_ns + self._path_ns
@@ -49,7 +60,7 @@ class FrontEnd:
         return released
 
     def cancel(self, job: Job) -> bool:
-        """Remove a job. Returns False if the front end does not have it."""
+        """Remove a job. Return True if the job was in the front end, and False otherwise."""
         for batch in (self._batch, self._next_batch):
             if job in batch:
                 batch.remove(job)
@@ -59,16 +70,20 @@ class FrontEnd:
 
 @dataclass(slots=True)
 class TokenTimes:
-    """The instants of a job's tokens in ns, as far as they are settled."""
+    """The times in ns at which the tokens of a job were generated.
+
+    `instants` is complete when the job has ended. Before that, tokens of recent decode steps are missing.
+    """
 
     job: Job
     instants: list[int] = field(default_factory=list)
     first_token_step: int = -1
-    """Value of `Scheduler.decode_steps` when the job last got a first token; -1 before that."""
+    """Value of `Scheduler.decode_steps` at the job's first token, or at the first token after its last preemption; -1
+    before that token."""
 
 
 class VirtualEngine:
-    """Runs a Scheduler in virtual time, with the step durations of `step_time`."""
+    """A simulated engine: runs a Scheduler in virtual time, with the step durations of `step_time`."""
 
     def __init__(self, scheduler: Scheduler, step_time: StepDurations) -> None:
         self.scheduler = scheduler
@@ -79,15 +94,15 @@ class VirtualEngine:
         self._dropped_steps = 0  # decode steps whose ends are no longer in `_step_ends`
 
     def submit(self, job: Job) -> None:
-        """Take in a job that arrives at `job.arrived_ns`, in order of arrival.
+        """Submit a job that arrives at `job.arrived_ns`. Jobs must be submitted in order of arrival.
 
-        Raises ValueError if the KV cache can never hold the job.
+        Raises ValueError if the job does not fit even an empty KV cache.
         """
         self.scheduler.submit(job)
         self._live[job] = TokenTimes(job)
 
     def cancel(self, job: Job) -> list[int]:
-        """Remove a job and return the instants of the tokens that it got."""
+        """Remove a job, and return the times in ns at which its tokens were generated."""
         times = self._live.pop(job)
         if times.first_token_step >= 0:
             decoding = job in self.scheduler.decoding
@@ -102,7 +117,10 @@ class VirtualEngine:
         return bool(self._live)
 
     def run(self, until_ns: int) -> list[TokenTimes]:
-        """Run until jobs end, and return them. Returns an empty list when the next step begins after `until_ns`."""
+        """Run steps until at least one job ends, and return the token times of the jobs that ended.
+
+        Return an empty list if no job is left, or if the next step would begin after `until_ns`.
+        """
         scheduler = self.scheduler
         while self._live:
             if not scheduler.running and scheduler.waiting[0].arrived_ns > self.now_ns:
@@ -115,7 +133,7 @@ class VirtualEngine:
         return []
 
     def _run_steps(self, until_ns: int) -> int:
-        """Advance the time by one step, or by a run of identical steps, and return the number of steps."""
+        """Advance virtual time by one step, or by several identical steps. Return the number of steps."""
         scheduler = self.scheduler
         step_ends = self._step_ends
         batch = scheduler.plan(self.now_ns)
@@ -140,7 +158,7 @@ class VirtualEngine:
         return len(step_ends) - known_ends
 
     def _finish(self, steps: int) -> list[TokenTimes]:
-        """Finish the steps in the scheduler, and return the jobs that ended with them."""
+        """Finish `steps` steps in the scheduler, and return the token times of the jobs that ended."""
         started, ended = self.scheduler.finish(steps)
         for job in started:
             times = self._live[job]
@@ -155,12 +173,15 @@ class VirtualEngine:
         return ended_times
 
     def _settle(self, times: TokenTimes, emitted: int) -> None:
-        """Add the instants of a job's tokens up to `emitted`; the missing ones came from consecutive decode steps."""
+        """Add the missing times of a job's first `emitted` tokens to `times`.
+
+        The missing tokens were generated in consecutive decode steps, so their times are the end times of these steps.
+        """
         start = times.first_token_step - self._dropped_steps
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
     def _drop_settled_steps(self) -> None:
-        """Drop the ends of steps before the first token of every live job."""
+        """Drop the end times of all decode steps before the earliest first token of a live job."""
         first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
         first_needed = min(first_tokens, default=self.scheduler.decode_steps)
         del self._step_ends[: first_needed - self._dropped_steps]

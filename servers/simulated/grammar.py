@@ -1,4 +1,7 @@
-"""Texts that match a JSON schema or a regular expression: the output of a simulated model under a grammar."""
+"""Build texts that match a JSON schema or a regular expression.
+
+A simulated server sends such a text when a request restricts the output to a grammar.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,14 @@ _CATEGORIES = {
 
 
 class GrammarError(ValueError):
-    """Raised for a grammar that no text can match, or that is not supported."""
+    """Raised for a grammar that no text can match, or that the simulated server does not support."""
 
 
 def json_text(schema: Mapping[str, Any], word: str) -> str:
-    """Return a JSON document that matches a schema, with `word` for its strings. Raises GrammarError."""
+    """Return a JSON document that matches `schema`. Raises GrammarError.
+
+    The value of every unrestricted string is `word`.
+    """
     return json.dumps(_value(schema, schema, word, 0), ensure_ascii=False)
 
 
@@ -43,7 +49,7 @@ def _value(schema: Any, root: Mapping[str, Any], word: str, depth: int) -> Any:
 
 
 def _first_choice(schema: Mapping[str, Any]) -> Any:
-    """Return the first of several alternative schemas, or None if there are no alternatives."""
+    """Return the first schema of `anyOf`, `oneOf` or `allOf`, or None if `schema` has none of them."""
     for name in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(name)
         if isinstance(choices, list) and choices:
@@ -72,7 +78,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _referred(path: str, root: Mapping[str, Any]) -> Any:
-    """Return the schema that a `$ref` points to, or None."""
+    """Return the subschema of `root` that a `$ref` path points to, or None if the path does not exist."""
     result: Any = root
     for step in filter(None, path.removeprefix("#").split("/")):
         result = result.get(step) if isinstance(result, Mapping) else None
@@ -80,7 +86,7 @@ def _referred(path: str, root: Mapping[str, Any]) -> Any:
 
 
 def regex_text(pattern: str) -> str:
-    """Return a text that a regular expression matches completely. Raises GrammarError."""
+    """Return a text that matches the whole regular expression `pattern`. Raises GrammarError."""
     try:
         return _matched(_parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as problem:
@@ -92,7 +98,10 @@ def _matched(parsed: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _piece(operation: str, argument: Any) -> str:
-    """Return the shortest text for one piece of a pattern, except that optional pieces occur once."""
+    """Return the shortest text for one operation of a parsed regular expression.
+
+    An optional operation, such as `a?` or `a*`, occurs once.
+    """
     if operation not in _GENERATORS:
         raise GrammarError(f"{operation} is not supported")
     return _GENERATORS[operation](argument)
@@ -104,7 +113,7 @@ def _repeated(argument: tuple[int, int, Any]) -> str:
 
 
 def _member(members: Sequence[tuple[Any, Any]]) -> str:
-    """Return a character of a set."""
+    """Return one character of a parsed character set, such as `[a-f]` or `[^0-9]`."""
     if str(members[0][0]) == "NEGATE":
         excluded = re.compile("[" + "".join(_pattern_of(*member) for member in members[1:]) + "]")
         return next((letter for letter in "abcdefghij0 " if not excluded.match(letter)), "\x7f")
@@ -115,7 +124,7 @@ def _member(members: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _pattern_of(operation: Any, argument: Any) -> str:
-    """Return one member of a set in the syntax of regular expressions."""
+    """Return the regular expression of one member of a parsed character set, such as `a-f`."""
     if str(operation) == "RANGE":
         return f"{re.escape(chr(argument[0]))}-{re.escape(chr(argument[1]))}"
     if str(operation) == "CATEGORY":

@@ -1,4 +1,4 @@
-"""A simulated LightLLM that speaks and batches like 1.2.0 (lightllm/server/api_*.py at that tag)."""
+"""The HTTP API of a simulated LightLLM 1.2.0 (lightllm/server/api_*.py at that tag)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OPENAI_MAX_TOKENS = 65_536
 _MAX_BEST_OF = 8
 _MAX_STOPS = 10
 _MAX_CHARACTERS_PER_TOKEN = 8
-"""A text with more characters per token of the context is refused without tokenizing it (httpserver/manager.py,
-`_encode`)."""
+"""A text of more than this many characters per token of the context is refused without tokenizing it
+(httpserver/manager.py, `_encode`)."""
 _FAILURE = (
     protocol.json_event({"error": {"message": "simulated failure", "type": "server_error", "code": "stream_error"}}),
 )
@@ -27,10 +27,13 @@ _FAILURE = (
 
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST on NATIVE_ROUTES.
+    """Encode the response to a POST request on a native route (`NATIVE_ROUTES`).
 
-    Events have no blank after `data:` and there is no [DONE]. A whole response has no content type, and its text is a
-    list.
+    The format differs from the OpenAI routes:
+
+    - Events have no blank after `data:`.
+    - A stream does not end with `[DONE]`.
+    - A response without streaming has no content type, and its `generated_text` is a list.
     """
     body = request.body
     for name in ("inputs", "parameters"):
@@ -90,7 +93,10 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/chat/completions. The role comes in a separate event, together with the first token."""
+    """Encode the response to POST /v1/chat/completions.
+
+    In a stream, a separate event with the role is sent together with the first token.
+    """
     body = request.body
     if not isinstance(body.get("messages"), list):
         raise _schema_error(body, "messages")
@@ -130,7 +136,10 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/completions. No special tokens are added, and usage comes in a separate event before [DONE]."""
+    """Encode the response to POST /v1/completions.
+
+    No special tokens are added to the prompt. In a stream, a separate event before `[DONE]` contains the usage.
+    """
     body = request.body
     for name in ("model", "prompt"):
         if name not in body:
@@ -168,7 +177,10 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 def _openai_completion(
     state: ServerState, request: CompletionRequest, prompt: Any, max_tokens: Any, *, add_bos: bool
 ) -> Completion:
-    """Generate with the native parameters that the OpenAI routes derive from a body. Raises ErrorReply."""
+    """Check the parameters of a request to an OpenAI route, and generate a completion. Raises ErrorReply.
+
+    The checks apply to LightLLM's native parameters, which are derived from the body.
+    """
     body = request.body
     names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty")
     values = {name: body[name] for name in (*names, "n", "best_of") if body.get(name) is not None}
@@ -181,10 +193,9 @@ def _openai_completion(
 def _completion(
     state: ServerState, request: CompletionRequest, prompt: Any, max_tokens: Any, *, stops: list[str], add_bos: bool
 ) -> Completion:
-    """Check the lengths and generate. Raises ErrorReply.
+    """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply.
 
-    The real server checks lengths when it first reads the response. A stream has its status 200 by then, so that the
-    error is an event.
+    The real server checks the lengths of a streamed request after it has sent status 200. The error is then an event.
     """
     try:
         prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)
@@ -205,7 +216,7 @@ def _completion(
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
-    """Return the number of tokens of a prompt. Raises ValueError with LightLLM's message if it is not valid."""
+    """Return the number of tokens of a prompt. Raises ValueError with LightLLM's message if it is invalid."""
     if isinstance(prompt, str):
         max_characters = state.max_model_len * _MAX_CHARACTERS_PER_TOKEN
         if len(prompt) > max_characters:
@@ -253,7 +264,7 @@ def _check_values(parameters: Mapping[str, Any]) -> None:
 
 
 def _stop_strings(value: Any) -> list[str]:
-    """Return the stop strings of a request. Raises ErrorReply if there are too many (`StopSequenceGroups`)."""
+    """Return the stop strings of a request. Raises ErrorReply if there are more than LightLLM allows."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
         return []
@@ -263,7 +274,7 @@ def _stop_strings(value: Any) -> list[str]:
 
 
 def error_reply(status: int, message: str) -> Reply:
-    """Return the response of `create_error_response` (api_errors.py)."""
+    """Return an error response in LightLLM's format (`create_error_response` in api_errors.py)."""
     error_types = {404: "NotFoundError", 429: "RateLimitError"}
     error_type = "InternalServerError" if status >= 500 else error_types.get(status, "BadRequestError")
     return protocol.openai_error(message, error_type, status)
@@ -274,13 +285,16 @@ def _error(message: str, status: int = 400) -> ErrorReply:
 
 
 def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
-    """Return FastAPI's error for a body without the field `name`."""
+    """Return FastAPI's validation error for a body that lacks the field `name`."""
     detail = [{"type": "missing", "loc": ["body", name], "msg": "Field required", "input": dict(body)}]
     return ErrorReply(Reply(protocol.dumps({"detail": detail}), 422))
 
 
 def _identity(state: ServerState, request: CompletionRequest, id_format: str, object_name: str) -> dict[str, Any]:
-    """Return the first fields of a response. Request ids count up in steps of eight (`req_id_generator.py`)."""
+    """Return the first fields of a response: id, object, created and model.
+
+    As in the real server, successive request ids differ by eight (`req_id_generator.py`).
+    """
     prefix, dash, number = id_format.format(8 * (request.index + 1)).rpartition("-")
     return {
         "id": f"{prefix}{dash}{state.mark_word}-{number}",
@@ -317,7 +331,7 @@ def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Return the metrics page (server/metrics/metrics.py). Metrics that have no value here are left out."""
+    """Return the metrics page (server/metrics/metrics.py), without the metrics that are not simulated."""
     return Reply(state.metrics("lightllm_", state.metric_labels) + state.mark_metrics(), headers=())
 
 

@@ -1,4 +1,4 @@
-"""A simulated LightLLM that speaks like 0.0.1 (lightllm/server/api_*.py of the package on PyPI, August 2024)."""
+"""The HTTP API of a simulated LightLLM 0.0.1 (lightllm/server/api_*.py of the package on PyPI, August 2024)."""
 
 from __future__ import annotations
 
@@ -64,12 +64,16 @@ _LATER_METRICS = ("request_failure_total", "num_running_reqs", "prompt_tokens_to
 
 
 def error(message: str, status: int = 417) -> Reply:
-    """Return an error of a route that generates."""
+    """Return the error response of a route that generates tokens."""
     return Reply(protocol.dumps({"message": message}), status)
 
 
 def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> Encoding:
-    """POST /generate and /generate_stream, in LightLLM's form or, with `tgi_api`, in a form similar to TGI's."""
+    """Encode the response to POST /generate or /generate_stream.
+
+    With `tgi_api`, the format is the one of LightLLM's option `--use_tgi_api`, which is similar to TGI's. Otherwise it
+    is LightLLM's native format.
+    """
     body = request.body
     for name in ("inputs", "parameters"):
         if name not in body:
@@ -86,7 +90,10 @@ def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> 
 
 
 def _parameters(value: Any, *, tgi_api: bool) -> tuple[dict[str, Any], bool]:
-    """Return the parameters, and whether the response contains details of the tokens. Raises ErrorReply."""
+    """Check the parameters of a request, and return (parameters, details). Raises ErrorReply.
+
+    `details` is True if the response must contain details of its tokens.
+    """
     if not isinstance(value, Mapping):
         raise ErrorReply(error("argument after ** must be a mapping"))
     parameters = dict(value)
@@ -109,9 +116,10 @@ def _parameters(value: Any, *, tgi_api: bool) -> tuple[dict[str, Any], bool]:
 def _completion(
     state: ServerState, request: CompletionRequest, prompt: Any, parameters: Mapping[str, Any]
 ) -> Completion:
-    """Check the lengths and generate. Raises ErrorReply.
+    """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply.
 
-    The real server checks lengths after a stream has begun. The stream then breaks off after its head.
+    The real server checks the lengths of a streamed request after it has sent the response head. It then closes the
+    connection.
     """
     prompt_tokens = 1 + tokenizer.count(prompt) if isinstance(prompt, str) else 0
     requested = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_MAX_TOKENS)) or _DEFAULT_MAX_TOKENS
@@ -131,9 +139,9 @@ def _completion(
 
 
 def _length_problem(prompt_tokens: int, requested: int, max_model_len: int) -> str:
-    """Return the server's message for lengths that do not fit, or an empty string."""
+    """Return the server's error message if prompt or output is too long, and an empty string otherwise."""
     if not prompt_tokens:
-        return "text input must be of type `str`"  # this version accepts no token ids
+        return "text input must be of type `str`"  # this version does not accept token ids
     if prompt_tokens > max_model_len - 1:
         return f"the input prompt token len {prompt_tokens} is too long > {max_model_len - 1}"
     if prompt_tokens + requested > max_model_len:
@@ -151,7 +159,10 @@ def _event(
     tgi_api: bool,
     details: bool,
 ) -> bytes:
-    """Encode one event in the style of Python's json module. The first event contains the mark."""
+    """Encode one event, with the blanks of Python's `json.dumps`.
+
+    The first event also contains `mark`, the field that identifies a simulated server.
+    """
     reason = completion.finish_reason if last else None
     event: dict[str, Any] = {
         "token": {
@@ -190,7 +201,7 @@ def _token_details(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """Return a whole response, without a content type and in the style of Python's json module."""
+    """Return the response without streaming. It has no content type and the blanks of Python's `json.dumps`."""
     response: dict[str, Any] = {
         "generated_text": [completion.text],
         "count_output_tokens": completion.output_tokens,
@@ -202,7 +213,7 @@ def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bo
 
 
 def _whole_tgi_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """Return a whole response in the form of `--use_tgi_api`: a list with one entry."""
+    """Return the response without streaming under the option `--use_tgi_api`: a list with one object."""
     reason = completion.finish_reason
     output_tokens = completion.output_tokens
     response: dict[str, Any] = {
@@ -224,7 +235,7 @@ def _bad_json(message: str, position: int) -> Reply:
 
 
 def chat(_: ServerState, _request: CompletionRequest) -> Encoding:
-    """POST /v1/chat/completions. The recorded server failed on this route for every request."""
+    """Refuse POST /v1/chat/completions with status 500, as the real LightLLM 0.0.1 did for every request."""
     raise ErrorReply(Reply(b"Internal Server Error", 500, protocol.TEXT_TYPE))
 
 

@@ -1,7 +1,7 @@
-"""Embeddings and scores of a simulated vLLM: a response without tokens, sent when a first token would be due.
+"""Routes of a simulated vLLM that return embeddings or scores.
 
-The real server has these routes for embedding and ranking models only. The simulated one has them for any model name,
-and its numbers have no meaning.
+A response has no tokens and is sent when a first token would be due. The real server offers these routes for embedding
+and ranking models only. The simulated server offers them for every model name, and its numbers have no meaning.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from loadgen.servers.simulated.protocol import Completion, CompletionRequest, En
 from loadgen.servers.simulated.state import ServerState
 
 PromptTokens = Callable[[ServerState, Mapping[str, Any], Any], int]
-"""From (state, body, prompt) to the number of tokens of the prompt. Raises ErrorReply for prompts that are refused."""
+"""Function that returns the number of tokens of a prompt, from (state, body, prompt). Raises ErrorReply for an invalid
+prompt."""
 VECTOR = [round((index * 37 % 101 - 50) / 500, 4) for index in range(384)]
 
 
 def embeddings(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/embeddings. The input is one text or list of ids, or a list of these."""
+    """Encode the response to POST /v1/embeddings.
+
+    The field `input` is a text, a list of token ids, or a list of several such inputs.
+    """
     input_ = _required_field(request, "input")
     prompts = input_ if isinstance(input_, list) and not isinstance(input_[0], int) else [input_]
     if not all(isinstance(prompt, str | list) for prompt in prompts):
@@ -30,7 +34,7 @@ def embeddings(count_tokens: PromptTokens, state: ServerState, request: Completi
 
 
 def rerank(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/rerank. Every document is processed together with the query."""
+    """Encode the response to POST /v1/rerank. The prompt for each document is the query plus the document."""
     query = _required_field(request, "query")
     documents = _required_field(request, "documents")
     if not isinstance(documents, list):
@@ -61,7 +65,7 @@ def _bad_request(message: str, name: str) -> ErrorReply:
 def _encoding(
     state: ServerState, request: CompletionRequest, prompt_tokens: int, prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """Return the encoding of a response without tokens. `prefix` is the first part of its id."""
+    """Return the encoding of a response that has no tokens. `prefix` is the first part of the response's id."""
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     if prefix == "embd":
         usage |= {"completion_tokens": 0, "prompt_tokens_details": None}

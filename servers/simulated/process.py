@@ -1,4 +1,7 @@
-"""Start a simulated server as a child process, without importing its HTTP server here (0.2 s)."""
+"""Run a simulated server in a child process.
+
+This module does not import the HTTP server, because the import takes 0.2 s.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from loadgen.servers.simulated import StartError
 from loadgen.servers.simulated.config import SimulatedConfig
 
 READY = "ready "
-"""Prefix of the first line of a child's standard output. The URL of the server follows."""
+"""Prefix of the first line that a child writes to standard output. The URL of the server follows it."""
 CHILD = (  # Our own packages come first in the path, whatever the working directory contains.
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
     "from loadgen.servers.simulated.server import child; child()"
@@ -28,7 +31,7 @@ _MAX_ERROR_BYTES = 1000
 
 @contextlib.contextmanager
 def spawn(config: SimulatedConfig) -> Iterator[str]:
-    """Like `spawn_process`, but yield the URL only."""
+    """Start a simulated server in a child process, and yield its URL. See `spawn_process`."""
     with spawn_process(config) as (url, _):
         yield url
 
@@ -37,8 +40,8 @@ def spawn(config: SimulatedConfig) -> Iterator[str]:
 def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
     """Start a simulated server in a child process, and yield its URL and its process id.
 
-    The child runs in a separate session, so that Ctrl-C does not reach it. It ends when this process ends, also by
-    SIGKILL (loadgen.servers.lifeline). Raises StartError if the server does not start.
+    The server is stopped at the end of the context. Ctrl-C does not reach it, because it runs in a separate session. It
+    also stops when this process is killed (loadgen.servers.lifeline). Raises StartError if the server does not start.
     """
     command = [sys.executable, "-c", CHILD]
     pipe = subprocess.PIPE

@@ -1,6 +1,6 @@
-"""Types and helpers that all simulated protocols share: requests, completions and their encoding as bytes.
+"""Types and helpers that all simulated backends share: requests, completions and their encoding as bytes.
 
-Bodies are read leniently, as the real servers read them. JSON is written compactly, as all three servers write it.
+As in the real servers, request bodies are parsed leniently, and JSON is written without blanks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Reply:
     chunked: bool = False
     """Use chunked transfer coding, as every event stream does."""
     cut: bool = False
-    """Close the connection after the head: the server failed after it had started the response."""
+    """Close the connection after the head, like a server that fails after it has started the response."""
     outermost: bool = False
-    """The response comes from a layer of the server outside the one that adds `ServerProtocol.head_suffix`."""
+    """The response lacks `ServerProtocol.head_suffix`, because an outer layer of the real server creates it."""
 
 
 class ErrorReply(Exception):  # noqa: N818 - not our error: the response to a request that the server refuses
-    """Raised to refuse a request with a Reply."""
+    """Raised to refuse a request. `reply` is the response that the client gets."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -53,62 +53,65 @@ class ErrorReply(Exception):  # noqa: N818 - not our error: the response to a re
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request for tokens."""
+    """A request that generates tokens."""
 
     index: int  # number among all requests for tokens, from 0
     path: str
     body: Mapping[str, Any]
     created_s: int
     stop_after: int | None = None
-    """Number of tokens after which the model stops by itself. None: it never does."""
+    """Number of tokens after which the model stops by itself. None: the model never stops by itself."""
 
     @property
     def streamed(self) -> bool:
-        """True if the response is streamed. Two native routes imply it; on the others the body decides."""
+        """True if the response is streamed.
+
+        /generate_stream always streams, and /generate never does. On other routes the body's field `stream` decides.
+        """
         return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The model's output for one accepted request."""
+    """The output of the simulated model for one accepted request."""
 
     streamed: bool
     prompt_tokens: int
     requested_tokens: int
-    """Maximum number of new tokens, after the server has limited it. 0: nothing is generated."""
+    """Maximum number of new tokens, after the server has limited it. 0: the model generates no tokens."""
     ids: Sequence[int]
-    """Token ids, at least one. For responses without tokens the one entry stands for the whole response."""
+    """Token ids, at least one. A response without tokens has one id, which stands for the whole response."""
     texts: Sequence[bytes]
     """The text of each token, escaped for a JSON string."""
-    finish_reason: str  # in the server's own words
+    finish_reason: str  # as this backend names it
     prompt: Sequence[int] = ()
     """Token ids of the prompt, if the prefix cache uses them."""
     cache_salt: str = ""
     siblings: tuple[Completion, ...] = ()
-    """Further answers to the same request. They are sent together with this one."""
+    """Further answers to the same request, which are sent together with this answer."""
     metric_requests: tuple[tuple[int, int], ...] = ()
-    """(prompt tokens, maximum new tokens) of each request that the server's metrics count for this one. Empty: one
-    request, with the values above."""
+    """(prompt tokens, maximum new tokens) of each request that the server's metrics count for this completion. Empty:
+    the metrics count one request, with `prompt_tokens` and `requested_tokens`."""
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens of this answer, at least 1."""
+        """Number of tokens of this answer, without its siblings; at least 1."""
         return len(self.ids)
 
     @property
     def steps(self) -> int:
-        """Number of tokens of the longest answer."""
+        """Number of decode steps of the request, which is the number of tokens of its longest answer."""
         return max([self.output_tokens, *(sibling.output_tokens for sibling in self.siblings)])
 
     def generated_tokens(self, steps: int) -> int:
-        """Return the number of tokens of all answers after `steps` decode steps."""
+        """Return the total number of tokens of all answers after `steps` decode steps."""
         if not self.requested_tokens:
             return 0
         return sum(min(steps, answer.output_tokens) for answer in (self, *self.siblings))
 
     @property
     def usage(self) -> dict[str, int]:
-        """Token counts in the form of TGI and LightLLM."""
+        """Token counts of this answer, as the field `usage` of TGI and LightLLM."""
         prompt_tokens = self.prompt_tokens
         output_tokens = self.output_tokens
         return {
@@ -119,18 +122,20 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The whole output, without special tokens."""
+        """The text of this answer, without special tokens."""
         texts = (text for token, text in zip(self.ids, self.texts, strict=True) if token != tokenizer.EOS_ID)
         decoded: str = msgspec.json.decode(b'"%b"' % b"".join(texts))
         return decoded
 
     def cut_at_stop(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
-        """Return the completion up to the first token that completes one of `stops`.
+        """End the completion after the first token that completes one of the stop strings `stops`.
 
-        If a token completes several of them, the first in the list counts. By default the stop string must be at the
-        end of the token; with `anywhere` the token may continue after it. Also returns the stop string, which is empty
-        if there is none, and where it starts in the text. Texts of the vocabulary are letters and blanks, so a byte is
-        a character.
+        Return (completion, stop string, position of the stop string in the text). If the text contains no stop string,
+        return the unchanged completion, an empty string and the length of the text.
+
+        With `anywhere`, a token may continue after the stop string. Otherwise the stop string must be at the end of a
+        token. If a token completes several stop strings, the first one in `stops` counts. The vocabulary consists of
+        ASCII letters and blanks, so positions in bytes and in characters are equal.
         """
         whole = b"".join(self.texts)
         for index, end in enumerate(accumulate(map(len, self.texts))):
@@ -145,38 +150,40 @@ class Completion:
 
 
 EventEncoder = Callable[[int, int, bool], bytes]
-"""From (tokens sent before, tokens in this event, whether the answer ends with it) to the bytes of the event."""
+"""Function that encodes one event, from (tokens sent before, tokens in this event, True if the event ends the
+answer)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The bytes of a completion, streamed or whole."""
+    """The response to one request in bytes, both with and without streaming."""
 
     completion: Completion
     encode: EventEncoder
     answer: Callable[[float], Reply]
-    """The response without streaming, from its duration in seconds."""
+    """Function that returns the response without streaming, from the duration of the request in seconds."""
     failure: Events
-    """The server's error after a stream has started, up to the end of the stream."""
+    """Events that the server sends when a stream fails, up to the end of the stream."""
     merges: bool = False
-    """Several tokens can share one event. Otherwise each token has an event, and they leave in one send."""
+    """True if several tokens can share one event. Otherwise each token has an event, and the events of several tokens
+    are sent in one write."""
     opening: Events = ()
     """Events sent together with the first token."""
     closing: Events = ()
     """Events sent together with the last token."""
     role_only: Events = ()
-    """Chat: the events that announce the role before any token, if these are not `opening`."""
+    """Chat: events that contain only the role, for the fault `role-first`. Empty: that fault uses `opening`."""
     head: Headers = ()
-    """Headers of the stream that depend on the request."""
+    """Headers of a streamed response that depend on the request."""
     silent: bool = False
-    """Some tokens have no event; `encode` returns nothing for them."""
+    """True if some tokens have no event. `encode` returns no bytes for these tokens."""
 
 
 def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes | bytearray) -> Mapping[str, Any]:
-    """Return the JSON object in a body, or an empty one for any other value.
+    """Return the JSON object in a request body, or an empty mapping if the body is another JSON value.
 
-    Raises ErrorReply for a body that is not JSON. `bad_json` makes the reply from the message and the position of
-    Python's json module.
+    Raises ErrorReply if the body is not JSON. `bad_json` creates the response from the error message and the position
+    that Python's json module reports.
     """
     try:
         result = msgspec.json.decode(body)
@@ -197,7 +204,7 @@ def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes |
 def merge_events(
     completions: Sequence[Completion], encoders: Sequence[EventEncoder], first: int, tokens: int, _last: bool
 ) -> bytes:
-    """Encode one event of each answer that still has tokens."""
+    """Encode one event for each answer to a request that still has tokens to send."""
     events = []
     for completion, encode in zip(completions, encoders, strict=True):
         remaining = completion.output_tokens - first
@@ -207,22 +214,26 @@ def merge_events(
 
 
 def sse_event(payload: bytes) -> bytes:
-    """Return a server-sent event, with one blank after the colon."""
+    """Return `payload` as a server-sent event, with one blank after `data:`."""
     return b"data: %b\n\n" % payload
 
 
 DONE = sse_event(b"[DONE]")
 TEXT = "\0text"
-"""Placeholder for the text of a token in `text_events`."""
+"""Placeholder for the text of a token in the events that are passed to `text_events`."""
 
 
 def json_event(value: Any) -> bytes:
-    """Return a server-sent event of a JSON value."""
+    """Return a server-sent event that contains `value` as JSON."""
     return sse_event(dumps(value))
 
 
 def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping[str, Any]) -> EventEncoder:
-    """Encode one event per token: `inner`, or `final` for the last, with the token's text in place of TEXT."""
+    """Return an encoder for events that contain one token each.
+
+    `inner` and `final` are events in which TEXT stands for the text of the token. `final` is used for the last token,
+    and `inner` for all others.
+    """
     placeholder = dumps(TEXT)[1:-1]
     start, _, end = json_event(inner).rpartition(placeholder)
     final_start, _, final_end = json_event(final).rpartition(placeholder)
@@ -234,7 +245,10 @@ def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping
 
 
 def events_reply(*payloads: bytes, headers: Headers = EVENTS_TYPE) -> Reply:
-    """Return a complete event stream, such as a refusal after status 200."""
+    """Return a complete event stream with status 200 that contains `payloads`.
+
+    Servers send such a response when they refuse a request after they have chosen status 200.
+    """
     return Reply(b"".join(map(sse_event, payloads)), headers=headers, chunked=True)
 
 
@@ -244,12 +258,15 @@ def json_reply(value: Any, headers: Headers = JSON_TYPE) -> Reply:
 
 
 def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> Reply:
-    """Return an error in the form of vLLM and LightLLM."""
+    """Return an error response in OpenAI's format, which vLLM and LightLLM use."""
     return Reply(dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}}), code)
 
 
 def integer(value: Any) -> int | None:
-    """Return an integer as pydantic's lax mode reads it, from a number without fraction or a string; otherwise None."""
+    """Return `value` as an integer, or None if it is not one.
+
+    As in pydantic's lax mode, a float without a fraction and a string of digits are accepted.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -259,5 +276,5 @@ def integer(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a number as a float, and None for any other value."""
+    """Return `value` as a float if it is an int or a float, and None otherwise."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

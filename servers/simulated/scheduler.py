@@ -4,10 +4,14 @@
        ^                   │                                            │
        └────────────────── preempted: the KV cache is full ─────────────┘
 
-Call `plan` before a step: it admits waiting jobs, first come first served, as far as the policy allows, and returns
-what the step computes. Call `finish` when the step is over. The caller decides how long the step takes: token_clock.py
-does so for servers that answer over HTTP, discrete_event.py in virtual time. Batching per iteration comes from Orca
-(OSDI 2022).
+The caller calls two methods for every step:
+
+- `plan` before the step. It admits waiting jobs in order of arrival, as far as the policy allows, and returns the size
+  of the step.
+- `finish` after the step. It returns the jobs that got their first or their last token.
+
+The caller also decides how long a step takes: token_clock.py for servers that answer over HTTP, discrete_event.py for
+simulations in virtual time. Orca (OSDI 2022) introduced scheduling per step.
 """
 
 from __future__ import annotations
@@ -25,34 +29,36 @@ UNLIMITED = sys.maxsize
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request inside the engine. Jobs compare by identity and are finished when `emitted == output_tokens`."""
+    """A request inside the engine, finished when `emitted == output_tokens`. Jobs compare by identity."""
 
     prompt_tokens: int
     output_tokens: int  # at least 1
     arrived_ns: int
     emitted: int = 0
-    """Tokens generated so far. While the job decodes, only a clock that hands out every token keeps this current."""
+    """Tokens generated so far. The scheduler updates this value when the job starts and when it stops decoding. In
+    between, only a clock that returns every token updates it."""
     reserved_tokens: int = 0
     """KV cache reserved at admission, in tokens."""
     computed_tokens: int = 0
-    """Tokens of prompt and output so far that prefill has processed."""
+    """Tokens that prefill has processed: of the prompt and, after a preemption, also of the output."""
     owner: Any = None
-    """Any value of the caller. The scheduler does not use it."""
+    """A value for the caller. The scheduler does not use it."""
     prompt: Sequence[int] = ()
-    """Token ids, if known. The prefix cache identifies prompts by them."""
+    """Token ids of the prompt, if known. The prefix cache identifies prompts by these ids."""
     cache_salt: str = ""
     """Prompts with different salts share no cached blocks."""
     block_hashes: list[int] = field(default_factory=list)
-    """Set by the scheduler: one key for each full block of the prompt."""
+    """Set by the scheduler: one prefix cache key for each full block of the prompt."""
     last_decode_step: int = 0
     """Set by the scheduler: value of `Scheduler.decode_steps` when the job gets its last token."""
     first_growth_step: int = 0
-    """Set by the scheduler: value of `Scheduler.decode_steps` before the step for which it first needs a new block."""
+    """Set by the scheduler: value of `Scheduler.decode_steps` before the first step for which the job needs a new
+    block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The scheduler's values on a server's metrics page."""
+    """The values of the scheduler that a server's metrics page shows."""
 
     running: int
     waiting: int
@@ -63,7 +69,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules by which one engine fills its steps. scheduler_presets.py has the values of every server."""
+    """The rules that decide which jobs an engine processes in a step. scheduler_presets.py lists all policies."""
 
     running_limit: int
     """Maximum sequences in one step (vLLM: `max_num_seqs`, LightLLM: `running_max_req_size`)."""
@@ -71,39 +77,46 @@ class Policy:
     """Maximum prompt tokens in one step (vLLM: `max_num_batched_tokens`, TGI: `max_batch_prefill_tokens`). With `mixed`
     prefill every decoding sequence counts as one token too."""
     prefill: Literal["mixed", "separate"]
-    """`mixed`: chunked prefill, in which chunks of prompts share steps with decoding. `separate`: whole prompts in
-    steps without decoding; a prompt longer than `step_tokens` gets a step to itself."""
+    """How a step combines prompts and decoding.
+
+    - `mixed`: chunked prefill, in which chunks of prompts share steps with decoding.
+    - `separate`: whole prompts in steps without decoding. A prompt longer than `step_tokens` gets a separate step.
+    """
     decode_steps_per_prefill: int = 1
     """`separate`: minimum decode steps between two prefills while any sequence decodes (TGI: `max_waiting_tokens`)."""
     waiting_served_ratio: float | None = None
-    """`separate`: prefill earlier if this multiple of the decoding sequences can be admitted at once (TGI's option)."""
+    """`separate`: prefill earlier if the number of jobs that can be admitted at once is at least this multiple of the
+    number of decoding sequences (TGI's option of the same name)."""
     max_paddings: int | None = None
-    """`separate`: maximum padding of a step in tokens, where each prompt counts as the longest one (vLLM 0.2)."""
+    """`separate`: maximum padding of a step in tokens, if every prompt is padded to the longest one (vLLM 0.2)."""
     reserve: Literal["nothing", "output", "peak"] = "nothing"
-    """KV cache that admission accounts for in addition to the prompt.
+    """KV cache that admission takes into account in addition to the prompt.
 
-    `nothing`: the cache of a sequence grows with its output. When the cache is full, the newest sequence is preempted
-    and recomputed later. `output`: the whole output is reserved. `peak`: nothing is reserved, but a job is admitted
-    only while the largest future use of all running jobs fits. This estimate assumes that all prompts are computed at
-    once. With chunked prefill some jobs last longer, so that the cache can still fill up; the newest sequence is then
-    preempted, as LightLLM pauses requests.
+    - `nothing`: the cache of a sequence grows with its output. When the cache is full, the newest sequence is preempted
+      and recomputed later.
+    - `output`: the whole output is reserved at admission.
+    - `peak`: nothing is reserved, but a job is admitted only if the largest future use of all running jobs fits the
+      cache.
+
+    The estimate for `peak` assumes that all prompts are computed at once. With chunked prefill, some jobs run longer
+    than estimated, and the cache can still fill up. The newest sequence is then preempted, as LightLLM pauses requests.
     """
     block_size: int = 1
     """Tokens per block of KV cache."""
     watermark: float = 0.0
     """Share of the KV cache that admission leaves free."""
     prefix_cache: bool = False
-    """Full blocks that match the beginning of an earlier prompt are not computed again."""
+    """Full blocks of a prompt are not computed again if an earlier prompt begins with the same tokens."""
     memory_fraction: float
-    """Share of the GPU memory for weights and KV cache (vLLM: `gpu_memory_utilization`)."""
+    """Share of the GPU memory that weights and KV cache may use (vLLM: `gpu_memory_utilization`)."""
 
     def max_sequence_tokens(self, kv_tokens: int) -> int:
-        """Return the longest prompt plus output that fits a KV cache of `kv_tokens`."""
+        """Return the maximum number of prompt and output tokens of a job in a KV cache of `kv_tokens`."""
         return kv_tokens - int(self.watermark * kv_tokens) - self.block_size
 
 
 class Batch(NamedTuple):
-    """The totals of one step."""
+    """The size of one step, as totals over its sequences."""
 
     prompts: int
     prompt_tokens: int  # computed in this step
@@ -113,10 +126,11 @@ class Batch(NamedTuple):
 
 
 class Scheduler:
-    """The jobs of one engine with a KV cache of `kv_tokens`.
+    """The waiting jobs, the running jobs and the KV cache of one engine.
 
-    The effects that all decoding jobs share, one token per step and one block every `block_size` steps, are counted
-    once for all jobs. A step therefore costs the same for any number of decoding jobs.
+    `kv_tokens` is the size of the KV cache in tokens. Each decoding job gets one token per step, and one block of cache
+    every `block_size` steps. The scheduler counts these effects once for all decoding jobs, so a step has the same cost
+    for any number of decoding jobs.
     """
 
     def __init__(self, policy: Policy, kv_tokens: int) -> None:
@@ -135,7 +149,7 @@ class Scheduler:
         self._max_sequence_tokens = policy.max_sequence_tokens(kv_tokens)
         self._allocates_while_decoding = policy.reserve != "output"
         self._context_tokens = 0  # prompt and output tokens of all decoding jobs
-        # A heap of (`Job.last_decode_step`, unique number, job). Jobs that have left stay until they reach the top.
+        # A heap of (`Job.last_decode_step`, unique number, job). Entries of removed jobs stay until they reach the top.
         self._completions: list[tuple[int, int, Job]] = []
         self._numbers = count()
         # Decoding jobs by `Job.first_growth_step` modulo the block size: all jobs of an entry grow in the same steps.
@@ -151,7 +165,7 @@ class Scheduler:
         self._prefix_cache = OrderedDict[int, None]()
 
     def submit(self, job: Job) -> None:
-        """Add a job to the queue. Raises ValueError if even an empty KV cache could not hold it."""
+        """Add a job to the queue. Raises ValueError if the job does not fit even an empty KV cache."""
         assert job.output_tokens >= 1
         tokens = job.prompt_tokens + job.output_tokens
         usable_tokens = self.kv_tokens - self._watermark_tokens
@@ -171,7 +185,7 @@ class Scheduler:
         self.waiting.append(job)
 
     def cancel(self, job: Job) -> None:
-        """Remove a job and free its KV cache at once. Finished and unknown jobs are ignored."""
+        """Remove a job and free its KV cache immediately. Finished and unknown jobs are ignored."""
         if job in self._prefilling:
             del self._prefilling[job]
             self._free_tokens += job.reserved_tokens
@@ -182,16 +196,16 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """The number of admitted jobs."""
+        """Number of admitted jobs, which are prefilling or decoding."""
         return len(self._prefilling) + len(self.decoding)
 
     def gauges(self) -> Gauges:
-        """Return the current gauges."""
+        """Return the current values for the metrics page."""
         usage = (self.kv_tokens - self._free_tokens) / self.kv_tokens
         return Gauges(self.running, len(self.waiting), usage, self._preemptions, self._cached_prompt_tokens)
 
     def plan(self, now_ns: int) -> Batch:
-        """Fix the contents of the step that begins now, and return its totals."""
+        """Decide which jobs the step that begins at `now_ns` processes, and return the size of the step."""
         self._chunks.clear()
         self._admits_next_step = False
         if self.policy.prefill == "mixed":
@@ -212,10 +226,10 @@ class Scheduler:
         return Batch(len(self._chunks), prompt_tokens, pairs, decoding, context)
 
     def identical_steps(self) -> int:
-        """Return how many steps, beginning with the planned one, differ in their context only.
+        """Return the number of steps, including the planned one, that differ only in the length of their context.
 
-        All of these steps decode, no job gets its last token before the last of them, and no waiting job can be
-        admitted in between.
+        The same jobs decode in all of these steps. No waiting job can be admitted before the last step ends, and no job
+        gets its last token before the last step. The result is 1 if the planned step computes prompts.
         """
         if self._chunks or not self.decoding:
             return 1
@@ -233,10 +247,10 @@ class Scheduler:
         return steps
 
     def finish(self, steps: int = 1) -> tuple[list[Job], list[Job]]:
-        """End the planned step, or `steps` identical steps that begin with it.
+        """End the planned step, or `steps` identical steps of which the planned step is the first.
 
-        Returns the jobs that got their first token, or the first since a preemption, and the jobs that got their last
-        token. A job can be in both lists.
+        Return two lists: the jobs that got their first token, and the jobs that got their last token. The first list
+        also contains preempted jobs that got their first token since the preemption. A job can be in both lists.
         """
         started: list[Job] = []
         ended: list[Job] = []
@@ -260,7 +274,7 @@ class Scheduler:
         return started, ended
 
     def _plan_mixed(self, now_ns: int) -> None:
-        """Plan a step in which all sequences decode and chunks of prompts fill the rest of the token budget."""
+        """Plan a step in which all decoding jobs get a token and prompts share the rest of the token budget."""
         self.step_decodes = True
         preempted = self._allocate_for_decode()
         self._admits_next_step = preempted
@@ -275,7 +289,7 @@ class Scheduler:
             self._admit(now_ns, budget)
 
     def _plan_prefill(self, now_ns: int) -> None:
-        """Plan a step of whole prompts, if the policy allows a prefill now."""
+        """Plan a step that computes whole prompts, if the policy allows a prefill now."""
         policy = self.policy
         if not self.decoding or self._decode_steps_since_prefill >= policy.decode_steps_per_prefill:
             self._admit(now_ns, policy.step_tokens)
@@ -290,15 +304,18 @@ class Scheduler:
                 self._chunks.clear()
 
     def _admit(self, now_ns: int, budget: int) -> None:
-        """Move jobs from the head of the queue into the step. The first job that does not fit blocks those behind
-        it."""
+        """Move jobs from the head of the queue into the planned step, in order of arrival.
+
+        `budget` is the maximum number of prompt tokens. The first job that does not fit ends the admission, even if a
+        later job would fit.
+        """
         policy = self.policy
         whole_prompts = policy.prefill == "separate"
         longest = 0
         while self.waiting and budget > 0 and self.running < policy.running_limit:
             job = self.waiting[0]
-            # A job that arrives at this very instant may end a pause but does not join a running batch. Otherwise the
-            # batch would depend on when the caller asks.
+            # A job that arrives exactly at `now_ns` can start an idle engine but cannot join a running batch. Otherwise
+            # the batch would depend on when the caller submits the job.
             if job.arrived_ns >= now_ns and self.running:
                 self._admits_next_step = True
                 return
@@ -321,20 +338,22 @@ class Scheduler:
             budget -= chunk
 
     def _tokens_to_reserve(self, job: Job) -> int:
-        """Return the KV cache that admission of a job takes, in tokens."""
+        """Return the amount of KV cache that is reserved when a job is admitted, in tokens."""
         if self.policy.reserve == "output":
             return self._round_up_to_blocks(job.prompt_tokens + job.output_tokens - 1)
         return self._round_up_to_blocks(job.prompt_tokens + job.emitted)
 
     def _has_room(self, job: Job, reserved_tokens: int) -> bool:
-        """Return whether the KV cache has room for a job that reserves `reserved_tokens`."""
+        """Return True if the KV cache can hold another job that reserves `reserved_tokens`."""
         if reserved_tokens > self._free_tokens - self._watermark_tokens:
             return False
         return self.policy.reserve != "peak" or self._peak_tokens(job) < self.kv_tokens
 
     def _exceeds_padding(self, longest: int, tokens: int) -> bool:
-        """Return whether one more prompt of `tokens` needs too much padding; `longest` is the longest prompt with
-        it."""
+        """Return True if the step would need too much padding with one more prompt of `tokens` tokens.
+
+        `longest` is the length of the longest prompt in the step, including the additional one.
+        """
         policy = self.policy
         if policy.max_paddings is None:
             return False
@@ -343,10 +362,12 @@ class Scheduler:
         return padded_tokens > policy.step_tokens or padding > policy.max_paddings
 
     def _peak_tokens(self, candidate: Job) -> int:
-        """Return the maximum of KV cache that all running jobs and `candidate` will use together, in tokens.
+        """Return the maximum KV cache that all running jobs and `candidate` will use together, in tokens.
 
-        The use is largest just before a job ends and frees its cache. With the jobs in reverse order of their ends, the
-        k longest ones are still running when the k-th ends, and all of them have grown by its remaining tokens.
+        The use is largest just before a job ends and frees its cache. Sort the jobs by their remaining tokens, so that
+        `r_1 >= r_2 >= ...`, and let `f_i` be the final length of job `i`. Just before job `k` ends, jobs 1 to `k` are
+        running, and each has grown by `r_k` tokens. The result is the maximum over `k` of `sum(f_i - r_i for i in 1..k)
+        + k * r_k`.
         """
         jobs = [  # (remaining tokens, final length)
             (job.last_decode_step - self.decode_steps, job.prompt_tokens + job.output_tokens) for job in self.decoding
@@ -363,7 +384,10 @@ class Scheduler:
         return peak
 
     def _schedule_chunk(self, job: Job, chunk: int) -> None:
-        """Compute `chunk` tokens of a job in this step. Their blocks can be shared from now on, as in vLLM."""
+        """Add `chunk` tokens of a job to the planned step.
+
+        Later jobs can share the blocks of these tokens immediately, as in vLLM.
+        """
         self._chunks.append((job, chunk))
         size = self.policy.block_size
         cache = self._prefix_cache
@@ -374,9 +398,10 @@ class Scheduler:
             cache.popitem(last=False)
 
     def _find_cached_tokens(self, job: Job, known_tokens: int) -> int:
-        """Return how many leading tokens are in the prefix cache, in full blocks.
+        """Return the number of a job's leading tokens that are in the prefix cache. Only full blocks count.
 
-        At least one token is left over, because the last token has to be computed for the next one.
+        The result is less than `known_tokens`, because the last known token must be computed to generate the next
+        token.
         """
         size = self.policy.block_size
         hits = 0
@@ -390,7 +415,10 @@ class Scheduler:
         return hits
 
     def _steps_without_admission(self, limit: int) -> int:
-        """Return how many steps, at most `limit`, cannot admit the head of the queue; 1 if this is not known."""
+        """Return the number of steps, at most `limit`, in which the first waiting job cannot be admitted.
+
+        The result is 1 if the scheduler cannot exclude an admission after the planned step.
+        """
         policy = self.policy
         since_prefill = self._decode_steps_since_prefill
         if self._admits_next_step or (policy.reserve == "peak" and since_prefill >= policy.decode_steps_per_prefill):
@@ -402,7 +430,7 @@ class Scheduler:
         return limit
 
     def _finish_decode(self, steps: int, ended: list[Job]) -> None:
-        """Account for `steps` decode steps and append the jobs that got their last token to `ended`."""
+        """Account for `steps` decode steps, and append the jobs that got their last token to `ended`."""
         size = self.policy.block_size
         if self._allocates_while_decoding:
             for step in range(self.decode_steps + 1, self.decode_steps + steps):
@@ -417,7 +445,7 @@ class Scheduler:
             ended.append(job)
 
     def _start_decoding(self, job: Job) -> None:
-        """Give a job whose prompt is computed its first token. It decodes from the next step on."""
+        """Give the first token to a job whose prompt is computed. The job decodes from the next step on."""
         job.emitted += 1
         job.last_decode_step = self.decode_steps + job.output_tokens - job.emitted
         self.decoding[job] = None
@@ -429,7 +457,7 @@ class Scheduler:
             self._growing_jobs[job.first_growth_step % self.policy.block_size] += 1
 
     def _stop_decoding(self, job: Job) -> None:
-        """Remove a decoding job, bring its `emitted` up to date and free its KV cache."""
+        """Remove a decoding job, update its `emitted` and free its KV cache."""
         del self.decoding[job]
         job.emitted = job.output_tokens - (job.last_decode_step - self.decode_steps)
         self._context_tokens -= job.prompt_tokens + job.emitted
@@ -441,17 +469,20 @@ class Scheduler:
         self._free_tokens += job.reserved_tokens
 
     def _drop_stale_completions(self) -> bool:
-        """Remove entries of jobs that have left from the top of the heap. Returns False if the heap is then empty."""
+        """Remove entries of jobs that no longer decode from the top of the heap `_completions`.
+
+        Return True if the heap still has entries, and False if it is empty.
+        """
         heap = self._completions
         while heap and (heap[0][2] not in self.decoding or heap[0][2].last_decode_step != heap[0][0]):
             heappop(heap)
         return bool(heap)
 
     def _allocate_for_decode(self) -> bool:
-        """Allocate the blocks for the next token of every decoding job. Returns whether a job was preempted for this.
+        """Allocate the blocks for the next token of every decoding job. Return True if a job was preempted.
 
-        The newest jobs are preempted until there is room. The oldest job always gets its room, because no job is larger
-        than the cache. The engine therefore cannot deadlock.
+        The newest jobs are preempted until enough blocks are free. No job is larger than the cache, so the oldest job
+        always gets its blocks, and the engine cannot deadlock.
         """
         size = self.policy.block_size
         phase = self.decode_steps % size
@@ -468,5 +499,5 @@ class Scheduler:
         return preempted
 
     def _round_up_to_blocks(self, tokens: int) -> int:
-        """Return `tokens`, rounded up to full blocks."""
+        """Return `tokens`, rounded up to a multiple of the block size."""
         return -(-tokens // self.policy.block_size) * self.policy.block_size

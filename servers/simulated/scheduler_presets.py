@@ -1,10 +1,13 @@
-"""Scheduler presets of vLLM, TGI and LightLLM: the current versions, and those of autumn 2023.
+"""Scheduler presets of vLLM, TGI and LightLLM, in the versions `current` and `2023` (autumn 2023).
 
-A preset is an engine's batching policy and its overheads in addition to the kernels. Each rule names its source file.
-The constants of `current` are those of vLLM in servers/hardware/frameworks.csv. TGI and LightLLM use them too, because
-theirs are not published; this is an assumption. The constants of `2023` are fitted to
-github.com/L1aoXingyu/llm-infer-bench (a13f639: 13B on one A800, bursts of 1000 and Poisson arrivals), one set per
-server for all its loads. `python -m benchmarks.schedulers` reports the remaining errors.
+A preset consists of an engine's batching policy and of its overheads in addition to kernel times. A comment at each
+policy names the source files of its rules. The constants come from these sources:
+
+- `current`: the values of vLLM in servers/hardware/frameworks.csv. The presets of TGI and LightLLM use the same values,
+  because none are published for these servers. This is an assumption.
+- `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
+  requests and Poisson arrivals). Each server has one set of constants for all loads. `python -m benchmarks.schedulers`
+  reports the remaining errors.
 """
 
 from __future__ import annotations
@@ -24,16 +27,19 @@ CURRENT = "current"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One version of a server's engine."""
+    """The batching policy and the overheads of one version of a server's engine."""
 
     version: str
     policy: Policy
     kv_share_of_step: float = 0.0
-    """Share of the KV cache that `step_tokens` is raised to, for engines that derive the limit from the cache."""
+    """Minimum of `policy.step_tokens` as a share of the KV cache, for engines that derive this limit from the cache
+    size."""
     framework: str = "vLLM"
-    """Row of frameworks.csv. The overheads below replace the values of this row if they are greater than 0."""
+    """Row of frameworks.csv with the overheads of the engine. Each field below replaces a value of this row if the
+    field is greater than 0."""
     launch_s: float = 0.0
-    """Time to launch the kernels of one layer from Python, without CUDA graphs. Steps cannot be shorter than this."""
+    """Time to launch the kernels of one layer from Python, without CUDA graphs. A step takes at least this time per
+    layer."""
     step_s: float = 0.0
     sequence_s: float = 0.0
     kv_share: float = 0.0
@@ -41,14 +47,14 @@ class Engine:
     nccl: float = 0.0
 
     def deployment(self, gpu_name: str, model_name: str, **options: Any) -> Deployment:
-        """Return a deployment of a model under this engine. Raises HardwareError.
+        """Return the deployment of a model on a GPU under this engine. Raises HardwareError.
 
         `options` are keyword arguments of `make_deployment`.
         """
         return make_deployment(gpu_name, model_name, framework_name=self.framework, **options)
 
     def step_time(self, deployment: Deployment) -> StepTime:
-        """Return the durations of this engine's steps on a deployment."""
+        """Return a model of the step durations of this engine on a deployment."""
         overheads: dict[str, Any] = {}
         for name in ("step_s", "sequence_s", "kv_share", "prefill_share", "nccl"):
             value = getattr(self, name)
@@ -58,7 +64,7 @@ class Engine:
         return StepTime(replace(deployment, framework=framework), self.launch_s)
 
     def kv_tokens(self, deployment: Deployment) -> int:
-        """Return the size of the KV cache in tokens. Raises HardwareError if the weights leave no room."""
+        """Return the size of the KV cache in tokens. Raises HardwareError if the weights leave no memory for it."""
         tokens = deployment.kv_tokens(self.policy.memory_fraction)
         if tokens <= self.policy.block_size:
             raise HardwareError(
@@ -68,7 +74,10 @@ class Engine:
         return tokens
 
     def policy_for(self, kv_tokens: int, running_limit: int | None = None, step_tokens: int | None = None) -> Policy:
-        """Return the policy for a KV cache of this size. The limits replace those of the preset, if given."""
+        """Return the batching policy for a KV cache of `kv_tokens` tokens.
+
+        If `running_limit` or `step_tokens` is given, the value replaces the limit of the preset.
+        """
         default_step_tokens = max(self.policy.step_tokens, int(self.kv_share_of_step * kv_tokens))
         return replace(
             self.policy,
@@ -195,11 +204,11 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         ),
     },
 }
-"""Presets by server and version; `current` is the newest version, `2023` that of autumn 2023."""
+"""Presets by server, then by version (`current` or `2023`)."""
 
 
 def find_engine(server: str, vintage: str = CURRENT) -> Engine:
-    """Return the preset of a server and version. Raises HardwareError if there is none."""
+    """Return the preset of a server's version `vintage`. Raises HardwareError if there is none."""
     if server not in ENGINES:
         raise HardwareError(f"the scheduler of {server} is not modelled: choose {', '.join(ENGINES)}")
     vintages = ENGINES[server]

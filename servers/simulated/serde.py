@@ -1,7 +1,8 @@
-"""Errors of serde_json and axum about a JSON body, with line and column, as a Rust server reports them.
+"""A JSON parser with the error messages of serde_json and axum, including line and column.
 
-A body is first decoded by msgspec and compared with its type, which is fast. Only a body that does not fit is read
-again here, byte by byte, to find the message and the position that the real server reports.
+TGI's router is written in Rust and reports these errors for an invalid request body. msgspec first decodes the body,
+which is fast. Only if that fails, or if the value has the wrong type, this module parses the body again, byte by byte,
+to find the message and the position that the real server reports.
 
 Sources: serde_json 1.0.140 (`src/de.rs`, `src/read.rs`, `src/error.rs`), serde 1.0.219, serde_path_to_error 0.1.17 and
 axum 0.7.9 (`axum/src/json.rs`).
@@ -26,11 +27,14 @@ _NUMBER = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _UNESCAPED = re.compile(rb'[^"\\\x00-\x1f]*')
 _ESCAPES = re.compile(rb'["\\/bfnrt]|u[0-9a-fA-F]{4}')
 _LITERALS = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
-"""The literals of JSON with their values, by first byte."""
+"""The literals of JSON and their values, by first byte."""
 
 
 class BodyError(Exception):
-    """Raised for a body that does not fit. With `syntax`, it is not JSON, and the status is 400 instead of 422."""
+    """Raised for a request body that is not valid JSON or does not have the expected type.
+
+    With `syntax`, the body is not valid JSON and the response has status 400. Otherwise the status is 422.
+    """
 
     def __init__(self, message: str, position: str = "", *, syntax: bool = False) -> None:
         super().__init__(message)
@@ -41,7 +45,7 @@ class BodyError(Exception):
 
     @property
     def text(self) -> str:
-        """The response body: plain text that ends with the position."""
+        """The body of the error response: plain text that ends with the line and the column of the error."""
         problem = "Failed to deserialize the JSON body into the target type"
         if self.syntax:
             problem = "Failed to parse the request body as JSON"
@@ -50,19 +54,19 @@ class BodyError(Exception):
 
 
 class JsonType(Protocol):
-    """The type of a JSON value."""
+    """The expected type of a JSON value."""
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a decoded value has this type."""
+        """Return True if a decoded value has this type."""
         ...
 
     def read(self, reader: Reader) -> Any:
-        """Read a value of this type. Raises BodyError."""
+        """Read a value from `reader`. Raises BodyError if the value does not have this type."""
         ...
 
 
 def decode(body: bytes | bytearray, json_type: JsonType) -> Any:
-    """Return the value of a body. Raises BodyError with the message of serde_json."""
+    """Return the value of a JSON body. Raises BodyError if the value does not have the type `json_type`."""
     try:
         value = msgspec.json.decode(body)
         if json_type.accepts(value):
@@ -73,7 +77,7 @@ def decode(body: bytes | bytearray, json_type: JsonType) -> Any:
 
 
 class Reader:
-    """A JSON reader that follows serde_json and tracks its position. `offset` is the number of bytes read."""
+    """A JSON reader that fails with the errors of serde_json. `offset` is the number of bytes read so far."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -81,36 +85,39 @@ class Reader:
         self.depth = 0
 
     def read(self, json_type: JsonType) -> Any:
-        """Read one value. Bytes after the value are ignored, as by axum 0.7."""
+        """Read one value. Bytes after the value are ignored, as in axum 0.7."""
         return json_type.read(self)
 
     def peek(self) -> bytes:
-        """Skip blanks and return the next byte, or nothing at the end."""
+        """Skip blanks and return the next byte without reading it. At the end of the body, return no bytes."""
         blanks = _BLANKS.match(self.data, self.offset)
         self.offset = blanks.end() if blanks else self.offset
         return self.data[self.offset : self.offset + 1]
 
     def position(self, offset: int) -> str:
-        """Return a position in the form of serde_json. Columns count bytes."""
+        """Return ` at line L column C` for a byte offset, as serde_json formats it. Columns count bytes."""
         line_start = self.data.rfind(b"\n", 0, offset) + 1
         line = self.data.count(b"\n", 0, line_start) + 1
         return f" at line {line} column {offset - line_start}"
 
     def syntax_error(self, message: str, offset: int) -> BodyError:
-        """Return the error for invalid JSON that is noticed after `offset` bytes."""
+        """Return the error for invalid JSON that serde_json detects after `offset` bytes."""
         return BodyError(message, self.position(offset), syntax=True)
 
     def unexpected(self, message: str) -> BodyError:
-        """Return the error for invalid JSON that is noticed at the next byte."""
+        """Return the error for invalid JSON that serde_json detects at the next byte."""
         return self.syntax_error(message, min(len(self.data), self.offset + 1))
 
     def with_position(self, error: BodyError) -> BodyError:
-        """Return the error, with the current position if it has none yet."""
+        """Set the position of an error to the current one if it has none, and return the error."""
         error.position = error.position or self.position(self.offset)
         return error
 
     def wrong_type(self, expected: str) -> BodyError:
-        """Return the error for a value of another type. A list or an object is not read any further."""
+        """Return the error for a value that does not have the type `expected`.
+
+        The contents of a list or an object are not read.
+        """
         first = self.peek()
         if first == b"[":
             actual = "sequence"
@@ -121,7 +128,7 @@ class Reader:
         return self.with_position(BodyError(f"invalid type: {actual}, expected {expected}"))
 
     def any(self) -> Any:
-        """Read a value of any type."""
+        """Read a value of any JSON type."""
         first = self.peek()
         if not first:
             raise self.unexpected("EOF while parsing a value")
@@ -138,7 +145,7 @@ class Reader:
         raise self.unexpected("expected value")
 
     def literal(self, text: bytes, value: bool | None) -> bool | None:
-        """Read `null`, `true` or `false`."""
+        """Read the literal `text` (`null`, `true` or `false`), and return its `value`."""
         for index, byte in enumerate(text):
             if self.offset + index >= len(self.data):
                 raise self.syntax_error("EOF while parsing a value", len(self.data))
@@ -148,7 +155,7 @@ class Reader:
         return value
 
     def number(self) -> int | float:
-        """Read a number. A number without fraction and exponent is an int."""
+        """Read a number. Return an int if the number has no fraction and no exponent, and a float otherwise."""
         match = _NUMBER.match(self.data, self.offset)
         end = match.end() if match else self.offset + 1
         next_byte = self.data[end : end + 1]
@@ -160,7 +167,7 @@ class Reader:
         return int(match[0]) if match[2] is None and match[3] is None else float(match[0])
 
     def text(self) -> str:
-        """Read a string. The next byte is its quotation mark."""
+        """Read a string. The next byte must be its opening quotation mark."""
         start = self.offset
         self.offset += 1
         while True:
@@ -187,7 +194,7 @@ class Reader:
             raise self.syntax_error("invalid unicode code point", self.offset) from None
 
     def items(self, json_type: JsonType) -> list[Any]:
-        """Read a list. The next byte is its bracket."""
+        """Read a list whose items have the type `json_type`. The next byte must be its opening bracket."""
         result: list[Any] = []
         with self.nested():
             while True:
@@ -207,7 +214,10 @@ class Reader:
                     result.append(json_type.read(self))
 
     def fields(self, type_of: Callable[[str], JsonType]) -> dict[str, Any]:
-        """Read an object whose fields have the types of `type_of`. The next byte is its brace."""
+        """Read an object. The next byte must be its opening brace.
+
+        `type_of` returns the type of a field from its name.
+        """
         result: dict[str, Any] = {}
         with self.nested():
             first = True
@@ -239,7 +249,10 @@ class Reader:
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Go one level deeper, past the opening bracket."""
+        """Read the opening bracket of a list or an object, and count one more nesting level in the context.
+
+        Raises BodyError if there are more than `_MAX_DEPTH` levels.
+        """
         if self.depth >= _MAX_DEPTH:
             raise self.unexpected("recursion limit exceeded")
         self.depth += 1
@@ -252,7 +265,7 @@ class Reader:
 
 @contextmanager
 def path_step(step: str) -> Iterator[None]:
-    """Prepend a field's name or an item's index to the path of an error."""
+    """Prepend `step`, a field name or an index such as `[3]`, to the path of a BodyError raised in the context."""
     try:
         yield
     except BodyError as error:
@@ -263,7 +276,7 @@ def path_step(step: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class AnyValue:
-    """Any JSON value."""
+    """The type of every JSON value."""
 
     def accepts(self, value: Any) -> bool:  # noqa: ARG002 - as JsonType
         return True
@@ -274,7 +287,7 @@ class AnyValue:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string."""
+    """The type of a JSON string."""
 
     def accepts(self, value: Any) -> bool:
         return isinstance(value, str)
@@ -287,7 +300,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
-    """A boolean."""
+    """The type of `true` and `false`."""
 
     def accepts(self, value: Any) -> bool:
         return isinstance(value, bool)
@@ -301,13 +314,13 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number. `name` is its type in Rust: `u32`, `u64`, `usize`, `i32` or `f32`."""
+    """The type of a number. `name` is its type in Rust: `u32`, `u64`, `usize`, `i32` or `f32`."""
 
     name: str
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Lowest and highest integer of the type."""
+        """Lowest and highest integer that the Rust type can hold."""
         bits = {"u32": 32, "i32": 32}.get(self.name, 64)
         if self.name.startswith("u"):
             return 0, (1 << bits) - 1
@@ -334,7 +347,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A value or null."""
+    """The type of a value that may also be null."""
 
     item: JsonType
 
@@ -347,7 +360,7 @@ class Optional:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of values of one type."""
+    """The type of a list whose items all have the type `item`."""
 
     item: JsonType
 
@@ -362,14 +375,17 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """An object. Unknown fields are ignored; `check` can look at them."""
+    """The type of an object with the fields `known`.
+
+    Unknown fields can have any value. `check` can reject the object as a whole.
+    """
 
     name: str
     known: Mapping[str, JsonType]
     required: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any]], str] | None = None
-    """Return the problem of the whole object, or an empty string."""
+    """Function that returns the problem of an object, or an empty string if the object is valid."""
 
     def accepts(self, value: Any) -> bool:
         if not isinstance(value, dict):
@@ -406,7 +422,10 @@ class Struct:
 
     @staticmethod
     def closed(reader: Reader, error: BodyError) -> BodyError:
-        """Return the error with a position after the closing brace, if that is the next byte."""
+        """Return `error` with the position after the closing brace of the object.
+
+        If the next byte is not a closing brace, the error gets the current position.
+        """
         if reader.peek() == b"}":
             reader.offset += 1
         return reader.with_position(error)
@@ -414,16 +433,16 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class Untagged:
-    """One of several types.
+    """The type of a value that has one of several types, such as a text or a list (serde's untagged enum).
 
-    serde reads the whole value before it tries the types. The position of an error is therefore the end of the value,
-    or the end of the object if the value comes last.
+    serde reads the whole value before it tries the types. An error therefore has the position after the value. If the
+    value is the last field of an object, the error has the position after the object.
     """
 
     name: str
     types: tuple[JsonType, ...]
     check: Callable[[Any], str] | None = None
-    """Return the problem of a value that has one of the types, or an empty string."""
+    """Function that returns the problem of a value that has one of the types, or an empty string if it is valid."""
 
     def accepts(self, value: Any) -> bool:
         return any(json_type.accepts(value) for json_type in self.types) and not (self.check and self.check(value))
@@ -440,14 +459,17 @@ class Untagged:
 
 
 def _missing_or_wrong(reader: Reader, expected: str) -> BodyError:
-    """Return the error for the end of the body, or for a value of another type."""
+    """Return the error for a value that does not have the type `expected`.
+
+    If the body has ended, the error reports the missing value instead.
+    """
     if not reader.peek():
         return reader.unexpected("EOF while parsing a value")
     return reader.wrong_type(expected)
 
 
 def _describe(value: Any) -> str:
-    """Return serde's description of a value."""
+    """Return the description of a value in serde's messages, such as boolean `true`."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""The HTTP server of a simulated backend, and the functions that run one in this process or as a child process.
+"""The HTTP server of a simulated backend, and functions that run it in this process or in a child process.
 
-aiohttp parses requests and keeps connections. Responses are written here byte by byte, exactly like those of the real
-server, because the order and the spelling of the headers are part of its protocol.
+aiohttp accepts connections and parses requests. This module writes the responses byte by byte, because the order and
+the spelling of the headers must be those of the real server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from loadgen.servers.simulated.token_clock import BatchingClock, ScriptClock, To
 from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
 STATUS_PATH = "/simulated/status"
-"""The one page that no real server has. Our probe recognises simulated servers by it."""
+"""Path of the status page, which no real server has. A client can recognise a simulated server by this page."""
 
 # LightLLM polls for a free slot with these waits (httpserver/manager.py).
 _FIRST_WAIT_S = 0.1
@@ -65,11 +65,14 @@ _EXCESS_BYTES = 1 << 20  # the fault `content-length` announces this much more t
 _BACKLOG = 4096
 _SHUTDOWN_LIMIT_S = 0.05  # for responses that are still being sent; aiohttp would take zero as no limit
 _YOUNG_ONLY = (10_000, 1_000, 1_000)
-"""Thresholds with which automatic garbage collections take less than a millisecond. state.py runs the full ones."""
+"""Garbage collection thresholds that keep automatic collections below 1 ms. state.py runs the full collections."""
 
 
 def find_protocol(server: str, version: str = "") -> ServerProtocol:
-    """Import and return the protocol of a backend, or of another version of it that can be simulated."""
+    """Import and return the protocol of the simulated backend `server`.
+
+    `version` selects another simulated version of the backend than the default.
+    """
     backend = BACKENDS[server]
     target = backend.simulated_versions[version] if version else backend.simulated
     module, _, name = target.partition(":")
@@ -78,9 +81,10 @@ def find_protocol(server: str, version: str = "") -> ServerProtocol:
 
 
 async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: asyncio.Event) -> dict[str, Any]:
-    """Serve until `stop` is set, and return the last status. Calls `ready` with the URL once connections are accepted.
+    """Run a simulated server until `stop` is set, and return its final status (see `HttpServer.status`).
 
-    Raises OSError if the port is in use, and ConfigError for an unknown GPU or model.
+    `ready` is called with the URL when the server accepts connections. Raises OSError if the port is in use, and
+    ConfigError if the GPU or the model is unknown.
     """
     protocol = find_protocol(config.server, config.server_version)
     loop = asyncio.get_running_loop()
@@ -97,7 +101,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
     try:
         listening = await loop.create_server(connection, config.host, config.port, backlog=_BACKLOG)
         try:
-            if config.log and config.clock == "script":  # an engine takes a request when it has read it
+            if config.log and config.clock == "script":  # with batching, token times count from the read
                 from loadgen.servers.simulated.arrivals import open_arrivals  # imports NumPy, which takes 0.1 s
 
                 http.stamps = open_arrivals(listening.sockets[0])
@@ -116,16 +120,17 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
 
 
 def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[str, Any]:
-    """Serve in this process until SIGTERM or Ctrl-C, and return the last status.
+    """Run a simulated server in this process until SIGTERM or Ctrl-C, and return its final status.
 
-    Prints READY and the URL to standard output once connections are accepted.
+    When the server accepts connections, READY and the URL are printed to standard output. With `until_stdin_closes`,
+    the server also stops when its standard input closes.
     """
     import uvloop
 
     def ready(url: str) -> None:
         gc.set_threshold(*_YOUNG_ONLY)
         gc.collect()
-        gc.freeze()  # everything that exists now lives as long as the server, so collections can skip it
+        gc.freeze()  # everything that exists now is needed until the server ends, so collections can skip it
         sys.stdout.write(f"{READY}{url}\n")
         sys.stdout.flush()
 
@@ -139,7 +144,11 @@ def run(config: SimulatedConfig, *, until_stdin_closes: bool = False) -> dict[st
 
 
 def child() -> None:
-    """Serve in a child process. Its standard input has the config, in one line, and ends when the parent ends."""
+    """Run a simulated server in a child process.
+
+    The first line of standard input contains the configuration. The server stops when standard input closes, which
+    happens when the parent process ends.
+    """
     end_with_parent(pipe=sys.stdin.fileno())
     line = sys.stdin.buffer.readline()
     try:
@@ -149,7 +158,7 @@ def child() -> None:
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
-    """Return the clock, and the longest prompt plus output that it can handle. Raises ConfigError."""
+    """Return the token clock, and the maximum number of prompt and output tokens. Raises ConfigError."""
     if config.clock == "script":
         clock = ScriptClock(
             round(config.ttft_s * 1e9 / config.speed),
@@ -175,10 +184,10 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 
 
 class ClientConnection(web.RequestHandler):
-    """A connection that counts the bytes it receives.
+    """The server's side of a connection, with the attributes that a timestamp source needs.
 
-    It has the attributes of loadgen.servers.wire.timestamps.Received: a timestamp source treats the request that was
-    read last like a response.
+    Timestamp sources expect a received response (loadgen.servers.wire.timestamps.Received). The attributes of this
+    class describe the last request on the connection, so that a source returns the arrival time of this request.
     """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
@@ -202,7 +211,10 @@ class ClientConnection(web.RequestHandler):
         super().data_received(data)
 
     def on_request_read(self, received_ns: int) -> None:
-        """Note that a request has been read. This process had its head at `received_ns`."""
+        """Record that a whole request has been read.
+
+        `received_ns` is the time when this process had read the head of the request.
+        """
         self.stream_start = self.sizes[0]
         self.sizes = array("q", [self._received_bytes])
         self.user_ns = array("q", [received_ns])
@@ -210,12 +222,12 @@ class ClientConnection(web.RequestHandler):
             self.tcp_stream.discard_before(self.stream_start)
 
     def offsets(self, places: Sequence[int]) -> list[int]:
-        """Return the positions unchanged, because they count from the connection's first byte."""
+        """Return the offsets unchanged, because they already count from the first byte of the connection."""
         return [*places]
 
 
 class HttpServer:
-    """Answers requests with the protocol of one backend."""
+    """Handles HTTP requests with the protocol of one backend."""
 
     def __init__(self, state: ServerState, protocol: ServerProtocol, sender: StreamSender) -> None:
         self.state = state
@@ -234,7 +246,7 @@ class HttpServer:
         self._mark = ": ".join(marks.header(state.config.speed))
 
     async def answer(self, request: BaseRequest) -> web.StreamResponse:
-        """Handle one request. This is the handler of aiohttp's low-level server."""
+        """Handle one HTTP request. aiohttp's low-level server calls this method for every request."""
         received_ns = time.monotonic_ns()
         generates = request.method == "POST" and request.path in self.protocol.generate
         try:
@@ -259,7 +271,10 @@ class HttpServer:
         return self._keep_alive if result and request.keep_alive else self._close
 
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
-        """Return the status line and the headers in the server's order. A chunked response has no content length."""
+        """Return the response head: the status line and the headers, in the order of the real server.
+
+        `length` is the content length in bytes. A chunked response has none, so `length` is then ignored.
+        """
         self._update_common_headers()
         headers = [f"{name}: {value}\r\n".encode("latin-1") for name, value in reply.headers]
         phrase = self.protocol.reason_phrases.get(reply.status) or HTTPStatus(reply.status).phrase
@@ -282,7 +297,10 @@ class HttpServer:
         return b"".join([status_line, prefix, *headers, suffix, closing, b"\r\n"])
 
     def _update_common_headers(self) -> None:
-        """Render the header lines of every response again, once a second, because they contain the date."""
+        """Render the header lines that all responses share.
+
+        The lines contain the date, so they are rendered again once per second.
+        """
         now_s = int(time.time())
         if now_s == self._dated_s:
             return
@@ -292,8 +310,7 @@ class HttpServer:
         self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """Run the checks that the real server makes before it reads the body, and return the body. Raises
-        ErrorReply."""
+        """Return the request body after the checks that the real server makes before reading. Raises ErrorReply."""
         protocol = self.protocol
         api_key = self.state.config.api_key
         if api_key and protocol.needs_api_key(request.path):
@@ -312,7 +329,10 @@ class HttpServer:
         return body
 
     def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
-        """Return the JSON object in a body, or an empty one. With `strict`, a malformed body raises ErrorReply."""
+        """Return the JSON object in a request body.
+
+        For an invalid body, raise ErrorReply if `strict`, and return an empty mapping otherwise.
+        """
         bad_type = self.protocol.wrong_content_type
         if strict and bad_type is not None and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
@@ -324,7 +344,7 @@ class HttpServer:
             return {}
 
     def _page(self, request: BaseRequest, fields: Mapping[str, Any]) -> Reply:
-        """Answer a request that generates no tokens."""
+        """Return the response to a request that generates no tokens, such as GET /metrics."""
         method, path = request.method, request.path
         pages = self.protocol.pages
         self.state.finalise()
@@ -341,7 +361,10 @@ class HttpServer:
         return self.protocol.not_allowed(", ".join(sorted(methods))) if methods else self.protocol.not_found
 
     def status(self) -> dict[str, Any]:
-        """Return the status for STATUS_PATH, the last line of the log and the last line on the terminal."""
+        """Return the configuration, the request counts and the send delays of the server.
+
+        This status is the page at STATUS_PATH, the last line of the log and the last line on the terminal.
+        """
         config = self.state.config
         status: dict[str, Any] = {name: getattr(config, name) for name in ("server", "model", "clock", "speed")}
         if config.clock == "batching" and not config.hardware:  # clients do not know the GPUs of a user's file
@@ -359,7 +382,7 @@ class HttpServer:
 
 
 class CompletionHandler:
-    """Handles one request for tokens whose body has been read, up to its line in the log."""
+    """Handles one request that generates tokens, from the end of its body to its line in the log."""
 
     def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int) -> None:
         self._server = server
@@ -373,7 +396,11 @@ class CompletionHandler:
         self._fault_k: int | None = None
 
     async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
-        """Handle the request. Returns a reply that has yet to be written, or whether the connection stays usable."""
+        """Handle the request and send its response.
+
+        Return a Reply if the caller must send it. Otherwise return True if the connection can take another request, and
+        False if it cannot.
+        """
         header = self._request.headers.get("X-Simulated-Fault")
         config = self._state.config
         try:
@@ -399,7 +426,7 @@ class CompletionHandler:
         return await self._answer(stream)
 
     def _encoding(self, fields: Mapping[str, Any]) -> Encoding:
-        """Return the response in bytes. Raises ErrorReply, as the real server would, for a request that it refuses."""
+        """Return the encoded response. Raises ErrorReply if the real server would refuse the request."""
         generate = self._protocol.generate[self._request.path]
         fault = self._line.fault
         request = CompletionRequest(self._index, self._request.path, fields, int(time.time()))
@@ -416,7 +443,11 @@ class CompletionHandler:
         return encoding
 
     async def _admission(self, encoding: Encoding) -> int:
-        """Wait while the server is full, or raise ErrorReply. Returns the instant from which the token times count."""
+        """Wait for a free slot if the server has reached its limit on concurrent requests.
+
+        Return the time in ns from which the token times count. Raises ErrorReply if the backend rejects requests above
+        the limit instead of queueing them.
+        """
         limit = self._state.config.max_concurrent_requests
         arrived_ns = self._line.received_ns
         wait_s = _FIRST_WAIT_S
@@ -430,7 +461,7 @@ class CompletionHandler:
         return arrived_ns
 
     async def _answer(self, stream: Stream) -> Reply | bool:
-        """Send the response of an admitted request. Returns the same as `run`."""
+        """Send the response of an admitted request. Return a Reply, True or False, as `run` does."""
         state = self._state
         streamed = stream.completion.streamed
         wrong_length = self._line.fault == "content-length"
@@ -447,7 +478,7 @@ class CompletionHandler:
             if wrong_length:
                 self._transport.close()
             return not wrong_length and ending in COMPLETE_BODY
-        except OSError:  # the client has gone before its response began
+        except OSError:  # the client has disconnected before its response began
             return False
         finally:
             state.streams.discard(stream)
@@ -455,10 +486,10 @@ class CompletionHandler:
             state.on_request_end(self._line, stream)
 
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
-        """Prepare the head of a streamed response. The head leaves together with the first event.
+        """Prepare the head of a streamed response, which is sent together with the first event.
 
-        A head that leaves earlier reaches a Go proxy before the proxy has finished with the request body. The proxy
-        then cuts one or two streams in a hundred.
+        An earlier head can reach a Go proxy before the proxy has finished with the request body. The proxy then cuts 1
+        or 2 % of the streams.
         """
         stream.chunked = not wrong_length
         headers = self._protocol.stream_headers + stream.encoding.head
@@ -471,9 +502,10 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Let the token times count from the kernel's timestamp of the request, instead of when this process read it.
+        """Make the token times of `job` count from the kernel's timestamp of the request.
 
-        This needs the timestamp before the first token is due; otherwise the times count from the read.
+        If the timestamp is not available before the first token is due, the times count from the moment when this
+        process read the request.
         """
         line = self._line
         stamps = self._server.stamps
@@ -490,7 +522,7 @@ class CompletionHandler:
         line.stamps = source.name
 
     async def _trickle(self, stream: Stream, head: bytes) -> None:
-        """Send a head in small pieces. The tokens of the response count from its last piece."""
+        """Send a response head in small pieces. The token times count from the last piece."""
         duration_ms = _SLOW_HEAD_MS if self._fault_k is None else self._fault_k
         step = -(-len(head) // _HEAD_PIECES)
         for start in range(0, len(head), step):
@@ -499,7 +531,10 @@ class CompletionHandler:
         stream.job.arrived_ns = time.monotonic_ns()
 
     async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
-        """Send a response without streaming, when its last token is due. Returns the same as `run`."""
+        """Send a response without streaming, when its last token is due.
+
+        Return a Reply, True or False, as `run` does.
+        """
         if ending == "failed":
             return self._protocol.generation_failure or self._protocol.failure(500)
         if ending not in COMPLETE_BODY:
@@ -525,14 +560,17 @@ class CompletionHandler:
         return True
 
     def _refuse(self, reason: str) -> None:
-        """Count and log a request that is refused."""
+        """Count and log a refused request. `reason` is the key in `ServerState.refused_by_reason`."""
         self._state.requests += 1
         self._state.refused_by_reason[reason] += 1
         self._state.on_request_end(self._line)
 
 
 class WrittenResponse(web.StreamResponse):
-    """Tells aiohttp that the response has been written, and whether the connection can take another request."""
+    """A response that aiohttp must not send, because this module has already sent it.
+
+    `keep_alive` is True if the connection can take another request.
+    """
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()
@@ -550,14 +588,17 @@ class WrittenResponse(web.StreamResponse):
 
 
 def to_monotonic(stamps: Sequence[int]) -> list[int]:
-    """Convert recent timestamps in ns from CLOCK_REALTIME to CLOCK_MONOTONIC. The results are not after now."""
+    """Convert recent timestamps in ns from CLOCK_REALTIME to CLOCK_MONOTONIC.
+
+    A result that would be in the future is replaced by the current time.
+    """
     offset_ns = realtime_offset_ns()
     now_ns = time.monotonic_ns()
     return [min(stamp - offset_ns, now_ns) for stamp in stamps]
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:
-    """Return the request's connection. Raises ConnectionResetError if the client has closed it."""
+    """Return the transport of a request's connection. Raises ConnectionResetError if it is closed."""
     if request.transport is None:
         raise ConnectionResetError
     return request.transport

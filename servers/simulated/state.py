@@ -1,4 +1,4 @@
-"""The protocol of a simulated server, and the state of a running one: its log and its metrics.
+"""The description of a simulated server's protocol, and the state of a running server.
 
 A ServerProtocol describes one backend. A ServerState counts requests, writes the log and renders the metrics page.
 """
@@ -42,16 +42,18 @@ _ANSWER_STRIDE = 1_000_003  # several answers of a request start in the vocabula
 DURATION_HISTOGRAMS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 LENGTH_HISTOGRAMS = ("prompt_tokens", "output_tokens", "requested_tokens")
 Buckets = Callable[[int], Mapping[str, Sequence[float]]]
-"""From `max_model_len` to the bucket bounds of each histogram in DURATION_HISTOGRAMS and LENGTH_HISTOGRAMS."""
+"""Function that returns the bucket bounds of each histogram in DURATION_HISTOGRAMS and LENGTH_HISTOGRAMS, from
+`max_model_len`."""
 Generate = Callable[["ServerState", CompletionRequest], Encoding]
 """Handler of a route that generates tokens. Raises ErrorReply."""
 Page = Callable[["ServerState", Mapping[str, Any]], Reply]
-"""Handler of another route. Takes the fields of the body, or none if it is no JSON object. Raises ErrorReply."""
+"""Handler of a route that generates no tokens. The mapping contains the fields of the body, and is empty if the body is
+not a JSON object. Raises ErrorReply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProtocol:
-    """The HTTP side of one backend. Only the batching of its engine is defined elsewhere (scheduler_presets.py)."""
+    """The HTTP side of one backend. The batching rules of its engine are in scheduler_presets.py."""
 
     head_prefix: str = ""
     """Header lines of every response before its specific headers; `{date}` is filled in."""
@@ -67,37 +69,38 @@ class ServerProtocol:
     wrong_content_type: Reply | None = None
     """Response to a POST whose content type is not JSON. None: the server accepts any content type."""
     read_body: Callable[[str, bytes | bytearray], Mapping[str, Any]]
-    """From (path, body) to the fields of the body. Raises ErrorReply."""
+    """Function that returns the fields of a request body, from (path, body). Raises ErrorReply."""
     too_large: Reply
     failure: Callable[[int], Reply]
-    """The server's own response with status 429, 500 or 503."""
+    """Function that returns the real server's response with status 429, 500 or 503."""
     unhealthy: Reply
-    """Response of pages such as /health when the engine is gone."""
+    """Response of pages such as /health when the engine has failed."""
     generation_failure: Reply | None = None
-    """Response to a request without streaming that fails while it runs. None: the response with status 500."""
+    """Response to a request without streaming whose generation fails. None: the response with status 500."""
     reason_phrases: Mapping[int, str] = field(default_factory=dict)
     """Reason phrases that differ from Python's, by status."""
     hyper_order: bool = False
-    """Headers have the order of Rust's hyper."""
+    """True if the headers have the order of hyper, the HTTP library of Rust servers."""
     overloaded: Callable[[Encoding], Reply] | None = None
-    """Response above the limit on concurrent requests. None: requests wait."""
+    """Function that returns the response above the limit on concurrent requests. None: requests wait."""
     needs_api_key: Callable[[str], bool]
-    """Whether a path requires the API key."""
+    """Function that returns True if a path requires the API key."""
     unauthorized: Reply
     default_limit: int | None
     """Default limit on concurrent requests."""
     limit_is_batch_size: bool = False
-    """The limit is also the running limit of the engine, because one option of the real server sets both."""
+    """True if the limit is also the engine's maximum batch size, because one option of the real server sets both."""
     not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))  # as FastAPI
     not_allowed: Callable[[str], Reply] = lambda methods: Reply(  # as FastAPI
         b'{"detail":"Method Not Allowed"}', 405, (("allow", methods), *JSON_TYPE)
     )
-    """Response to a wrong method, from the list of methods that the path has."""
+    """Function that returns the response to a method that the path does not support, from a list of the supported
+    methods."""
     buckets: Buckets
 
 
 class Histogram:
-    """A histogram that counts observations by upper bound."""
+    """A Prometheus histogram: the number of values per bucket, and the sum of the values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -105,13 +108,16 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value. A value equal to a bound belongs to the bucket of that bound."""
+        """Add one value. A value equal to an upper bound belongs to the bucket of this bound."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
 
 class ServerState:
-    """The state of one running server, for its pages and responses. `config` contains the limits in force."""
+    """The counters, the log and the metrics of one running server.
+
+    `config` contains the limits that are in effect, including defaults.
+    """
 
     def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
         self.config = config
@@ -143,10 +149,11 @@ class ServerState:
         stop_reason: str,
         answer: int = 0,
     ) -> Completion:
-        """Return the model's output: `requested_tokens` tokens, or fewer if `request.stop_after` is smaller.
+        """Generate the output of the simulated model for one request.
 
-        `stop_reason` is the finish reason of an output that stops early. `answer` is the index among the answers to one
-        request.
+        The output has `requested_tokens` tokens, or `request.stop_after` tokens if that is less. `stop_reason` is the
+        finish reason of an output that stops early. `answer` is the index of the output among several answers to the
+        same request.
         """
         output_tokens = min(requested_tokens, request.stop_after or requested_tokens)
         words = self.vocabulary
@@ -158,10 +165,10 @@ class ServerState:
         )
 
     def on_request_end(self, line: LogLine, stream: Stream | None = None) -> None:
-        """Record the end of a request for tokens. `stream` is None if the request was refused.
+        """Record the end of a request that generates tokens. `stream` is None if the request was refused.
 
-        Requests are counted when no stream is left that this could delay. All streams of a burst end within a moment,
-        and counting one of them would delay the others.
+        The request is counted and logged later, when no stream is active. All streams of a burst end at almost the same
+        time, and the work for one of them would delay the others.
         """
         # One offset between the clocks serves the whole line, because streams last only seconds.
         self._pending.append((line, stream, time.monotonic_ns(), realtime_offset_ns()))
@@ -176,7 +183,7 @@ class ServerState:
             self._finalise_one()
 
     def figures(self) -> dict[str, MetricValue]:
-        """Return the values of the metrics page, by the names in the `figure` column of the CSV files."""
+        """Return the values of the metrics page, by the names in the column `figure` of the CSV files."""
         return {
             **asdict(self.gauges()),
             **self.histograms,
@@ -197,30 +204,34 @@ class ServerState:
         rows: slice = slice(None),
         without: Collection[str] = (),
     ) -> bytes:
-        """Render rows of the metrics page from `figures` and `extra`, except the names in `without`."""
+        """Render metrics of this server in the Prometheus text format.
+
+        `rows` selects rows of the backend's CSV file, and metrics in `without` are left out. The values come from
+        `figures` and `extra`. `prefix` and `labels` are added to every metric.
+        """
         shown = [row for row in self._metric_rows[rows] if row["name"] not in without]
         return exposition(prefix, labels, shown, {**self.figures(), **(extra or {})}).encode()
 
     def mark_metrics(self) -> bytes:
-        """Return the last lines of a metrics page: the mark of a simulated server."""
+        """Return the last lines of a metrics page: a metric that identifies a simulated server."""
         name = marks.FIELD
         help_text = "Speed of this simulated server's clock as a multiple of real time."
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.config.speed}\n".encode()
 
     def models(self, owner: str, **fields: Any) -> Reply:
-        """Return the list of models, which has one entry. `fields` are added to it."""
+        """Return the response of /v1/models, which lists one model. `fields` are added to its entry."""
         card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner}
         card |= {**fields, **self.mark}
         return Reply(msgspec.json.encode({"object": "list", "data": [card]}))
 
     def finalise(self) -> None:
-        """Count every request that has ended, so that the totals are current."""
+        """Count and log every request that has ended."""
         while self._pending:
             self._finalise_one()
         self._flush_log()
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the last line of the log, which summarises the server, and close the log."""
+        """Write a summary of the server as the last line of the log, and close the log."""
         self.finalise()
         self._write_log(msgspec.json.encode({"summary": summary}) + b"\n")
         self._flush_log()
@@ -244,7 +255,7 @@ class ServerState:
             self._abandon_log(error)
 
     def _abandon_log(self, error: OSError) -> None:
-        """End the log, but not the server, after a failed write."""
+        """Stop logging after a failed write. The server continues to run."""
         sys.stderr.write(f"loadgen: cannot write {self.config.log}: {error.strerror}. The log ends here.\n")
         if self._log is not None:
             with suppress(OSError):
@@ -252,7 +263,7 @@ class ServerState:
         self._log = None
 
     def _finalise_one(self) -> None:
-        """Count the oldest pending request and write its log line."""
+        """Count the oldest request that has ended but is not counted yet, and write its log line."""
         line, stream, ended_ns, offset_ns = self._pending.popleft()
         if stream is not None:
             self._count(stream, ended_ns)
@@ -266,14 +277,17 @@ class ServerState:
             self._write_log(msgspec.json.encode(line) + b"\n")
 
     def _count(self, stream: Stream, ended_ns: int) -> None:
-        """Count an accepted request that has ended, successfully or not."""
+        """Add an accepted request to the totals.
+
+        Only a request that ended successfully is added to the histograms.
+        """
         line = stream.line
         completion = stream.completion
         output_tokens = completion.generated_tokens(stream.token_count)
         complete = stream.ending == "complete" and bool(line.sent_ns)
         self.finished_by_reason[completion.finish_reason if complete else "abort"] += 1
         self.prompt_tokens += completion.prompt_tokens
-        self.output_tokens += output_tokens  # also if the client had gone
+        self.output_tokens += output_tokens  # also if the client has disconnected
         if not complete:
             return
         metric_requests = completion.metric_requests or ((completion.prompt_tokens, completion.requested_tokens),)
@@ -300,7 +314,7 @@ class ServerState:
 def realtime_offset_ns() -> int:
     """Return CLOCK_REALTIME minus CLOCK_MONOTONIC in ns.
 
-    Uses the tightest of three readings, because the process may lose its core during one.
+    The shortest of three measurements is used, because the process may lose its core during a measurement.
     """
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     before_ns, realtime_ns, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])
@@ -317,7 +331,11 @@ MetricValue = float | Mapping[tuple[str, str], float] | Histogram
 def exposition(
     prefix: str, labels: Labels, rows: Sequence[Mapping[str, str]], figures: Mapping[str, MetricValue]
 ) -> str:
-    """Render a metrics page. `rows` define order, names and help texts; names of counters have their suffix already."""
+    """Render metrics in the Prometheus text format.
+
+    `rows` contains the name, type and help text of each metric, in order. A counter's name already has its suffix, such
+    as `_total`. `figures` contains the values.
+    """
     page = []
     for row in rows:
         name = prefix + row["name"]
@@ -336,17 +354,17 @@ def exposition(
 
 
 def _sample(name: str, labels: Labels, value: float) -> str:
-    """Render one sample, with its labels in alphabetical order and the three escapes of the format."""
+    """Render one sample line, with the labels in alphabetical order and the escapes that Prometheus requires."""
     escaped = {key: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for key, text in labels.items()}
     shown = ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped))
     return f"{name}{{{shown}}} {float(value)}\n" if labels else f"{name} {float(value)}\n"
 
 
 def exponential_buckets(min_s: float, max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of TGI and LightLLM.
+    """Return the histogram bucket bounds of TGI and LightLLM.
 
-    Durations: 35 bounds, each 1.5 times the previous one, from 1.5 times `min_s`. Lengths: hundredths of
-    `max_model_len`.
+    - Durations: `min_s * 1.5**k` seconds, for `k` from 1 to 35.
+    - Lengths: `max_model_len * k / 100` tokens, for `k` from 1 to 100.
     """
     durations = [min_s * 1.5 ** (power + 1) for power in range(35)]
     lengths = [max_model_len / 100 * (part + 1) for part in range(100)]

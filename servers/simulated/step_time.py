@@ -1,10 +1,12 @@
 """The duration of one engine step on given hardware, from tables that are computed once.
 
-    step = max(kernels, launches) + fixed + sequences * per sequence
+    step = max(kernels, launches) + fixed + sequences * per_sequence
 
-The kernel times come from `loadgen.servers.hardware.inference.predict_step`: GEMMs depend on the tokens of the step,
-attention on the tokens that sequences hold, and all-reduces on both. `launches` applies to engines that launch kernels
-one by one from Python: while kernels are short, the GPU waits for the launches.
+- `kernels`: GPU time, from `loadgen.servers.hardware.inference.predict_step`. GEMM and all-reduce times depend on the
+  number of tokens in the step. Attention time depends on the number of tokens that each sequence already has.
+- `launches`: time to launch the kernels one by one from Python. While the kernels are shorter than their launches, the
+  GPU waits. Engines with CUDA graphs have no such time.
+- `fixed` and `per_sequence`: time on the host, per step and per sequence in the step.
 """
 
 from __future__ import annotations
@@ -25,36 +27,42 @@ MAX_SEQUENCES = 8192
 MAX_TOKENS = 65_536
 
 CONTEXT_GRID = (*range(0, 8192, 256), *range(8192, 131_073, 4096))
-"""Tokens that a decoding sequence holds. Attention is interpolated linearly between these sizes."""
+"""Sizes of a decoding sequence in tokens for which attention is computed. Between these sizes, the attention time is
+interpolated linearly."""
 CHUNK_GRID = (1, *range(16, 128, 16), *range(128, 2048, 32), *range(2048, 32_769, 256))
-"""Prompt tokens of one sequence. Attention is interpolated linearly between these sizes."""
+"""Sizes of a prompt chunk in tokens for which attention is computed. Between these sizes, the attention time is
+interpolated linearly."""
 
-# Attention over prompts is linear in the tokens computed before and in the number of prompts. The slopes are taken at:
+# Prompt attention is linear in the number of earlier tokens and in the number of prompts. The slopes are computed at:
 SAMPLE_BEFORE = 4096
 SAMPLE_PROMPTS = 64
 
 MAX_TREND_STEPS = 1 << 20
-"""Limit of `StepDurations.decode_trend` for durations that stay linear for ever."""
+"""Number of steps that `StepDurations.decode_trend` returns if the durations stay linear for ever."""
 
 
 class StepDurations(Protocol):
-    """A model of step durations."""
+    """A model that predicts the durations of engine steps."""
 
     def __call__(self, batch: Batch) -> int:
         """Return the duration of a step in ns."""
         ...
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
-        """Return the duration of a decode step in seconds, its growth per step, and for how many steps this holds.
+        """Return the durations of consecutive decode steps as (first, growth, steps).
 
-        `context` is the number of tokens that all `decoding` sequences hold together.
+        Step `i`, counted from 0, takes `first + i * growth` seconds, for `i < steps`. `decoding` is the number of
+        sequences, and `context` is the number of tokens that all of them have together before the first step.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearStepTime:
-    """Durations of an engine on unknown hardware: a linear model, with all coefficients in seconds."""
+    """Step durations of an engine on unknown hardware, as a linear model. All coefficients are in seconds.
+
+    step = step_s + sequence_s * sequences + token_s * prompt_tokens + context_s * context
+    """
 
     step_s: float
     sequence_s: float
@@ -74,9 +82,9 @@ class LinearStepTime:
 
 
 class StepTime:
-    """Durations of the steps of a deployment.
+    """Step durations of a deployment, predicted from its hardware.
 
-    `launch_s` is the time to launch the kernels of one layer; no step is shorter than the launches of all layers.
+    `launch_s` is the time to launch the kernels of one layer. The kernels of a step take at least `launch_s * layers`.
     """
 
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:
@@ -122,9 +130,9 @@ class StepTime:
         return kernels_s + host_s, growth_s, steps
 
     def _attention_trend(self, decoding: int, context: float) -> tuple[float, float, int]:
-        """Return the attention of a decode step in seconds, its growth per step, and for how many steps this holds.
+        """Return the attention times of consecutive decode steps as (first, growth, steps).
 
-        `context` is the mean number of tokens that one sequence holds.
+        The values have the same meaning as in `decode_trend`. `context` is the mean number of tokens per sequence.
         """
         row = self._attention_rows.get(decoding)
         if row is None:
@@ -138,10 +146,16 @@ class StepTime:
         return float(row[index - 1] + growth_s * (context - start)), growth_s, max(1, int(end - context))
 
     def _prompt_attention_tables(self) -> list[list[float]]:
-        """Return five tables by CHUNK_GRID, in seconds.
+        """Return five tables of attention times in seconds, with one entry for each size in CHUNK_GRID.
 
-        One prompt alone: its attention, and the increase per token computed before. Many prompts: the constant part,
-        the part per prompt, and the increase per prompt and token computed before.
+        The first two tables are for a step with one prompt, the other three for a step with many prompts. "Earlier
+        token" means a token of the prompt that a previous step has computed.
+
+        - one prompt: its attention time without earlier tokens
+        - one prompt: the increase per earlier token
+        - many prompts: the part that does not depend on the number of prompts
+        - many prompts: the part per prompt
+        - many prompts: the increase per prompt and earlier token
         """
         deployment = self.deployment
         chunks = np.array(CHUNK_GRID, float)
@@ -161,10 +175,11 @@ class StepTime:
         return [table.tolist() for table in tables]
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
-        """Return the attention over prompts in seconds.
+        """Return the attention time of all prompts in a step, in seconds.
 
-        The prompts are replaced by equal ones with the same mean chunk, and with as many tokens computed before as
-        give the same number of attention pairs.
+        `tokens` and `pairs` are the prompt tokens and the attention pairs of the step. The prompts are replaced by
+        equal prompts with the same totals: each has a chunk of `chunk = tokens / prompts` tokens in this step, and
+        `pairs / tokens - (chunk + 1) / 2` tokens computed in earlier steps.
         """
         chunk = tokens / prompts
         before = max(0.0, pairs / tokens - (chunk + 1) / 2)
@@ -179,16 +194,19 @@ class StepTime:
 
 
 def _table_sizes(maximum: int) -> Any:
-    """Return the sizes of a table as an array of floats."""
+    """Return the sizes up to `maximum` for which a table has an entry, as an array of floats."""
     return np.array([*range(1, FINE_LIMIT + 1), *range(FINE_LIMIT + COARSE_STEP, maximum + 1, COARSE_STEP)], float)
 
 
 def _table_index(size: int) -> int:
-    """Return the table index of a number of sequences or tokens, rounded up to the next size in the table."""
+    """Return the index of the table entry for `size`, or for the next larger size that has an entry."""
     return size - 1 if size <= FINE_LIMIT else FINE_LIMIT - 1 - (FINE_LIMIT - size) // COARSE_STEP
 
 
 def _look_up(table: list[float], size: int) -> float:
-    """Return the value for a number of sequences or tokens. Past the end of the table it grows in proportion."""
+    """Return the table entry for `size` sequences or tokens.
+
+    For sizes beyond the table, the last entry grows in proportion to the size.
+    """
     index = _table_index(size)
     return table[index] if index < len(table) else table[-1] * (index + 1) / len(table)

@@ -1,7 +1,8 @@
-"""Sends the tokens of all streams when they are due: one wake-up per instant, and one write per emission.
+"""Sends the tokens of all streams when they are due.
 
-Bytes go straight to the file descriptor of the connection. A write through the event loop's transport would leave at
-the end of the loop's turn, after every other callback.
+For tokens that are due at the same time, the event loop wakes up once, and each stream gets one write. The bytes are
+written directly to the file descriptor of the connection. The event loop's transport would send them only at the end of
+the loop's iteration, after all other callbacks.
 
     clock ──emissions(now)──> StreamSender ──events──> chunked coding ──write(fd)──> kernel
                                    │                                       └─ would block: transport.write, order kept
@@ -31,20 +32,22 @@ from loadgen.servers.wire.poller import Timer
 from loadgen.servers.wire.timestamps import PLAIN
 
 Ending = Literal["", "complete", "truncated", "failed", "reset", "cut", "stall"]
-"""How a stream ended; empty while it runs.
+"""How a stream ended; empty while the stream is active.
 
-`complete`, `truncated` and `failed` end the body correctly in terms of HTTP. `cut` closes the connection, `reset`
-closes it with RST, and `stall` sends nothing more and keeps it open.
+- `complete`, `truncated` and `failed`: the body ends as HTTP requires.
+- `cut`: the connection is closed before the end of the body.
+- `reset`: the connection is closed with RST.
+- `stall`: nothing more is sent, and the connection stays open.
 """
 COMPLETE_BODY = ("complete", "truncated", "failed")
-"""Endings after which the HTTP body is complete."""
+"""Endings with a complete HTTP body."""
 
 
 class LogLine(msgspec.Struct):
-    """One request for tokens: a line of the log, and the source of the metrics.
+    """One request that generates tokens, as a line of the log. The metrics are computed from the same data.
 
-    Instants are in ns of CLOCK_MONOTONIC until the line is written, and then of CLOCK_REALTIME, like the kernel's
-    receive timestamps.
+    Times are in ns of CLOCK_MONOTONIC. When the line is written, they are converted to CLOCK_REALTIME, the clock of the
+    kernel's receive timestamps.
     """
 
     request_id: str  # the client's X-Request-Id; empty if it sent none
@@ -59,7 +62,7 @@ class LogLine(msgspec.Struct):
 
 
 class Stream:
-    """One response that is being generated. Mutable, because it is used in the hot path."""
+    """A response that is being generated and sent."""
 
     def __init__(self, encoding: Encoding, transport: asyncio.Transport, line: LogLine, arrived_ns: int) -> None:
         completion = encoding.completion
@@ -84,14 +87,18 @@ class Stream:
             self.fault_hook = Stream.send_unchanged
         self.ending: Ending = ""
         self.chunked = True
-        self.head = b""  # status line and headers, until they leave together with the first bytes of the body
+        self.head = b""  # status line and headers, until they are sent with the first bytes of the body
         self.backlogged = True  # the transport may still hold bytes of the previous response
         self.token_count = 0  # tokens that were due so far
         self.withheld: list[tuple[int, int]] = []  # tokens that a fault hook keeps back, as (first, number)
-        self.withheld_due_ns = 0  # when the last emission that sent nothing was due
+        self.withheld_due_ns = 0  # when the latest withheld tokens were due
 
     def events(self, first: int, tokens: int) -> list[bytes]:
-        """Return the events of tokens `first` to `first + tokens - 1`, with the opening and closing events."""
+        """Return the events that contain tokens `first` to `first + tokens - 1`.
+
+        The opening events precede the first token, and the closing events follow the last token. A response without
+        streaming has no events.
+        """
         if not self.completion.streamed:
             return []
         step = tokens if self.encoding.merges else 1
@@ -104,24 +111,31 @@ class Stream:
         return [event for event in result if event]
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """Fault hook that changes nothing. Streams with silent tokens need it, as the direct path sends every event."""
+        """Fault hook that changes nothing, for streams in which some tokens have no event.
+
+        Without a hook, StreamSender sends one event for every token.
+        """
         return self.events(first, tokens), tokens
 
     def to_body(self, events: list[bytes]) -> bytes:
-        """Return the events as bytes of the body: in chunked coding, one chunk per event (RFC 9112, section 7.1)."""
+        """Return the bytes of events in the HTTP body.
+
+        With chunked transfer coding, each event is one chunk (RFC 9112, section 7.1).
+        """
         if not self.chunked:
             return b"".join(events)
         return b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events])
 
     def with_head(self, data: bytes) -> bytes:
-        """Return `data` after the response head, if the head has not been sent yet."""
+        """Return `data`, preceded by the response head if the head has not been sent yet."""
         head, self.head = self.head, b""
         return head + data
 
     def send(self, data: bytes) -> None:
-        """Pass `data` to the kernel, or to the transport if the kernel's buffer is full.
+        """Write `data` to the connection.
 
-        Raises OSError if the client has gone.
+        If the socket's send buffer is full, the event loop's transport sends the rest later. Raises OSError if the
+        client has closed the connection.
         """
         transport = self.transport
         if transport.is_closing():
@@ -141,17 +155,20 @@ class Stream:
 
 
 FaultHook = Callable[[Stream, int, int], tuple[list[bytes], int]]
-"""Replaces `Stream.events`: from (stream, tokens due before, tokens due now) to the events to send and their number of
-tokens. A hook may set `Stream.ending`."""
+"""Function that replaces `Stream.events`, from (stream, tokens due before, tokens due now) to (events to send, number
+of their tokens). A hook may set `Stream.ending`."""
 
 
 def withhold_all(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that sends nothing: a response without streaming leaves after its last token."""
+    """Fault hook that sends nothing.
+
+    Responses without streaming use it, because they are sent after their last token.
+    """
     return [], 0
 
 
 def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """End the stream after K tokens."""
+    """Fault hook that ends a stream after `k` tokens. `ending` says how the stream ends."""
     sent_tokens = max(0, min(tokens, k - first))
     if first + tokens >= k:
         stream.ending = ending
@@ -162,7 +179,10 @@ def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) 
 
 
 def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Drop the second half of the event that contains token K, or the first token if K is 0."""
+    """Fault hook that removes the second half of the event that contains token number `k`.
+
+    If `k` is 0, the hook changes the event of the first token.
+    """
     events = stream.events(first, tokens)
     if events and first < max(1, k) <= first + tokens:
         index = 0 if first else len(stream.encoding.opening)
@@ -171,9 +191,9 @@ def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[by
 
 
 def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Withhold tokens until there are K, then send them at once.
+    """Fault hook that withholds tokens until there are `k` of them, and then sends them in one write.
 
-    With `merges` they share an event, if the protocol can do that.
+    With `merges`, these tokens share one event if the protocol supports such events.
     """
     withheld = stream.withheld
     withheld.append((first, tokens))
@@ -188,9 +208,9 @@ def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: its description in the documentation and its hook, which takes K first.
+    """A fault: its description in the documentation, and the hook that implements it.
 
-    Faults without a hook are implemented in server.py.
+    The first parameter of the hook is the number K in `NAME@K`. Faults without a hook are implemented in server.py.
     """
 
     description: str
@@ -222,32 +242,36 @@ FAULTS: dict[str, Fault] = {
 
 
 LATE_NS = 5_000_000
-"""The server falls behind if more than 1 send in 100 is later than this: a quarter of the gap at 50 tokens/s."""
+"""The server falls behind if more than 1 % of its sends are later than this. It is a quarter of the time between two
+tokens at 50 tokens/s."""
 _BIN_NS = 1_000
 _BINS = 100_000
 
 
 class Lateness:
-    """A histogram of send delays, in bins of a microsecond. Delays above 100 ms share the last bin."""
+    """A histogram of send delays, with bins of 1 microsecond. Delays above 100 ms share the last bin."""
 
     def __init__(self) -> None:
         self.bins = [0] * (_BINS + 1)
         self.max_ns = 0
 
     def add(self, late_ns: int) -> None:
-        """Count one send. Hot path."""
+        """Count one send that was `late_ns` after its due time."""
         if late_ns > self.max_ns:  # noqa: PLR1730 - max() costs four times as much
             self.max_ns = late_ns
         self.bins[late_ns // _BIN_NS if late_ns < _BINS * _BIN_NS else _BINS] += 1
 
     def figures(self) -> dict[str, Any]:
-        """Return the number of sends, their delays, and whether the server falls behind (LATE_NS)."""
+        """Return the number of sends, their delays in ns, and whether the server falls behind (LATE_NS)."""
         counts = list(accumulate(self.bins))
         events = counts[-1]
         late_events = events - counts[LATE_NS // _BIN_NS - 1]
 
         def percentile_ns(percent: int) -> int:
-            """Return the upper edge of the percentile's bin, at most the maximum; 0 if nothing was sent."""
+            """Return a percentile of the send delays in ns, or 0 if nothing was sent.
+
+            The result is the upper edge of the percentile's bin, but at most the maximum delay.
+            """
             index = bisect_left(counts, events * percent / 100)
             return min(self.max_ns, (index + 1) * _BIN_NS) if index < _BINS else self.max_ns
 
@@ -260,7 +284,7 @@ class Lateness:
 
 
 class StreamSender:
-    """Sends the emissions of a clock when they are due."""
+    """Sends the tokens of all streams at the times that a clock determines."""
 
     def __init__(self, clock: TokenClock, loop: asyncio.AbstractEventLoop) -> None:
         self.lateness = Lateness()
@@ -269,19 +293,22 @@ class StreamSender:
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:
-        """Submit a stream's job to the clock."""
+        """Start a stream: submit its job to the clock."""
         self._clock.submit(stream.job, time.monotonic_ns())
         next_ns = self._clock.next_ns()
         if next_ns is not None and (self._armed_ns is None or next_ns < self._armed_ns):
             self._arm(next_ns)
 
     def cancel(self, stream: Stream) -> None:
-        """Remove a stream whose client went away, or that ended before its last token."""
-        stream.fault_hook = withhold_all  # emissions that the clock has already returned are dropped
+        """Stop a stream whose client has disconnected, or that ends before its last token."""
+        stream.fault_hook = withhold_all  # tokens that the clock has already returned are dropped
         self._clock.cancel(stream.job, time.monotonic_ns())
 
     def send(self, stream: Stream, data: bytes, tokens: int, due_ns: int) -> None:
-        """Send bytes that contain `tokens` tokens and log the send. Raises OSError if the client has gone."""
+        """Send `data`, which contains `tokens` tokens, and add the send to the stream's log line.
+
+        Raises OSError if the client has closed the connection.
+        """
         sent_ns = time.monotonic_ns()
         stream.send(data)
         line = stream.line
@@ -295,7 +322,11 @@ class StreamSender:
         self.timer.arm(at_ns)
 
     def _run(self) -> None:
-        """Send everything that is due. Emissions that become due meanwhile wait for the next wake-up, after reads."""
+        """Send all tokens that are due now.
+
+        Tokens that become due during this method are sent at the next wake-up, after the event loop has read from its
+        sockets.
+        """
         for job, tokens, due_ns in self._clock.emissions(time.monotonic_ns()):
             stream: Stream = job.owner
             first = stream.token_count
@@ -314,7 +345,7 @@ class StreamSender:
             if data:
                 try:
                     self.send(stream, data, tokens, due_ns)
-                except OSError:  # the client has gone
+                except OSError:  # the client has disconnected
                     self.cancel(stream)
                     continue
             else:
@@ -324,10 +355,14 @@ class StreamSender:
         self._arm(self._clock.next_ns())
 
     def _compose(self, stream: Stream, tokens: int) -> tuple[bytes, int]:
-        """Return the bytes of an emission that is a stream's first or last, or that a fault hook changes."""
+        """Return (bytes to send, number of tokens in them) for `tokens` tokens that are due.
+
+        `_run` calls this method for the first and the last token of a stream, and for all tokens of a stream with a
+        fault hook. It encodes other single tokens itself, which is faster.
+        """
         first = stream.token_count
         stream.token_count = first + tokens
-        if stream.finished.done():  # the stream ended with an earlier emission of this wake-up
+        if stream.finished.done():  # the stream ended with earlier tokens of this wake-up
             return b"", 0
         if stream.fault_hook:
             events, sent_tokens = stream.fault_hook(stream, first, tokens)
@@ -355,6 +390,6 @@ class StreamSender:
 
 
 def reset_connection(transport: asyncio.Transport) -> None:
-    """Close the connection with RST instead of FIN (SO_LINGER with a linger time of zero, socket(7))."""
+    """Close the connection with RST instead of FIN, through SO_LINGER with a time of zero (socket(7))."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()

@@ -1,4 +1,4 @@
-"""A simulated TGI that speaks and batches like 3.3.7 (router/src/server.rs at that tag)."""
+"""The HTTP API of a simulated TGI 3.3.7 (router/src/server.rs at that tag)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULT_PARAMETERS: Mapping[str, Any] = {"do_sample": True}
 
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST on NATIVE_ROUTES."""
+    """Encode the response to a POST request on a native route (`NATIVE_ROUTES`). Raises ErrorReply."""
     body = request.body
     compatible = request.path == "/"
     parameters: Mapping[str, Any] = body.get("parameters", _DEFAULT_PARAMETERS)
@@ -47,7 +47,7 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/chat/completions."""
+    """Encode the response to POST /v1/chat/completions. Raises ErrorReply."""
     body = request.body
     prompt, tools = _chat_prompt(body)
     if tools:
@@ -67,7 +67,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/completions."""
+    """Encode the response to POST /v1/completions. Raises ErrorReply."""
     body = request.body
     if body.get("suffix") is not None:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
@@ -85,7 +85,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> tuple[TextPrompt, list[Mapping[str, Any]]]:
-    """Return the prompt of a chat, and the tools that the model may call. Raises ErrorReply."""
+    """Return the prompt of a chat request, and the tools that the model may call. Raises ErrorReply."""
     tools = tgi_tools.usable_tools(body)
     messages = tgi_tools.with_tools(body, tools) if tools else body["messages"]
     presence_penalty = body.get("presence_penalty")
@@ -100,7 +100,10 @@ def _chat_prompt(body: Mapping[str, Any]) -> tuple[TextPrompt, list[Mapping[str,
 
 
 def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the native parameters that the OpenAI routes derive from a body. A temperature of zero selects greedy."""
+    """Return TGI's native parameters for a request to an OpenAI route.
+
+    A temperature of zero selects greedy decoding.
+    """
     temperature = body.get("temperature")
     return {
         "temperature": temperature or None,
@@ -114,7 +117,7 @@ def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_for(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse:
-    """Return a function that makes the validation errors of this request."""
+    """Return a function that creates validation errors for this request from their messages."""
     head = tgi_checks.stream_headers(sum(len(prompt.text) for prompt in prompts))
     openai = request.path.startswith("/v1/")
 
@@ -126,7 +129,7 @@ def _refuse_for(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse
 
 
 def _overloaded(encoding: Encoding) -> Reply:
-    """Return the refusal above the limit on concurrent requests."""
+    """Return the response to a request above the limit on concurrent requests."""
     return tgi_checks.refusal(
         *tgi_checks.OVERLOADED,
         429,
@@ -143,7 +146,7 @@ def _failure(status: int) -> Reply:
 
 
 def _docker_label(state: ServerState) -> str:
-    """Return the label of the image. A real server reports a commit here."""
+    """Return the label of the server's image. A real server reports a commit, the simulated one its mark."""
     return state.mark_word
 
 
@@ -190,15 +193,18 @@ def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _token_list(text: str) -> list[dict[str, Any]]:
-    """Return the tokens of a text. The first is the one that the server puts before it; its text is empty."""
+    """Return the tokens of a text, in the format of /tokenize.
+
+    The first token is the one that the server puts before every text. Its own text is empty.
+    """
     spans = ((tokenizer.BOS_ID, 0, 0), *tokenizer.offsets(text))
     return [{"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in spans]
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Return the metrics page. Metrics of the real server that have no value here are left out.
+    """Return the metrics page, without the metrics that are not simulated.
 
-    Counters have no suffix `_total`, and no metric has a label with the model name.
+    As in the real server, counters have no suffix `_total`, and no metric has a label with the model name.
     """
     failures = {**state.refused_by_reason, "dropped": state.finished_by_reason["abort"]}
     failed_by_kind = {("err", reason): number for reason, number in failures.items() if number}

@@ -1,6 +1,6 @@
-"""Responses of a simulated TGI as bytes: one or several, streamed or whole.
+"""Encode the responses of a simulated TGI, with and without streaming.
 
-Log probabilities, the likeliest tokens and the tokens of the prompt are included on request.
+On request, a response contains log probabilities, the likeliest tokens at each position and the tokens of the prompt.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A prompt with its native parameters."""
+    """The text of a prompt, and TGI's native parameters for the request."""
 
     text: str
     parameters: Mapping[str, Any]
     guided: str | None = None
-    """The output of the model, if a tool decides it."""
+    """The output of the model if it must call a tool; None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class TgiResponse:
-    """One response of the model."""
+    """One response of the simulated model."""
 
     completion: Completion
     seed: int | None
@@ -49,12 +49,12 @@ class TgiResponse:
 
     @property
     def tokens(self) -> list[dict[str, Any]]:
-        """Every token in the form of `/generate`."""
+        """All tokens of the response, in the format of /generate."""
         return [_token(token, text) for token, text in zip(self.completion.ids, self.texts, strict=True)]
 
     @property
     def finish_details(self) -> dict[str, Any]:
-        """Finish reason, number of tokens and seed, as in `details`."""
+        """Finish reason, number of tokens and seed, as in the field `details` of a response."""
         return {
             "finish_reason": self.completion.finish_reason,
             "generated_tokens": self.completion.output_tokens,
@@ -63,9 +63,9 @@ class TgiResponse:
 
 
 def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
-    """Return the output of the model under a grammar, or None without one.
+    """Return the output of the model under a grammar, or None if there is no grammar.
 
-    Strings in it are `word`. Raises the refusal of a grammar that is not supported.
+    Every unrestricted string in the output is `word`. Raises the error of `refuse` for an unsupported grammar.
     """
     if grammar_value is None:
         return None
@@ -88,9 +88,10 @@ def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refu
 def generate(
     state: ServerState, request: CompletionRequest, prompt: TextPrompt, refuse: Refuse, answer: int = 0
 ) -> TgiResponse:
-    """Apply the checks of the router and generate one response. Raises the refusal.
+    """Check a request as TGI's router does, and generate one response.
 
-    `answer` is the index among the responses to one request.
+    `answer` is the index of this response among the responses to the request. Raises the error of `refuse` if a check
+    fails.
     """
     parameters = prompt.parameters
     tgi_checks.check_parameters(parameters, prompt.text, refuse, state.max_model_len)
@@ -123,14 +124,14 @@ def generate(
 
 
 def first_word(state: ServerState) -> str:
-    """Return the word that the model uses for strings under a grammar."""
+    """Return the word that the model uses for all unrestricted strings under a grammar."""
     return tokenizer.decode(state.vocabulary.ids[:1]).strip()
 
 
 def _unguided(
     state: ServerState, request: CompletionRequest, prompt_tokens: int, limit: int, answer: int
 ) -> Completion:
-    """Generate words of the vocabulary, up to the end that the model chooses by itself."""
+    """Generate random words until the model stops by itself, or until there are `limit` tokens."""
     mean = state.config.eos_mean_tokens
     if mean is not None:
         # The length is geometric: every token is the last one with the same probability.
@@ -144,7 +145,7 @@ def _unguided(
 
 
 def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: str) -> Completion:
-    """Generate a given text and the end-of-text token, as far as the limit allows."""
+    """Generate `text` and the end-of-text token, cut to `limit` tokens."""
     limit = min(limit, request.stop_after or limit)
     ids = [*tokenizer.encode(text), tokenizer.EOS_ID]
     texts = [_escape(tokenizer.pieces()[token]) for token in ids[:-1]]
@@ -154,12 +155,12 @@ def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: st
 
 
 def _escape(piece: bytes) -> bytes:
-    """Escape a token's text for a JSON string. The text of an incomplete character is empty."""
+    """Return the bytes of a token as the content of a JSON string, without an incomplete UTF-8 character."""
     return protocol.dumps(piece.decode("utf-8", "ignore"))[1:-1]
 
 
 def _unescape(text: bytes) -> str:
-    """Return a token's text from its escaped form."""
+    """Return the text of a token from the content of a JSON string."""
     if b"\\" not in text:
         return text.decode()
     unescaped: str = msgspec.json.decode(b'"%b"' % text)
@@ -167,7 +168,10 @@ def _unescape(text: bytes) -> str:
 
 
 def _seed(state: ServerState, request: CompletionRequest, parameters: Mapping[str, Any], answer: int) -> int | None:
-    """Return the seed in `details`: None without sampling, and a random one if the request has none."""
+    """Return the seed for the field `details`, or None if tokens are not sampled.
+
+    If the request has no seed, the result is random.
+    """
     if not tgi_checks.is_sampled(parameters):
         return None
     random = Random(f"seed/{state.config.seed}/{request.index}/{answer}")  # noqa: S311 - not secret
@@ -180,7 +184,7 @@ def _token(token: int, text: str) -> dict[str, Any]:
 
 
 def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
-    """Return the likeliest tokens at a position. The generated token is the likeliest."""
+    """Return the `number` likeliest tokens at a position. The generated token is the likeliest one."""
     others = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
     return [_token(token, text), *(_token(other, tokenizer.decode([other])) for other in others)][:number]
 
@@ -189,9 +193,10 @@ def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
 
 
 def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool, mark: Mapping[str, Any]) -> Encoding:
-    """Encode responses of `/generate`, `/generate_stream` and `/`.
+    """Encode the response to a request on a native route: /generate, /generate_stream or /.
 
-    With `listed`, a whole response is a list with one entry. The first of several responses is the best.
+    With `best_of`, there are several `responses`, and the first one is the best. With `listed`, the body of a response
+    without streaming is a list with one object.
     """
     best = responses[0]
     parameters = prompt.parameters
@@ -237,7 +242,7 @@ def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool
 
 
 def _details(response: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
-    """Return `details` of a whole response."""
+    """Return the field `details` of a response without streaming."""
     prefill: list[dict[str, Any]] = []
     if prompt.parameters.get("decoder_input_details"):
         ids = [tokenizer.BOS_ID, *tokenizer.encode(prompt.text)][-response.completion.prompt_tokens :]
@@ -252,17 +257,20 @@ def _details(response: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """The options of a chat request that decide the form of its response."""
+    """Options of a chat request that determine the format of the response."""
 
     logprobs: bool
     top_logprobs: int
     include_usage: bool
     tool_call_id: str | None
-    """The id of the tool call, if the response is one."""
+    """The id of the tool call in a stream. None: the response is not a tool call."""
 
 
 def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], options: ChatOptions) -> Encoding:
-    """Encode the response of a chat. Every event has role and content, so that no event has the role alone."""
+    """Encode the response to a chat request.
+
+    Every event of a stream contains the role and a content, so there is no separate event for the role.
+    """
     completion = response.completion
     finish_reason = _OPENAI_REASONS[completion.finish_reason]
     chunk_identity = {**identity, "object": "chat.completion.chunk"}
@@ -302,14 +310,17 @@ def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any],
 
 
 def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
-    """Return an encoder for events that are known in advance, one per token."""
+    """Return an encoder for events that are already encoded. `events` has one entry per token."""
     return lambda index, _tokens, _last: events[index]
 
 
 def _tool_call_events(
     response: TgiResponse, call_id: str, chunk: Callable[[Mapping[str, Any], int, str | None], Any]
 ) -> list[bytes]:
-    """Return the event of each token of a tool call. It is empty for tokens without an event."""
+    """Return the events of a streamed tool call, with one entry per token.
+
+    The entry of a token without an event is empty.
+    """
     events = []
     for index, piece in enumerate(tgi_tools.call_pieces(response.texts)):
         if piece is None:
@@ -331,7 +342,10 @@ def _chat_logprob(response: TgiResponse, index: int, top: int) -> dict[str, Any]
 
 
 def _whole_chat(response: TgiResponse, identity: Mapping[str, Any], options: ChatOptions) -> dict[str, Any]:
-    """Return a chat's response without streaming. Raises ErrorReply for a tool call that the limit cut short."""
+    """Return the body of a chat response without streaming.
+
+    Raises ErrorReply if the limit on output tokens cut a tool call short.
+    """
     completion = response.completion
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
     if options.tool_call_id is not None:
@@ -361,7 +375,10 @@ def _whole_chat(response: TgiResponse, identity: Mapping[str, Any], options: Cha
 def completions(
     responses: Sequence[TgiResponse], prompts: Sequence[TextPrompt], identity: Mapping[str, Any]
 ) -> Encoding:
-    """Encode the responses of /v1/completions. Only the event with the last token of a response has usage."""
+    """Encode the response to POST /v1/completions.
+
+    In a stream, only the event with the last token of each response contains the usage.
+    """
     encoded = [response.completion for response in responses]
     encoders = [_completion_events(completion, index, identity) for index, completion in enumerate(encoded)]
     encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, encoded, encoders)
@@ -382,7 +399,10 @@ def _choice(index: int, text: str, reason: str) -> dict[str, Any]:
 
 
 def _completion_events(completion: Completion, index: int, identity: Mapping[str, Any]) -> protocol.EventEncoder:
-    """Return the encoder of one response. The position of `choices` differs between inner events and the last one."""
+    """Return the event encoder of one response.
+
+    The field `choices` has a different position in the last event than in the other events.
+    """
     inner: dict[str, Any] = {name: identity[name] for name in ("object", "id", "created")}
     inner["choices"] = [_choice(index, protocol.TEXT, "")]
     inner |= {name: value for name, value in identity.items() if name not in inner}
@@ -400,7 +420,11 @@ def _encoding(
     *,
     timed: bool = True,
 ) -> Encoding:
-    """Add the parts that all routes have in common. With `timed`, a whole response has the header x-compute-time."""
+    """Return the encoding of one or several responses, with the parts that all routes have in common.
+
+    These parts are response headers, error events and token counts. With `timed`, a response without streaming has the
+    header x-compute-time.
+    """
     completions_ = [response.completion for response in responses]
     first = completions_[0]
     prompt_tokens = first.prompt_tokens

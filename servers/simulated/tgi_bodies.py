@@ -1,4 +1,7 @@
-"""Request bodies of TGI 3.3.7 (`router/src/lib.rs` at that tag), and its errors for bodies that do not fit."""
+"""The types of TGI 3.3.7's request bodies, and the errors for bodies of the wrong type.
+
+Source: `router/src/lib.rs` at that tag.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The router's `GrammarType`: a `type`, and a `value` that depends on it."""
+    """The router's type `GrammarType`: an object with a `type`, and a `value` whose type depends on `type`."""
 
     def accepts(self, value: Any) -> bool:
         return not _grammar_problem(value)
@@ -60,7 +63,10 @@ def _grammar_problem(value: Any) -> str:
 
 
 def _message_problem(message: Mapping[str, Any]) -> str:
-    """Check that a message has either a content, which is a text or a list of parts, or tool calls."""
+    """Return the problem of a chat message, or an empty string if the message is valid.
+
+    A valid message contains a text, a list of content parts, or tool calls.
+    """
     content = message.get("content")
     parts = content if isinstance(content, list) else [None]
     if isinstance(content, str) or all(map(_PART.accepts, parts)) or _CALLS.accepts(message.get("tool_calls")):
@@ -179,7 +185,7 @@ ROUTES: Mapping[str, Struct] = {
 
 
 def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
-    """Return the fields of a body. Raises ErrorReply with axum's message, which is plain text."""
+    """Return the fields of a request body. Raises ErrorReply with axum's plain-text message if it is invalid."""
     json_type = ROUTES.get(path)
     try:
         result = serde.decode(body, json_type or AnyValue())

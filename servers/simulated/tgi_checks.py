@@ -1,6 +1,6 @@
-"""Request checks of a simulated TGI, and the lengths of its responses.
+"""Request checks of a simulated TGI, and the number of tokens that it generates.
 
-Messages and order are those of 3.3.7 (router/src/validation.rs).
+The messages and the order of the checks are those of TGI 3.3.7 (router/src/validation.rs).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from loadgen.servers.simulated.protocol import ErrorReply, Headers, Reply
 from loadgen.servers.simulated.state import ServerState
 
 DEFAULT_GENERATION_LENGTH = 1024
-"""Since 3.0 longer responses are generated in pieces of this many tokens (the router's constant of this name)."""
+"""Maximum tokens per piece of a response. Since 3.0, TGI generates longer responses in several pieces (the router's
+constant of this name)."""
 MAX_STOP_SEQUENCES = 4
 MAX_CLIENT_BATCH_SIZE = 4
 MAX_BEST_OF = 2
@@ -23,33 +24,42 @@ OVERLOADED = ("Model is overloaded", "overloaded")
 COMPUTE_TYPE = "gpu+optimized"  # the router's default
 
 Refuse = Callable[[str], ErrorReply]
-"""From a message to the validation error of a request."""
+"""Function that returns the validation error of a request, from its message."""
 
 
 def compute_headers(characters: int) -> Headers:
-    """Return the headers of every response of a route that generates, including refusals in an event stream."""
+    """Return the headers that all responses of a generation route share, including errors in a stream.
+
+    `characters` is the total length of the prompts in characters.
+    """
     return ("x-compute-type", COMPUTE_TYPE), ("x-compute-characters", str(characters))
 
 
 def stream_headers(characters: int) -> Headers:
-    """Return the headers of an event stream after its content type."""
+    """Return the headers of an event stream that follow its content type."""
     return (*compute_headers(characters), ("x-accel-buffering", "no"))
 
 
 def flat_error(message: str, error_type: str, status: int = 500) -> Reply:
-    """Return an error as a JSON body."""
+    """Return an error response with the JSON fields `error` and `error_type`."""
     return Reply(protocol.dumps({"error": message, "error_type": error_type}), status)
 
 
 def error_payloads(message: str, error_type: str, *, openai: bool) -> tuple[bytes, ...]:
-    """Return an error as the payloads of events. On the OpenAI routes its code is always 422."""
+    """Return an error as the payloads of server-sent events.
+
+    With `openai`, the format is that of the OpenAI routes, and the status in the payload is always 422.
+    """
     if openai:
         return protocol.dumps({"error": {"message": message, "http_status_code": 422}}), b"[DONE]"
     return (flat_error(message, error_type).body,)
 
 
 def refusal(message: str, error_type: str, status: int, head: Headers, *, streamed: bool, openai: bool) -> Reply:
-    """Return a refusal. In a stream it is an event, and the status is 200."""
+    """Return the response to a refused request.
+
+    If the request is streamed, the response is an event stream with status 200 that contains the error.
+    """
     if streamed:
         payloads = error_payloads(message, error_type, openai=openai)
         return protocol.events_reply(*payloads, headers=STREAM_TYPE + head)
@@ -57,7 +67,7 @@ def refusal(message: str, error_type: str, status: int, head: Headers, *, stream
 
 
 def is_sampled(parameters: Mapping[str, Any]) -> bool:
-    """Return whether tokens are sampled."""
+    """Return True if the parameters request sampling, and False for greedy decoding."""
     names = ("temperature", "top_k", "top_p", "typical_p")
     return bool(parameters.get("do_sample")) or any(parameters.get(name) is not None for name in names)
 
@@ -75,7 +85,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, max_model_len: int) -> None:
-    """Raise the refusal of parameters that the router does not accept."""
+    """Raise the error of `refuse` for the first parameter that TGI's router does not accept."""
     best_of = parameters.get("best_of") or 1
     if best_of > 1 and not is_sampled(parameters):
         raise refuse("you must use sampling when `best_of` is > 1")
@@ -99,11 +109,16 @@ def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, m
 
 
 def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | None, refuse: Refuse) -> list[int]:
-    """Return the lengths of the pieces in which a response is generated, if the model does not stop earlier.
+    """Return the lengths in tokens of the pieces in which TGI generates a response.
 
-    Raises the refusal of a prompt or of a first piece that does not fit. The router requests the full number again for
-    every piece. A response therefore ends with the piece that reaches this number, or before a piece that does not fit.
-    Without `max_new_tokens` the response fills the context. TGI 1.x has no pieces.
+    Since 3.0, TGI generates long responses in pieces of up to DEFAULT_GENERATION_LENGTH tokens. TGI 1.x generates every
+    response in one piece. The result assumes that the model does not stop earlier.
+
+    - With `max_new_tokens`, all pieces have the same length, because the router requests this length again for every
+      piece. The last piece is the one that reaches `max_new_tokens`, or the last one that fits the context.
+    - Without `max_new_tokens`, the pieces fill the context.
+
+    Raises the error of `refuse` if the prompt or the first piece does not fit the context.
     """
     max_model_len = state.max_model_len
     max_piece = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else max_model_len

@@ -1,6 +1,6 @@
-"""Tool calls of a simulated TGI: tools in the prompt, and the events of a call.
+"""Tool calls of a simulated TGI: the tools in the prompt, and the events of a call.
 
-Sources: router/src/infer/tool_grammar.rs and router/src/chat.rs of 3.3.7.
+Sources: router/src/infer/tool_grammar.rs and router/src/chat.rs of TGI 3.3.7.
 """
 
 from __future__ import annotations
@@ -29,12 +29,19 @@ _NO_TOOL = {
 
 
 def tool_error(message: str) -> ErrorReply:
-    """Return the error for wrong tools in a request. The router finds it before a stream begins."""
+    """Return the error for invalid tools in a request.
+
+    The response has status 422 also for a streamed request, because the router finds the error before the stream
+    begins.
+    """
     return ErrorReply(flat_error(f"Tool error: {message}", "tool_error", 422))
 
 
 def usable_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tools that the model may call. The simulated model calls the first one. Raises ErrorReply."""
+    """Return the tools that the model may call. The simulated model calls the first one.
+
+    Raises ErrorReply if the request chooses an unknown tool, or has both tools and a grammar.
+    """
     tools = body.get("tools")
     choice = body.get("tool_choice")
     if tools is None:
@@ -53,7 +60,10 @@ def usable_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def with_tools(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the messages of a chat. The last one also contains the tools and the instruction to call one."""
+    """Return the messages of a chat request, with `tools` added to the last message.
+
+    The text that is added also instructs the model to call a tool.
+    """
     messages = list(body["messages"])
     descriptions = [_description(tool) for tool in tools]
     if body.get("tool_choice") in (None, "auto"):
@@ -85,7 +95,11 @@ def _compact_json(value: Any) -> str:
 
 
 def call_text(tool: Mapping[str, Any], word: str) -> str:
-    """Return the model's text for a call of a tool. Raises ErrorReply if no text fits the schema of its arguments."""
+    """Return the output of the model for a call of `tool`.
+
+    Every unrestricted string in the arguments is `word`. Raises ErrorReply if no arguments match the schema of the
+    tool.
+    """
     function = tool["function"]
     schema = function.get("arguments", function.get("parameters"))
     try:
@@ -98,7 +112,7 @@ def call_text(tool: Mapping[str, Any], word: str) -> str:
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """Return name and arguments of a tool call, or None if the text is not a call."""
+    """Return (function name, arguments) of a tool call, or None if `text` is not a tool call."""
     try:
         function = dict(json.loads(text)["function"])
         return str(function.pop("_name")), function
@@ -107,7 +121,10 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def call_id(messages: Sequence[Any]) -> str:
-    """Return the id of the next call in a stream: the highest id in the messages plus 1."""
+    """Return the id of the next tool call: the highest id of a tool call in the messages plus 1.
+
+    Return 0 if the messages contain no tool call, and a fixed UUID if an id is not a number.
+    """
     ids = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
     if all(number.isdecimal() for number in ids):
         return str(max((int(number) + 1 for number in ids), default=0))
@@ -115,10 +132,14 @@ def call_id(messages: Sequence[Any]) -> str:
 
 
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
-    """Return the content of each token's event in a call: (name, piece of the arguments), or None for no event.
+    """Return the content of each token's event in a streamed tool call, from the texts of the tokens.
 
-    The token that completes the function's name has the name and an opening brace. Each following token has its own
-    text, up to the token that completes the call, which loses its last brace. No other token has an event.
+    The content is (function name or None, part of the arguments), or None for a token without an event.
+
+    - The token that completes the function name: the name and an opening brace.
+    - Each later token up to the end of the call: None and the text of the token.
+    - The token that completes the call: None and the text of the token without its last brace.
+    - All other tokens: no event.
     """
     pieces: list[tuple[str | None, str] | None] = []
     so_far = ""

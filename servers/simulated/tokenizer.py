@@ -1,7 +1,8 @@
-"""A deterministic, reversible tokenizer for servers without a model.
+"""A deterministic, reversible tokenizer for simulated servers.
 
-Words are split greedily into the longest pieces of a fixed vocabulary, as by WordPiece. Everything else becomes bytes.
-A text that is cut at the end of a token keeps its tokens, which prompts of an exact length rely on. The ids are:
+The tokenizer splits a word greedily into the longest pieces of a fixed vocabulary, as WordPiece does. All other
+characters become one token per byte. If a text is cut at the end of a token, the tokens before the cut do not change.
+Prompts of an exact length rely on this property. The token ids are:
 
     0 <unk>  1 <s>  2 </s>  3..258 bytes  then one to three letters, common words, and invented words up to the end
 """
@@ -23,7 +24,7 @@ BOS_ID = 1
 EOS_ID = 2
 EOS_TEXT = "</s>"
 PERIOD = 8192
-"""Number of random words after which the output of the model repeats. A power of two."""
+"""Number of random words after which the output of the simulated model repeats. A power of two."""
 
 SPECIALS = ("<unk>", "<s>", EOS_TEXT)
 _FIRST_BYTE = len(SPECIALS)
@@ -47,12 +48,18 @@ def encode(text: str) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def count(text: str) -> int:
-    """Return `len(encode(text))`. Cached, because a client that checks a prompt's length sends the prompt next."""
+    """Return the number of tokens of a text, without special tokens.
+
+    The results are cached, because a client often checks the length of a prompt and then sends the prompt.
+    """
     return sum(map(len, map(_unit_ids, _UNITS.findall(text))))
 
 
 def offsets(text: str) -> list[tuple[int, int, int]]:
-    """Return (id, start, stop) of every token, in characters. The bytes of one character share its position."""
+    """Return (token id, start, stop) for every token of a text, with positions in characters.
+
+    If a character consists of several byte tokens, each of these tokens has the position of the character.
+    """
     result = []
     for unit in _UNITS.finditer(text):
         start = unit.start()
@@ -65,14 +72,14 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Return the text of token ids without special tokens. Invalid UTF-8 becomes the replacement character."""
+    """Return the text of token ids, without special tokens. Invalid UTF-8 becomes replacement characters."""
     return b"".join(pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
 def chat_text(messages: Any) -> str:
-    """Return messages in the chat template of the model.
+    """Return the prompt of a chat, rendered with the chat template of the simulated model.
 
-    Every message is on separate lines, so that its tokens do not depend on its neighbours.
+    Every message is on separate lines, so the tokens of a message do not depend on other messages.
     """
     rendered = []
     for message in messages if isinstance(messages, list) else []:
@@ -84,17 +91,20 @@ def chat_text(messages: Any) -> str:
 
 
 def _message_text(value: Any) -> str:
-    """Return a text, or the joined texts of a list of parts."""
+    """Return the text of a message field: a string, or a list of parts whose texts are joined.
+
+    Return an empty string for any other value.
+    """
     if isinstance(value, list):
         return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
     return value if isinstance(value, str) else ""
 
 
 class Vocabulary:
-    """The words of a simulated model's output: common words of one token each.
+    """The random words that the simulated model generates. Every word is one token.
 
-    `ids` are their tokens, and `texts` are their texts, ready for a JSON string. A response can start at any index
-    below PERIOD and has up to `max_tokens` tokens without wrapping around.
+    `ids` contains the token ids, and `texts` contains the words, escaped for a JSON string. Both lists repeat after
+    PERIOD words. Their length allows `max_tokens` tokens from any start below PERIOD.
     """
 
     def __init__(self, seed: int, max_tokens: int) -> None:
@@ -105,13 +115,16 @@ class Vocabulary:
         self.texts = [pieces()[token] for token in self.ids]
 
     def start(self, index: int) -> int:
-        """Return the start of request number `index`. Neighbours differ (Knuth's multiplicative hash)."""
+        """Return the index in `ids` at which the response to request number `index` starts.
+
+        Knuth's multiplicative hash gives consecutive requests different starts.
+        """
         return index * 2_654_435_761 % PERIOD
 
 
 @lru_cache(maxsize=65_536)
 def _unit_ids(unit: str) -> tuple[int, ...]:
-    """Return the tokens of one match of `_UNITS`."""
+    """Return the token ids of one match of `_UNITS`, which is a word or a single character."""
     if len(unit) == 1:
         return tuple(_FIRST_BYTE + byte for byte in unit.encode("utf-8", "surrogatepass"))
     ids = _ids()
@@ -128,21 +141,21 @@ def _unit_ids(unit: str) -> tuple[int, ...]:
 
 @cache
 def pieces() -> tuple[bytes, ...]:
-    """Return the bytes of every token, by id."""
+    """Return the bytes of every token. The index in the result is the token id."""
     single = [bytes([byte]) for byte in range(256)]
     return (*(text.encode() for text in SPECIALS), *single, *(text.encode() for text in _texts()))
 
 
 @cache
 def _ids() -> dict[str, int]:
-    """Return the id of every piece that is text. A single ASCII character has the id of its byte."""
+    """Return the token id of every text piece. A single ASCII character has the id of its byte."""
     ids = {chr(byte): _FIRST_BYTE + byte for byte in range(128)}
     return ids | {text: _FIRST_BYTE + 256 + index for index, text in enumerate(_texts())}
 
 
 @cache
 def _texts() -> tuple[str, ...]:
-    """Return every piece of more than one byte, in order of id."""
+    """Return every piece of the vocabulary with more than one byte, in order of the token ids."""
     pairs = ["".join(letters) for letters in product(ascii_lowercase, repeat=2)]
     triples = ["".join(letters) for letters in product(ascii_lowercase, repeat=3)]
     short = [f" {text}" for text in chain(ascii_lowercase, pairs)] + pairs + triples
@@ -154,9 +167,10 @@ def _texts() -> tuple[str, ...]:
 
 
 def write_model(folder: Path, max_model_len: int) -> None:
-    """Write a model folder for other load testers, in the format of `transformers` and `tokenizers`, without weights.
+    """Write a model folder without weights, for load testers that need the tokenizer of the model.
 
-    Raises OSError.
+    The files have the formats of the libraries `transformers` and `tokenizers`. Raises OSError if a file cannot be
+    written.
     """
     unknown, bos, eos = SPECIALS
     config = {
@@ -190,7 +204,10 @@ def write_model(folder: Path, max_model_len: int) -> None:
 
 
 def _tokenizer_file() -> str:
-    """Return tokenizer.json: WordPiece, which takes the longest pieces first, over GPT-2's visible bytes."""
+    """Return the content of tokenizer.json, with which the library `tokenizers` behaves like this module.
+
+    The file describes a WordPiece model over GPT-2's visible bytes.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
     visible = _visible_bytes()
@@ -209,7 +226,10 @@ def _tokenizer_file() -> str:
 
 
 def _visible_bytes() -> dict[int, str]:
-    """Return GPT-2's character for each byte: the visible ones themselves, and U+0100, U+0101, ... for the others."""
+    """Return the character that represents each byte in GPT-2's vocabulary.
+
+    A visible character represents its own byte. U+0100, U+0101, ... represent the other bytes.
+    """
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     invisible = [byte for byte in range(256) if byte not in visible]
     characters = {byte: chr(byte) for byte in visible}

@@ -1,4 +1,4 @@
-"""A simulated vLLM that speaks and batches like 0.32.0. tests/contract has recordings of the real one."""
+"""The HTTP API of a simulated vLLM 0.32.0. tests/contract contains recordings of the real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/completions."""
+    """Encode the response to POST /v1/completions. Raises ErrorReply."""
     body = request.body
     vllm_checks.check_body(state, body, chat=False)
     prompt: Any = body.get("prompt")
@@ -51,7 +51,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
-    """POST /v1/chat/completions."""
+    """Encode the response to POST /v1/chat/completions. Raises ErrorReply."""
     body = request.body
     vllm_checks.check_body(state, body, chat=True)
     vllm_checks.check_chat(state, body)
@@ -65,7 +65,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> int:
-    """Return the number of tokens of a prompt for embeddings or scores."""
+    """Return the number of tokens of a prompt for embeddings or scores. Raises ErrorReply."""
     vllm_checks.check_model(state, body)
     return len(vllm_checks.prompt_ids(state, prompt, add_bos=True))
 
@@ -73,7 +73,11 @@ def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> 
 def _encoding(
     state: ServerState, request: CompletionRequest, prompts: list[Prompt], max_tokens: int, *, chat: bool
 ) -> Encoding:
-    """Answer prompts that fit, with `max_tokens` or the rest of the context if that is less (`get_max_tokens`)."""
+    """Encode the response to prompts that fit the context. Raises ErrorReply.
+
+    The maximum length of an answer is `max_tokens`, or the rest of the context if that is less (vLLM's
+    `get_max_tokens`).
+    """
     body = request.body
     limits = [min(max_tokens, state.max_model_len - len(ids)) for ids, _ in prompts]
     for limit in limits:
@@ -130,9 +134,10 @@ def _detokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Return the metrics page. Metrics of the real server that have no value here are left out.
+    """Return the metrics page, without the metrics that are not simulated.
 
-    vLLM adds the suffix `_total` to counters at export; its code has names without it.
+    The names of counters end with `_total`. vLLM adds this suffix at export, so its source code has the names without
+    it.
     """
     started_prompt_tokens = sum(stream.completion.prompt_tokens for stream in state.streams if stream.token_count)
     streaming_tokens = sum(stream.completion.generated_tokens(stream.token_count) for stream in state.streams)
@@ -153,7 +158,10 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of v1/metrics/loggers.py and buckets.py. Lengths are 1, 2, 5, 10, 20, 50, ..."""
+    """Return the bucket bounds of vLLM's histograms (v1/metrics/loggers.py and buckets.py).
+
+    The bounds of durations are in seconds. The bounds of lengths are 1, 2, 5, 10, 20, 50, ... tokens.
+    """
     latency = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
     ttft = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
     itl = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -164,7 +172,10 @@ def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
 
 
 def _overloaded(encoding: Encoding) -> Reply:
-    """Return the refusal above max_num_queued_reqs. A stream has its status 200 already, so it is an event."""
+    """Return the response to a request above vLLM's limit `max_num_queued_reqs`.
+
+    A stream already has status 200 when vLLM finds the error, so the error is then an event.
+    """
     reply = vllm_answers.failure(503)
     return protocol.events_reply(reply.body, b"[DONE]") if encoding.completion.streamed else reply
 

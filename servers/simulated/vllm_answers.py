@@ -1,7 +1,7 @@
-"""Responses of a simulated vLLM as bytes: one or several answers, streamed or whole.
+"""Encode the responses of a simulated vLLM, with and without streaming.
 
-Log probabilities and the prompt's echo are included on request. The constant parts of events are encoded once per
-request.
+A response has one or several answers. On request, it also contains log probabilities and an echo of the prompt. The
+constant parts of events are encoded only once per request.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ from loadgen.servers.simulated.protocol import Completion, CompletionRequest, En
 from loadgen.servers.simulated.state import ServerState
 
 _VERSION = "vllm-0.32.0"
-"""First part of the fingerprint. The word that marks a simulated server follows."""
+"""First part of the field `system_fingerprint`. The second part identifies a simulated server."""
 _LOGPROB = -0.5
-"""Log probability of every generated token. Each lower rank is 1 less likely."""
+"""Log probability of every generated token. It decreases by 1 with every further candidate for the token."""
 _EMPTY_MESSAGE_FIELDS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
 Prompt = tuple[Sequence[int], str | None]
-"""Token ids, and the text if the request contains a text."""
+"""(token ids, text) of a prompt. The text is None if the request contains token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """One answer to one prompt."""
+    """One answer of the simulated model to one prompt."""
 
     completion: Completion
     prompt: Sequence[int]
     prompt_text: str
     """The text that `echo` puts before the answer."""
     stop: str = ""
-    """The stop string that ended the answer."""
+    """The stop string that ended the answer, or an empty string."""
 
 
 def generate_answers(
     state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], limits: Sequence[int]
 ) -> list[GeneratedAnswer]:
-    """Generate `n` answers to each prompt. `limits` are the maximum lengths by prompt, in tokens."""
+    """Generate `n` answers to each prompt, where `n` is a field of the request (default 1).
+
+    `limits` contains the maximum number of output tokens for each prompt.
+    """
     body = request.body
     answers_per_prompt = protocol.integer(body.get("n")) or 1
     stops = vllm_checks.stop_strings(body)
@@ -67,10 +70,10 @@ def generate_answers(
 
 
 def _withhold_characters(texts: Sequence[bytes], length: int, withheld: int) -> Sequence[bytes]:
-    """Distribute a text over its tokens as vLLM does while a stop string may still cut it.
+    """Distribute the text of an answer over its tokens as vLLM does for a request with stop strings.
 
-    The last `withheld` characters wait for the next token. The last token sends the rest, up to `length` characters of
-    the whole text.
+    vLLM withholds the last `withheld` characters until the next token, because they may be the beginning of a stop
+    string. The last token sends the rest of the text. `length` is the total number of characters that are sent.
     """
     whole = b"".join(texts)[:length]
     token_ends = list(accumulate(map(len, texts)))
@@ -82,7 +85,10 @@ def _withhold_characters(texts: Sequence[bytes], length: int, withheld: int) -> 
 def encode_answers(
     state: ServerState, request: CompletionRequest, answers: Sequence[GeneratedAnswer], *, chat: bool
 ) -> Encoding:
-    """Encode all answers to a request. They are sent together, one token of each at a time."""
+    """Encode the response with all answers to a request.
+
+    A stream sends the answers in parallel, one token of each answer at a time.
+    """
     body = request.body
     completions = [answer.completion for answer in answers]
     prompts = {id(answer.prompt): answer.prompt for answer in answers}.values()
@@ -120,7 +126,7 @@ def encode_answers(
 
 
 def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> dict[str, Any]:
-    """Return the first fields of a whole response."""
+    """Return the first fields of a response: id, object, created and model."""
     prefix, object_name = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
     return {
         "id": f"{prefix}-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
@@ -132,25 +138,25 @@ def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseStyle:
-    """The options of a request that decide the form of its response."""
+    """Options of a request that determine the format of the response."""
 
     chat: bool
     event_start: bytes
     """The beginning of every event."""
     last_event_end: bytes
-    """Fields that only the last event has."""
+    """Fields that only the last event of an answer has."""
     continuous_usage: bool
     """Every event contains the usage."""
     shows_ids: bool
     logprobs: int | None
-    """Number of alternatives per token. None: the response contains no log probabilities."""
+    """Number of alternatives for each token. None: the response contains no log probabilities."""
     echo: bool
     only_echo: bool
-    """`max_tokens` is 0: the response contains the prompt only."""
+    """`max_tokens` is 0, and the response contains only the prompt."""
     prompt_logprobs: int | None
 
     def role_event(self, index: int, answer: GeneratedAnswer) -> bytes:
-        """Return the event that opens an answer of a chat."""
+        """Return the event with the role, which is the first event of an answer in a chat."""
         usage = b',"usage":' + usage_json(len(answer.prompt), 0) if self.continuous_usage else b""
         prompt_ids = protocol.dumps(list(answer.prompt) if self.shows_ids else None)
         start = self.event_start + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % index
@@ -160,7 +166,7 @@ class ResponseStyle:
         )
 
     def encoder(self, index: int, answer: GeneratedAnswer) -> protocol.EventEncoder:
-        """Return the encoder of one answer, which joins events from constant parts."""
+        """Return the event encoder of one answer. It joins events from parts that are encoded in advance."""
         chat = self.chat
         completion = answer.completion
         ids = completion.ids
@@ -206,10 +212,10 @@ class ResponseStyle:
         return encode
 
     def logprobs_json(self, answer: GeneratedAnswer, first: int, tokens: int, offset: int) -> bytes:
-        """Encode the log probabilities of `tokens` tokens from `first` on.
+        """Encode the log probabilities of tokens `first` to `first + tokens - 1`.
 
-        With `echo`, those of the prompt come before the first token. `offset` is the position of the first token in the
-        text of the answer.
+        If the request has `echo`, the log probabilities of the prompt come before those of the first token. `offset` is
+        the position of token `first` in the text of the answer, in characters.
         """
         echoed = self.echo and not first
         ids = list(answer.prompt) if echoed else []
@@ -242,7 +248,10 @@ class ResponseStyle:
         )
 
     def prompt_logprobs_of(self, prompt: Sequence[int]) -> list[Any] | None:
-        """Return `prompt_logprobs` of a whole response."""
+        """Return the field `prompt_logprobs` of a response without streaming.
+
+        Return None if the request does not select this field.
+        """
         if self.prompt_logprobs is None:
             return None
         result: list[Any] = [None]
@@ -279,7 +288,10 @@ def _response_style(
 
 
 def _candidates(token: int, number: int) -> Iterator[tuple[str, float]]:
-    """Yield text and log probability of the likeliest tokens at a position. The generated token is the likeliest."""
+    """Yield (text, log probability) of the `number` likeliest tokens at a position.
+
+    The generated token is the likeliest one.
+    """
     for index, candidate in enumerate(_candidate_ids(token, number)):
         yield tokenizer.decode([candidate]), _LOGPROB - index
 
@@ -300,7 +312,10 @@ def _whole_reply(
     usage: bytes,
     _duration_s: float,
 ) -> Reply:
-    """Return all answers without streaming. The fields have another order than in a stream."""
+    """Return the response without streaming, which contains all answers.
+
+    The order of its fields differs from the order in events.
+    """
     choices = []
     prompt_fields: dict[str, Any] = {}
     for index, answer in enumerate(answers):
@@ -340,7 +355,7 @@ def _whole_reply(
 
 
 def usage_json(prompt_tokens: int, output_tokens: int) -> bytes:
-    """Encode the token counts of a response."""
+    """Encode the token counts of a response as the value of the field `usage`."""
     total_tokens = prompt_tokens + output_tokens
     return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
         prompt_tokens,
@@ -350,9 +365,10 @@ def usage_json(prompt_tokens: int, output_tokens: int) -> bytes:
 
 
 def failure(status: int) -> Reply:
-    """Return an error with status 500, 503 or 429.
+    """Return an error response with status 429, 500 or 503.
 
-    503 and 429 have the message of the queue limits (v1/engine/async_llm.py). vLLM itself has no 429.
+    Responses with status 429 and 503 have the message of vLLM's queue limits (v1/engine/async_llm.py). The real server
+    never sends status 429.
     """
     if status == 500:
         message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -365,4 +381,4 @@ FAILURE = (
     protocol.sse_event(protocol.openai_error("Internal server error", "InternalServerError", 500).body),
     protocol.DONE,
 )
-"""The events that end a stream when the engine has failed."""
+"""The events that end a stream when the engine fails."""

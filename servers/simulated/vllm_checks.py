@@ -1,7 +1,7 @@
-"""Request checks of a simulated vLLM, with the messages and in the order of 0.32.0.
+"""Request checks of a simulated vLLM. Their messages and their order are those of vLLM 0.32.0.
 
-They cover combinations of fields and their types (entrypoints/openai/*/protocol.py), and the values of sampling
-parameters (sampling_params.py).
+- Types and combinations of fields: entrypoints/openai/*/protocol.py.
+- Values of sampling parameters: sampling_params.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from loadgen.servers.simulated.state import ServerState
 MAX_LOGPROBS = 20
 _MAX_PROMPTS = 1024
 _MAX_CHARACTERS_PER_TOKEN = 9
-"""A text with more characters per token of the context is refused without tokenizing it (err_toolong_text)."""
+"""A text of more than this many characters per token of the context is refused without tokenizing it
+(err_toolong_text)."""
 
 _INTEGERS = ("logprobs", "max_tokens", "max_completion_tokens", "n", "seed", "top_k", "min_tokens", "prompt_logprobs")
 _NUMBERS = ("frequency_penalty", "presence_penalty", "temperature", "top_p", "min_p", "repetition_penalty")
@@ -39,7 +40,7 @@ _SAMPLING: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
 
 
 def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> None:
-    """Check everything that needs neither the prompt's tokens nor the engine. Raises ErrorReply."""
+    """Run all checks that need neither the tokens of the prompt nor the engine. Raises ErrorReply."""
     if chat:
         _check_tools(body)
     else:
@@ -100,7 +101,10 @@ def _check_tools(body: Mapping[str, Any]) -> None:
 
 
 def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
-    """Refuse chats that need a tool parser, a chat template of the request, or images. Raises ErrorReply."""
+    """Raise ErrorReply for a chat request that the simulated server does not support.
+
+    Such a request needs a tool parser, contains a chat template or an image, or has no messages.
+    """
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
     if choice == "auto":
         raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
@@ -123,14 +127,17 @@ def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
 
 
 def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
-    """Raise ErrorReply if the request names another model than the one served."""
+    """Raise ErrorReply if the request names a model that this server does not serve."""
     if body.get("model") not in (None, state.config.model):
         message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
         raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
 
 
 def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
-    """Apply `SamplingParams._verify_args`, with `max_tokens` after clamping. Raises ErrorReply."""
+    """Check the sampling parameters as vLLM's `SamplingParams._verify_args` does. Raises ErrorReply.
+
+    `max_tokens` is the limit on output tokens, reduced to the rest of the context.
+    """
     for name, allows, message, shows_parameter in _SAMPLING:
         value = protocol.number(body.get(name))
         if value is not None and not allows(value):
@@ -154,9 +161,9 @@ def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
 
 
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
-    """Apply the checks of the engine. A stream has its status 200 by then, so its error is an event.
+    """Run the checks of vLLM's engine: token ids and numbers of log probabilities. Raises ErrorReply.
 
-    Raises ErrorReply.
+    A stream already has status 200 at this point, so the error of a stream is an event.
     """
     try:
         for ids in prompts:
@@ -178,7 +185,7 @@ def _check_logprobs(logprobs: int | None, subject: str = "sample", name: str = "
 
 
 def stop_strings(body: Mapping[str, Any]) -> Sequence[str]:
-    """Return the strings at which the answer ends."""
+    """Return the stop strings of a request."""
     stop = body.get("stop")
     if isinstance(stop, str):
         return [stop]
@@ -186,9 +193,9 @@ def stop_strings(body: Mapping[str, Any]) -> Sequence[str]:
 
 
 def requested_tokens(state: ServerState, value: Any, default: int) -> int:
-    """Return the requested limit on new tokens.
+    """Return the requested maximum number of output tokens, or `default` if the request has none.
 
-    Raises ErrorReply if it exceeds the context, before the prompt is looked at.
+    Raises ErrorReply if the maximum exceeds the context. vLLM checks this before it tokenizes the prompt.
     """
     tokens = protocol.integer(value)
     if tokens is None:
@@ -200,8 +207,10 @@ def requested_tokens(state: ServerState, value: Any, default: int) -> int:
 
 
 def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[int]:
-    """Return the token ids of a prompt, which is a text, a list of ids or one id. Raises ErrorReply if it does not
-    fit."""
+    """Return the token ids of a prompt, which is a text, a list of token ids or one token id.
+
+    Raises ErrorReply if the prompt is empty or does not fit the context.
+    """
     max_model_len = state.max_model_len
     limit = f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
     advice = "Please reduce the length of the input prompt."
@@ -226,7 +235,7 @@ def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[in
 
 
 def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
-    """Return the token ids. Raises ErrorReply if one is not in the vocabulary."""
+    """Return `prompt` unchanged. Raises ErrorReply if one of its token ids is not in the vocabulary."""
     for token in prompt:
         if type(token) is not int or not 0 <= token < tokenizer.VOCABULARY_SIZE:
             raise bad_request(f"Token id {token} is out of vocabulary")
@@ -234,7 +243,7 @@ def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
 
 
 def bad_request(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
-    """Return an error whose message ends with the parameter, and with the value if that is the cause."""
+    """Return an error with status 400 whose message ends with the parameter, and with its value if given."""
     if parameter is None:
         return request_error(message, None)
     details = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
@@ -269,7 +278,10 @@ Problem = Mapping[str, Any]
 
 
 def validation_error(*problems: Problem) -> ErrorReply:
-    """Return an error that lists the problems. The error names the field of the first one."""
+    """Return an error response that lists validation problems.
+
+    The error's field `param` contains the location of the first problem.
+    """
     shown = problems[:_MAX_PROBLEMS]
     lines = [f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}:"]
     lines += [f"  {problem}" for problem in shown]
@@ -279,7 +291,7 @@ def validation_error(*problems: Problem) -> ErrorReply:
 
 
 def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:
-    """Return the error for a body without any of these fields."""
+    """Return the validation error for a body in which all fields in `names` are missing."""
     return validation_error(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 
@@ -294,7 +306,10 @@ def _problem(location: str, error_type: str, value: Any, **extra: Any) -> Proble
 
 
 def _schema_problems(body: Mapping[str, Any], *, chat: bool) -> list[Problem]:
-    """Return the problems of a body, ordered by type. pydantic has the order of its fields instead."""
+    """Return the validation problems of a request body, ordered by the type of the fields.
+
+    The real server lists the problems in the order of the fields in its schema.
+    """
     problems = _message_problems(body) if chat else _prompt_problems("body.prompt", body.get("prompt"))
     # `logprobs` is a flag of a chat, and a number on /v1/completions.
     integers = [name for name in _INTEGERS if name != "logprobs" or not chat]
@@ -332,9 +347,10 @@ def _message_problems(body: Mapping[str, Any]) -> list[Problem]:
 
 
 def _prompt_problems(location: str, prompt: Any) -> list[Problem]:
-    """Check a prompt, which is a list of ids, a list of such lists, a text or a list of texts.
+    """Return the validation problems of a prompt.
 
-    Any other value has the problems of each of these types.
+    A valid prompt is a text, a list of texts, a list of token ids or a list of such lists. An invalid prompt gets the
+    problems of all four types, as in pydantic.
     """
     if prompt is None or isinstance(prompt, str):
         return []

@@ -1,6 +1,7 @@
-"""POST /v1/responses of a simulated vLLM: one message, whole or streamed as OpenAI's named events.
+"""The route /v1/responses of a simulated vLLM.
 
-Source: entrypoints/openai/responses of 0.32.0.
+A response consists of one message. A stream consists of OpenAI's named events. Source: entrypoints/openai/responses of
+vLLM 0.32.0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _CONTENT_POSITION = {"output_index": 0, "content_index": 0}
 
 
 def responses(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Answer `input`, a text or messages, after `instructions`."""
+    """Encode the response to POST /v1/responses. Raises ErrorReply.
+
+    The prompt consists of the fields `instructions` and `input`. The latter is a text or a list of messages.
+    """
     body = request.body
     input_ = body.get("input")
     if not isinstance(input_, str | list):
@@ -83,7 +87,7 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _text(input_: Any, instructions: Any) -> str:
-    """Return the text of the chat that `input` and `instructions` stand for."""
+    """Return the prompt of the chat that consists of `instructions` and `input`."""
     messages = [{"role": "user", "content": input_}] if isinstance(input_, str) else input_
     if instructions:
         messages = [{"role": "system", "content": instructions}, *messages]
@@ -111,7 +115,10 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def _response(state: ServerState, request: CompletionRequest, number: str, max_tokens: int) -> dict[str, Any]:
-    """Return the response at its start. The fields that are None are filled in at the end."""
+    """Return the response object as it is at the start of a stream.
+
+    The output, the usage and the final status are added at the end.
+    """
     body: Mapping[str, Any] = request.body
     return {
         "id": f"resp_{number}",

@@ -1,11 +1,11 @@
-"""Measurements below the server: modules, operators and training steps of a model, timed on this machine.
+"""Measurements of a model without a server: times of modules, operators and training steps on this machine.
 
     results.py           measured values as `--json` prints them: seconds, FLOPs and bytes
     inference_report.py  text and page of `loadgen dissect inference`
     training_report.py   text and page of `loadgen dissect training`
     device_probe.py      the device and its limits: FLOP/s, memory bandwidth, links
     op_profiler.py       records every operator that torch dispatches, with its module, time and work
-    inference.py         measures one inference step of a model with real shape and random weights
+    inference.py         measures one inference step of a model with real tensor shapes and random weights
     techniques.py        techniques that save time or memory in training, named as in arXiv 2311.03687
     training.py          measures one training step: time by phase and memory by kind
     predictions.py       predictions of the hardware model for a training step
@@ -24,7 +24,7 @@ from loadgen.errors import LoadgenError
 
 
 class DissectError(LoadgenError):
-    """A missing package, or a measurement that this device cannot do."""
+    """Raised for a missing package, or for a measurement that is not possible on this device."""
 
 
 def check_installed(*modules: str) -> None:

@@ -1,6 +1,7 @@
 """Determines the limits of a device: FLOP/s, memory bandwidth, launch time and links between processes.
 
-GPUs of servers/hardware/gpus.csv have the limits of their data sheets. Other devices are measured by short probes.
+The limits of a GPU in servers/hardware/gpus.csv come from its data sheet. The limits of other devices are measured by
+short probes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from loadgen.dissect.results import DATA_SHEET, DeviceLimits, LinkProbe
 from loadgen.servers.hardware import Gpu, HardwareError, gpu
 
 Statistic = Callable[[list[float]], float]
-"""Combines the seconds of all tries: `min` or `median`."""
+"""Combines the times of all attempts of a probe in s: `min` or `median`."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GEMM_SIZE = 1536
 SUM_SIZE = 512
 STREAM_VALUES = 1 << 24
-"""Values of each of three fp32 arrays of 64 MiB, which is more than any CPU cache."""
+"""Number of fp32 values in each of three arrays. An array has 64 MiB, which is more than any CPU cache."""
 PROBES = 12
 PROBE_S = 1.0
-"""A probe ends after this many tries, or after this time."""
+"""A probe ends after PROBES attempts or after PROBE_S seconds, whichever comes first."""
 LINK_VALUES = 1 << 23
-"""fp32 values per process in a large message: 32 MiB."""
+"""Number of fp32 values per process in a large message: 32 MiB."""
 LINK_PROBES = 5
 
 
@@ -48,9 +49,10 @@ def check_device(device: str, dtype: str) -> None:
 
 
 def device_limits(device: str, dtype: str, statistic: Statistic = min) -> DeviceLimits:
-    """Return the limits of the data sheet for a GPU of gpus.csv, otherwise measured ones.
+    """Return the limits of a device: from its data sheet if the GPU is in gpus.csv, otherwise from probes.
 
-    fp32 is always measured. `statistic` selects the result of the probes: by default the fastest try.
+    Limits in fp32 are always measured. `statistic` combines the attempts of a probe. The default is the fastest
+    attempt.
     """
     if device == "cuda":
         name = torch.cuda.get_device_name()
@@ -80,9 +82,9 @@ def _known_gpu(name: str) -> Gpu | None:
 
 
 def group_device_limits(device: str, dtype: str) -> DeviceLimits:
-    """Return median limits of each process while all processes are busy, and the links between them.
+    """Return the limits of each process while all processes of the group are busy, and the links between them.
 
-    Predictions of a step use these limits.
+    The limits are medians of the attempts. Predictions of a training step use them.
     """
     if not distributed.is_initialized():
         return device_limits(device, dtype, median)
@@ -108,7 +110,7 @@ def measure_links(device: str) -> dict[str, LinkProbe]:
 
 
 def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
-    """Return the median time of a collective that all processes start at the same time."""
+    """Return the median time of a collective in s. All processes start the collective at the same time."""
     whole = torch.ones(values, device=device)
     part = torch.ones(values // ranks, device=device)
     gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -133,7 +135,7 @@ def synchronize(device: str) -> None:
 
 
 def time_call(device: str, step: Callable[[], Any]) -> float:
-    """Return the seconds of one call, until the device has finished its work."""
+    """Call `step`, and return the seconds until the device has finished its work."""
     synchronize(device)
     begin = time.perf_counter()
     step()
@@ -142,7 +144,7 @@ def time_call(device: str, step: Callable[[], Any]) -> float:
 
 
 def _probe(device: str, step: Callable[[], Any], statistic: Statistic = min) -> float:
-    """Return the seconds of a step, after one warm-up."""
+    """Measure the time of `step` in several attempts after one warm-up. Return the statistic of the attempts in s."""
     step()
     end = time.perf_counter() + PROBE_S
     seconds = [time_call(device, step)]
@@ -157,14 +159,20 @@ def _gemm_flops_per_s(device: str, dtype: str, statistic: Statistic) -> float:
 
 
 def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
-    """Return the bandwidth of STREAM's triad, which reads two arrays and writes a third."""
+    """Measure the memory bandwidth in bytes per second.
+
+    The operation is the triad of the STREAM benchmark, which reads two arrays and writes a third one.
+    """
     first, second, target = (torch.ones(STREAM_VALUES, device=device) for _ in range(3))
     seconds = _probe(device, lambda: torch.add(first, second, alpha=3.0, out=target), statistic)
     return 3 * 4.0 * STREAM_VALUES / seconds
 
 
 def _fresh_bytes_per_s(statistic: Statistic) -> float:
-    """Return the rate at which the system provides untouched memory, or 0 if writing to it takes no extra time."""
+    """Return the rate at which the operating system provides new memory, in bytes per second.
+
+    Return 0 if writing to new memory takes no longer than writing to memory that is already in use.
+    """
     used = torch.ones(STREAM_VALUES)
     used_s = _probe("cpu", lambda: used.fill_(1.0), statistic)
     fresh_s = _probe("cpu", lambda: torch.ones(STREAM_VALUES), statistic)
@@ -172,7 +180,7 @@ def _fresh_bytes_per_s(statistic: Statistic) -> float:
 
 
 def _sums_in_fp32(dtype: str) -> bool:
-    """Return whether a GEMM allocates an fp32 copy of its 16-bit result."""
+    """Return True if a GEMM allocates an fp32 copy of its 16-bit result."""
     first, second = (torch.ones(SUM_SIZE, SUM_SIZE, dtype=DTYPES[dtype]) for _ in range(2))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = first @ second
@@ -180,7 +188,7 @@ def _sums_in_fp32(dtype: str) -> bool:
 
 
 def allocations(profiler: Any, device: str) -> list[tuple[int, int, int]]:
-    """Return the time (ns), address and bytes of each allocation in order; bytes are negative for freed memory."""
+    """Return (time in ns, address, bytes) of each allocation in time order. Bytes are negative for freed memory."""
     from torch._C._profiler import _EventType
 
     def walk(events: Any) -> Iterator[tuple[int, int, int]]:
@@ -193,7 +201,7 @@ def allocations(profiler: Any, device: str) -> list[tuple[int, int, int]]:
 
 
 def _launch_s(device: str) -> float:
-    """Return the time to start one small operator."""
+    """Return the time to start one small operator, in s."""
     value = torch.zeros(1, device=device)
 
     def launch_thousand() -> None:

@@ -1,7 +1,11 @@
-"""Measures one inference step of a model with real shape and random weights, by module and by operator.
+"""Measures one inference step of a model with real tensor shapes and random weights, by module and by operator.
 
-Each repeat runs one step without instruments, which gives the step's time, and then one with `OpProfiler`, which
-divides it. Some steps in between run under torch.profiler, whose operator times must have the same total.
+Each repeat measures several steps:
+
+1. A step without instruments gives the time of the step.
+2. A step with `OpProfiler` gives the times of its modules and operators.
+3. A step with torch.profiler checks the total time of the operators. Only the first PROFILED_STEPS repeats have this
+   step.
 """
 
 from __future__ import annotations
@@ -27,14 +31,14 @@ from loadgen.dissect.results import DeviceLimits, InferenceResult, Operator, Pha
 from loadgen.servers.hardware import model as shape_of
 
 PROFILED_STEPS = 5
-"""Maximum number of steps under torch.profiler."""
+"""Maximum number of steps with torch.profiler."""
 SEED = 17
 COLLECTIVES = (ALL_REDUCE, ALL_REDUCE_WAIT, ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceSpec:
-    """Options of a measurement."""
+    """Options of `loadgen dissect inference`."""
 
     model: str
     layers: int = 2
@@ -55,7 +59,7 @@ class InferenceSpec:
 
 
 def measure_inference(spec: InferenceSpec) -> InferenceResult:
-    """Measure all batch sizes. Raises DissectError and HardwareError."""
+    """Measure an inference step at every batch size. Raises DissectError or HardwareError."""
     device_probe.check_device(spec.device, spec.dtype)
     if spec.backward and spec.phase == "decode":
         raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")
@@ -68,7 +72,7 @@ def measure_inference(spec: InferenceSpec) -> InferenceResult:
 
 
 def _measure(spec: InferenceSpec) -> InferenceResult:
-    """Measure all batch sizes in one of the processes."""
+    """Measure an inference step at every batch size, in one of the processes that share the model."""
     shape = shape_of(spec.model, spec.hardware)
     torch.manual_seed(SEED)
     group = ProcessGroup(spec.link_delay_s) if spec.tensor_parallel > 1 else None
@@ -105,13 +109,16 @@ def _measure(spec: InferenceSpec) -> InferenceResult:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """A step in two parts: the backward pass, if any, takes the result of the forward pass."""
+    """The forward pass and the optional backward pass of a step.
+
+    The backward pass takes the result of the forward pass.
+    """
 
     forward: Callable[[], Tensor]
     backward: Callable[[Tensor], None] | None
 
     def step(self) -> None:
-        """Run both passes."""
+        """Run the forward pass, then the backward pass if there is one."""
         result = self.forward()
         if self.backward:
             self.backward(result)
@@ -178,10 +185,10 @@ def _measure_batch(model: Llama, spec: InferenceSpec, batch: int, limits: Device
 
 
 def interleaved_step_times(model: Llama, spec: InferenceSpec, batch: int) -> dict[str, list[float]]:
-    """Return the step times of the standard architecture, the requested one and the one without communication.
+    """Return step times in s by architecture: standard, the requested one, and one without communication.
 
-    The architectures share the weights and run alternately. Their times show which part of the all-reduces is hidden.
-    Returns nothing if there are no all-reduces that could be hidden.
+    The architectures share the weights, and their steps alternate. The differences show how much of the all-reduce time
+    the requested architecture hides. Return an empty dictionary if there are no all-reduces that could be hidden.
     """
     if spec.tensor_parallel == 1 or (spec.architecture == "standard" and not spec.link_delay_s):
         return {}
@@ -217,7 +224,7 @@ def _run_profiled(profiler: OpProfiler, passes: _Passes, device: str) -> None:
 
 
 def _part_times(profiler: OpProfiler) -> dict[str, float]:
-    """Return the seconds of each part of the step."""
+    """Return the seconds of each part of a step, by name."""
     seconds: dict[str, float] = {}
     for name, begin, end in profiler.spans:
         seconds[name] = seconds.get(name, 0.0) + profiler.clock.seconds(begin, end)
@@ -225,7 +232,7 @@ def _part_times(profiler: OpProfiler) -> dict[str, float]:
 
 
 def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> list[Operator]:
-    """Group calls with the same module, operator, shape and direction. The longest group is first."""
+    """Group operator calls by module, operator, shape and direction. The group with the longest time is first."""
     groups: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
     for index, calls in enumerate(repeats):
         for call in calls:
@@ -236,7 +243,7 @@ def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLi
 
 
 def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> Operator:
-    """Return the sum of the same calls in each repeat."""
+    """Return the totals of one group of operator calls. `by_repeat` contains the calls of each repeat."""
     calls = max(by_repeat, key=len)
     call = calls[0]
     flops = sum(call.flops for call in calls)
@@ -263,13 +270,20 @@ def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceL
 
 
 def _fastest_total(repeats: list[list[float]]) -> float:
-    """Return the sum over all calls of each call's fastest repeat."""
+    """Return the sum of the fastest times of all calls, in s.
+
+    Each item of `repeats` contains the times of the same calls in another repeat. A call counts with its fastest
+    repeat.
+    """
     same_calls = len({*map(len, repeats)}) == 1
     return math.fsum(map(min, zip(*repeats, strict=same_calls)))
 
 
 def _torch_profiler_times(step: Callable[[], None], device: str) -> list[float]:
-    """Return the seconds of every operator of one step in order, without those of the operators that it calls."""
+    """Run one step with torch.profiler, and return the self time of each operator in s, in order.
+
+    The self time of an operator does not include the operators that it calls.
+    """
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -280,9 +294,10 @@ def _torch_profiler_times(step: Callable[[], None], device: str) -> list[float]:
 
 
 def self_times_s(events: Iterable[Any], device: str) -> list[float]:
-    """Return the self time of each operator in order.
+    """Return the self time of each operator in s, in order.
 
-    torch.profiler lists a GPU's kernels separately too. Here they only count as time of their operators.
+    torch.profiler also lists each GPU kernel as a separate event. These events are not returned, because the time of a
+    kernel is part of its operator's time.
     """
     field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     operators = [event for event in events if event.device_type == DeviceType.CPU]

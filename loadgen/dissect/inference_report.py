@@ -41,9 +41,9 @@ DIRECTIONS = ("forward", "backward")
 MODULE_HEADS = ("module", "time", "±", "share", "GFLOP/s", "GB/s", "of bound", "bound by")
 OPERATOR_HEADS = ("module", "operator", "shape", "calls", "time", "share", "bound", "by")
 SHOWN_OPERATORS = 20
-"""Number of operators in the terminal. The page and --json contain all."""
+"""Number of operators that the terminal shows. The page and --json contain all operators."""
 MAX_DEVIATION = 0.05
-"""Sums of parts that differ more from the whole get a warning."""
+"""Maximum relative difference between a sum of parts and the whole. Larger differences get a warning."""
 FLAME = """One step from left to right, in the order of the data flow. The upper row shows modules, summed over all
 layers, and the lower row their operators. Click on the legend to hide a module."""
 ROOFLINE = """FLOP/s that the device allows, by FLOPs per byte that is read or written. Each dot is an operator;
@@ -63,7 +63,7 @@ def headings(result: InferenceResult) -> tuple[str, str]:
 
 
 def link_sentences(limits: DeviceLimits, processes: int) -> list[str]:
-    """Return a sentence about the links between processes, or nothing for one process."""
+    """Return a list with one sentence about the links between processes. The list is empty for one process."""
     links = [
         f"{name} {duration(link.latency_s)} + {significant(link.bytes_per_s / 1e9)} GB/s"
         for name, link in limits.links.items()
@@ -72,7 +72,11 @@ def link_sentences(limits: DeviceLimits, processes: int) -> list[str]:
 
 
 def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and half of its 95 % interval by Student's t, which is None for one value."""
+    """Return the mean and the margin of its 95 % confidence interval. The margin is None for one value.
+
+    The margin is `t * s / sqrt(n)`. Here `n` is the number of values, `s` their standard deviation, and `t` the 0.975
+    quantile of Student's t distribution with `n - 1` degrees of freedom.
+    """
     mean, deviation = mean_and_deviation(seconds)
     if deviation is None:
         return mean, None
@@ -80,20 +84,21 @@ def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
 
 
 def total_seconds(operators: Iterable[Operator]) -> list[float]:
-    """Return the seconds of all operators together, per repeat."""
+    """Return the total seconds of all operators, one value per repeat."""
     by_repeat = zip(*(operator.seconds for operator in operators), strict=True)
     return [math.fsum(seconds) for seconds in by_repeat]
 
 
 def layer_s(case: StepCase, result: InferenceResult) -> float:
-    """Return the mean seconds of one layer."""
+    """Return the mean time of one decoder layer in s."""
     return mean_and_margin(case.parts_s["layers"])[0] / result.layers
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """Return the sum of parts divided by the whole, for several wholes. A ratio is 1 if both agree.
+    """Return the ratios of the total time of parts to the time of the whole, by name.
 
-    The values are those of the fastest repeat, which was disturbed least. The backward pass has its largest ratio.
+    A ratio is 1 if both times agree. The ratios are those of the fastest repeat, which other programs disturbed least.
+    The ratio of the backward pass is the largest one of all repeats.
     """
     parts = case.parts_s
     fastest = min(range(len(parts["model"])), key=lambda repeat: parts["model"][repeat])
@@ -116,7 +121,10 @@ def sum_ratios(case: StepCase) -> dict[str, float]:
 
 
 def sentences(case: StepCase, result: InferenceResult) -> list[str]:
-    """Return sentences on the step's time, the estimate for the whole model, and the sums of parts."""
+    """Return the sentences of the report about one batch size.
+
+    The sentences state the time of a step, the estimated time of the whole model, and the ratios of `sum_ratios`.
+    """
     mean, margin = mean_and_margin(case.step_s)
     spread = f" ± {duration(margin, 2)}" if margin is not None else ""
     one_layer_s = layer_s(case, result)
@@ -141,7 +149,11 @@ def sentences(case: StepCase, result: InferenceResult) -> list[str]:
 
 
 def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
-    """Describe the cost of all-reduces, the hidden share, and the share that `loadgen limits` would expect."""
+    """Return sentences about all-reduces.
+
+    They state the time of an all-reduce, the share of this time that the architecture hides, and the share that
+    `loadgen limits` expects.
+    """
     fastest = {name: min(seconds) for name, seconds in case.beside_s.items()}
     attention, mlp = block_times_s(case, result, fastest["no-communication"])
     all_reduce_s = (fastest["standard"] - fastest["no-communication"]) / (2 * result.layers)
@@ -162,9 +174,10 @@ def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
 
 
 def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tuple[float, float]:
-    """Return the seconds of attention and MLP of one layer in a step of `step_s` without communication.
+    """Return the seconds of the attention block and of the MLP block of one layer, without communication.
 
-    They are shares of the step by operator times. Each block includes one of the two norms and residual sums.
+    `step_s` is the time of a step without communication. It is divided in proportion to the operator times. Each block
+    includes half of the time of the norms and residual sums of a layer.
     """
     computing = [
         operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"
@@ -181,7 +194,11 @@ def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tup
 
 
 def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
-    """Return which share of the standard model's all-reduce time this architecture hides, by the fastest steps."""
+    """Return the share of the standard architecture's all-reduce time that `architecture` hides, from 0 to 1.
+
+    The share is `(standard - own) / (standard - no_communication)`, where each term is the fastest step time of an
+    architecture.
+    """
     own = min(steps_s[architecture])
     standard = min(steps_s["standard"])
     without = min(steps_s["no-communication"])
@@ -189,7 +206,7 @@ def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> f
 
 
 def module_rows(case: StepCase, direction: str) -> Rows:
-    """Return a row per module: time, its margin, share of all operators, rates, reached share of the bound, bound."""
+    """Return one table row per module with operators in this direction. MODULE_HEADS names the columns."""
     all_operators_s = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
     for module in _modules(case, direction):
@@ -213,7 +230,10 @@ def module_rows(case: StepCase, direction: str) -> Rows:
 
 
 def operator_rows(case: StepCase, count: int | None = None) -> Rows:
-    """Return a row per operator, the `count` longest or all. Operators of the backward pass have an arrow."""
+    """Return one table row per operator, with the longest time first. OPERATOR_HEADS names the columns.
+
+    `count` is the maximum number of rows. An arrow marks operators of the backward pass.
+    """
     all_operators_s = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
     for operator in sorted(case.operators, key=lambda operator: -sum(operator.seconds))[:count]:
@@ -251,7 +271,7 @@ def format_text(result: InferenceResult) -> str:
 
 
 def build_document(result: InferenceResult) -> Document:
-    """Return the page: the tables of each batch size, the flame chart and the roofline."""
+    """Return the HTML page: tables for each batch size, the flame chart and the roofline chart."""
     from loadgen.analysis import report as doc
 
     title, limits = headings(result)
@@ -277,7 +297,7 @@ def build_document(result: InferenceResult) -> Document:
 
 
 def _section(case: StepCase, result: InferenceResult) -> Section:
-    """Return the section of one batch size: its sentences and both tables."""
+    """Return the section of one batch size: its sentences, and the tables of modules and operators."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
@@ -295,7 +315,7 @@ def _section(case: StepCase, result: InferenceResult) -> Section:
 
 
 def _run(result: InferenceResult, title: str) -> dict[str, Any]:
-    """Return the data of both charts."""
+    """Return the data of the flame chart and the roofline chart."""
     limits = result.bounds
     groups: dict[str, dict[str, list[Any]]] = {}
     for index, (_, operators) in enumerate(_roofline_groups(result)):
@@ -317,7 +337,7 @@ def _operator_label(operator: Operator) -> str:
 
 
 def _roofline_groups(result: InferenceResult) -> list[tuple[str, list[Operator]]]:
-    """Return the operators with FLOPs by batch size and direction, each group with its name."""
+    """Return the operators with FLOPs, grouped by batch size and direction. Each group has a name."""
     groups = []
     for case in result.cases:
         for direction in DIRECTIONS:
@@ -334,7 +354,10 @@ def _dots_chart(result: InferenceResult) -> dict[str, Any]:
 
 
 def _flame(case: StepCase) -> dict[str, Any]:
-    """Return the bars of the flame chart by module: those of modules, each above those of its operators."""
+    """Return the bars of the flame chart by module.
+
+    Each module has one bar in the upper row, and one bar for each of its operators in the lower row.
+    """
     bars: dict[str, Any] = {}
     start = 0.0
     for direction in DIRECTIONS:
@@ -396,7 +419,7 @@ def wrap_lines(lines: Iterable[str]) -> str:
 
 
 def _modules(case: StepCase, direction: str) -> list[str]:
-    """Return the modules with operators in one direction, in the order of the data flow."""
+    """Return the modules with operators in a direction (forward or backward), in the order of the data flow."""
     return sorted(
         {operator.module for operator in case.operators if operator.direction == direction}, key=_module_order
     )
@@ -411,7 +434,7 @@ def _module_order(module: str) -> int:
 
 
 def _rate(amount: float, seconds: float) -> str:
-    """Return an amount per second in units of 10^9, or "" for no amount."""
+    """Return `amount / seconds` in units of 10^9 as text, or "" if the amount is 0."""
     return significant(amount / seconds / 1e9) if amount else ""
 
 
@@ -420,7 +443,7 @@ def _shorten(words: str, width: int = 17) -> str:
 
 
 def _align_operators(table: Sequence[Sequence[str]], left_columns: int = 3) -> str:
-    """Align columns: the first ones to the left, the others to the right."""
+    """Return a text table. The first `left_columns` columns are aligned left, and the others right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:

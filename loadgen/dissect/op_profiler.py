@@ -1,10 +1,13 @@
-"""Records every operator that torch dispatches: its module, its time, and the FLOPs and bytes of its work.
+"""Records every operator that torch dispatches: its module, its time, its FLOPs and the bytes that it moves.
 
-A dispatch mode between autograd and the kernels sees exactly the operators that run, with their arguments. Hooks tell
-which module a forward operator belongs to. A backward operator belongs to the module that created its node of the
-autograd graph: nodes are numbered in order, and each module has a range of numbers.
+A torch dispatch mode between autograd and the kernels receives every operator with its arguments. The module of an
+operator is determined as follows:
 
-The clock stops while this module works, so that only the model's time counts. On a GPU, times are CUDA events.
+- Hooks record which module is running. A forward operator belongs to this module.
+- A backward operator belongs to the module that created its node in the autograd graph. Nodes are numbered in order,
+  and each module has a range of numbers.
+
+The time of the profiler itself is excluded, so that only the time of the model counts. On a GPU, times are CUDA events.
 """
 
 from __future__ import annotations
@@ -48,21 +51,22 @@ MODULES = {
     "model": "RoPE",
     "layers": "residual",
 }
-"""Reported name of each module by its name in the model. Operators of a block itself are named after its main part."""
+"""Reported name of each module by its name in the model. Operators that belong to a block directly have the name of the
+block's main part."""
 COPIES = {"clone", "_to_copy", "copy_", "cat", "repeat", "contiguous", "constant_pad_nd", "stack"}
 PLAIN_NAMES = {"_softmax": "softmax", "_log_softmax": "softmax", "_softmax_backward_data": "softmax", "silu": "SiLU"}
 ATTENTION = "_scaled_dot_product"
 
 
 class Clock:
-    """Clock of the device that excludes the time of the profiler."""
+    """A clock of the device. It excludes the time of the profiler."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
         self.excluded_ns = 0
 
     def now(self) -> Any:
-        """Return the current time: ns, or an event on a GPU."""
+        """Return the current time: an integer in ns on a CPU, or a CUDA event on a GPU."""
         if not self.cuda:
             return time.perf_counter_ns() - self.excluded_ns
         event = torch.cuda.Event(enable_timing=True)
@@ -70,11 +74,11 @@ class Clock:
         return event
 
     def exclude_since(self, since_ns: int) -> None:
-        """Exclude the time that has passed since `since_ns`."""
+        """Exclude the time from `since_ns` (time.perf_counter_ns) until now."""
         self.excluded_ns += time.perf_counter_ns() - since_ns
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two times. A GPU must have finished its work."""
+        """Return the seconds between two times of this clock. A GPU must have finished its work."""
         return float(begin.elapsed_time(end)) / 1e3 if self.cuda else (end - begin) / 1e9
 
 
@@ -94,7 +98,7 @@ class OperatorCall:
 
 
 Owner = tuple[str, bool]
-"""Reported name of the module that an operator belongs to, and whether the module is in a decoder layer."""
+"""Reported name of the module that an operator belongs to, and True if the module is in a decoder layer."""
 
 
 class OpProfiler(TorchDispatchMode):
@@ -117,7 +121,7 @@ class OpProfiler(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[OpProfiler]:
-        """Record one step; hooks are installed meanwhile."""
+        """Record the step that runs inside this context. Hooks are installed on the model during this time."""
         hooks = []
         for name, module in self._model.named_modules():
             owner = _owner(name, module)
@@ -175,7 +179,11 @@ class OpProfiler(TorchDispatchMode):
         return self._range_owners[bisect_right(self._range_starts, node._sequence_nr()) - 1]
 
     def _record(self, call: _Dispatch) -> None:
-        """Record a call. Everything within a `record_function` counts as one operator of its name: a collective."""
+        """Record a call of an operator.
+
+        All calls inside a `record_function` block are recorded as one operator with the name of the block. Such a block
+        contains a collective.
+        """
         name = str(call.func.overloadpacket.__name__)
         if name.startswith("_record_function"):
             if name.startswith("_record_function_enter"):
@@ -184,7 +192,7 @@ class OpProfiler(TorchDispatchMode):
             elif self._collective:
                 self._record_collective(call)
             return
-        if self._collective:  # copies count as its time, but their bytes do not travel
+        if self._collective:  # copies count as time of the collective, but their bytes are not sent
             if call.func.namespace == "c10d":
                 self._collective_bytes += sum(map(_bytes, _tensors(call.args)))
             return
@@ -216,7 +224,7 @@ class OpProfiler(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class _Dispatch:
-    """A dispatched function with its arguments, result, owner and times."""
+    """One call that torch dispatched: the function, its arguments, result, owner and times."""
 
     func: Any
     args: Any
@@ -231,7 +239,7 @@ class _Dispatch:
 def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
     """Return the reported name of a call, its shape, its FLOPs, and the bytes that it must read and write.
 
-    An operator that is not a GEMM or attention counts one FLOP per result value.
+    An operator other than a GEMM or attention counts as one FLOP per result value.
     """
     name = str(func.overloadpacket.__name__)
     inputs = _tensors([args, kwargs])
@@ -242,7 +250,7 @@ def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, 
     flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
     moved = float(sum(map(_bytes, outputs)))
     if name == "embedding":
-        moved *= 2  # it reads the rows that it returns, not the whole table
+        moved *= 2  # an embedding reads only the rows that it returns
     elif name not in ("fill_", "zero_", "zeros", "ones", "arange", "empty"):
         only_written = args[0] if name == "copy_" else None
         moved += sum(_bytes(tensor) for tensor in inputs if tensor is not only_written)
@@ -260,7 +268,7 @@ def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, 
 
 
 def _is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Return whether all results share memory with arguments, and nothing is written."""
+    """Return True if a call only creates views: all results share memory with arguments, and nothing is written."""
     if not outputs or any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
         return False
     input_storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
@@ -272,7 +280,10 @@ def _format_shape(sizes: Sequence[int]) -> str:
 
 
 def _attention_flops(inputs: list[Tensor], backward: bool) -> float:
-    """Count two GEMMs of queries and keys, or five in the backward pass (arXiv 2205.14135), without masking."""
+    """Return the FLOPs of attention without masking.
+
+    The forward pass counts as two GEMMs of queries and keys, the backward pass as five (arXiv 2205.14135).
+    """
     queries, keys = inputs[1:3] if backward else inputs[:2]
     return float((5.0 if backward else 2.0) * 2.0 * queries.numel() * keys.shape[2])
 
@@ -292,7 +303,7 @@ def _direction(backward: bool) -> Direction:
 
 
 def _owner(name: str, module: nn.Module) -> Owner | None:
-    """Return the owner of a module's operators."""
+    """Return the owner of a module's operators, or None for a list of modules, which has no operators."""
     if isinstance(module, nn.ModuleList):
         return None
     last = "layers" if isinstance(module, DecoderLayer) else name.rpartition(".")[2]
@@ -300,14 +311,14 @@ def _owner(name: str, module: nn.Module) -> Owner | None:
 
 
 def _part(name: str, module: nn.Module) -> str:
-    """Return the name of the part of the step that a module is, or "" if it is only a piece of a part."""
+    """Return the name of the part of the step that a module forms, or "" if the module is smaller than a part."""
     if isinstance(module, DecoderLayer):
         return "layers"
     return {"": "model", "model.embed_tokens": "Embedding", "model.norm": "RMSNorm", "lm_head": "LM head"}.get(name, "")
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[Owner, Tensor]]:
-    """Yield every parameter with the owner of its operators."""
+    """Yield every parameter of the model with the owner of its operators."""
     for name, parameter in model.named_parameters():
         module = name.rpartition(".")[0].rpartition(".")[2]
         yield (MODULES.get(module, "LM head"), ".layers." in f".{name}"), parameter

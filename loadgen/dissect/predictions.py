@@ -1,4 +1,4 @@
-"""Predictions of `loadgen.servers.hardware` for a technique, a model and a device. Does not import torch."""
+"""Predicts the time and memory of a training step with `loadgen.servers.hardware`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INT8_BYTES = 1.0
 def predict_memory_bytes(
     spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int
 ) -> dict[str, float]:
-    """Return the predicted bytes at the peak by kind of memory."""
+    """Return the predicted bytes of each kind of memory at the peak of a training step."""
     memory: StepMemory = peak_memory(_torch_step(spec, technique, limits, processes))
     return {
         "weights": memory.weights,
@@ -32,7 +32,7 @@ def predict_memory_bytes(
 
 
 def predict_step_seconds(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int) -> StepSeconds:
-    """Return the predicted seconds by phase, if each process has these limits."""
+    """Return the predicted seconds of each phase of a training step. `limits` applies to each process."""
     links = {name: _link(name, probe) for name, probe in limits.links.items()}
     machine = TorchMachine(_gpu(limits), links, limits.fresh_bytes_per_s)
     return predict_step_time(_torch_step(spec, technique, limits, processes), machine)
@@ -62,7 +62,7 @@ def _torch_step(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, 
 
 
 def _link(name: str, probe: LinkProbe) -> Link:
-    """Return a link that reaches the probed bandwidth after the probed latency."""
+    """Return a link with the measured bandwidth and latency of a collective."""
     return Link(
         name,
         bytes_per_s=probe.bytes_per_s,
@@ -77,7 +77,11 @@ def _link(name: str, probe: LinkProbe) -> Link:
 
 
 def _gpu(limits: DeviceLimits) -> Gpu:
-    """Return the GPU of the data sheet, or for measured limits a device with one SM that reaches them."""
+    """Return the GPU model with these limits.
+
+    If the limits come from a data sheet, this is the GPU of the data sheet. Otherwise it is an artificial GPU with one
+    SM that reaches the measured limits.
+    """
     if limits.source == DATA_SHEET:
         return gpu(limits.device)
     architecture = Architecture(

@@ -1,4 +1,7 @@
-"""Runs a measurement in one or several processes that share the work: with gloo between CPUs, NCCL between GPUs."""
+"""Runs a measurement in one process, or in several processes that share the work.
+
+Processes communicate through gloo between CPUs, and through NCCL between GPUs.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ _T = TypeVar("_T")
 
 
 def run_in_processes(measure: Callable[[Any], _T], argument: Any, count: int, device: str, threads: int | None) -> _T:
-    """Call `measure(argument)` in `count` processes, and return the result of the first. Raises DissectError.
+    """Call `measure(argument)` in `count` processes, and return the result of the first process.
 
-    `measure` must be a function of a module. A single process is the current one. `threads` are torch's threads per
-    process; by default the processes divide the cores.
+    If `count` is 1, the current process makes the call. `measure` must be a function at module level, so that other
+    processes can import it. `threads` is the number of torch threads per process. By default, the processes share the
+    cores evenly. Raises DissectError if there are too few GPUs or a process ends early.
     """
     if device == "cuda" and count > torch.cuda.device_count():
         raise DissectError(
@@ -86,4 +90,4 @@ def _run_process(
         Path(folder, "result").write_bytes(pickle.dumps(result))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of gloo may still run, and C++ aborts an interpreter that ends meanwhile
+    os._exit(0)  # threads of gloo may still run, and a normal exit would then abort in C++

@@ -1,6 +1,6 @@
-"""Results of `loadgen dissect`, as `--json` prints them: raw seconds of every repeat.
+"""Results of `loadgen dissect`, as `--json` prints them: the seconds of every repeat.
 
-`inference_report` and `training_report` derive their figures from these values.
+`inference_report` and `training_report` derive the figures of their reports from these values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Direction = Literal["forward", "backward"]
 Phase = Literal["prefill", "decode"]
 
 DATA_SHEET = "data sheet"
-"""Source of bounds that were not measured on this machine."""
+"""Value of `DeviceLimits.source` for limits that were not measured on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class LinkProbe:
     """Measured latency and bandwidth of one collective between the processes of a group."""
 
     latency_s: float
-    """Time of a small message."""
+    """Time of a small message in s."""
     bytes_per_s: float
-    """Rate of a large message on the busiest link (the bus bandwidth of nccl-tests)."""
+    """Bytes per second of a large message on the busiest link (the bus bandwidth of nccl-tests)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class DeviceLimits:
     launch_s: float = 0.0
     """Time to start one small operator."""
     fresh_bytes_per_s: float = 0.0
-    """Rate at which the system provides untouched memory; 0 if an allocator keeps freed memory (CUDA)."""
+    """Bytes per second of new memory from the operating system; 0 if an allocator reuses freed memory (CUDA)."""
     sums_in_fp32: bool = False
-    """16-bit GEMMs keep an fp32 copy of their result while they run, as oneDNN does on AVX-512 without bf16."""
+    """True if 16-bit GEMMs keep an fp32 copy of their result while they run, as oneDNN does on AVX-512 without bf16."""
     links: Mapping[str, LinkProbe] = field(default_factory=dict)
     """Links by collective; empty with one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """All calls in one step of the same operator of one module, with the same shape and direction."""
+    """All calls of one operator in one step that have the same module, shape and direction."""
 
     module: str
     operator: str
@@ -57,18 +57,18 @@ class Operator:
     """m x n x k of a GEMM; the largest tensor shape of any other operator."""
     direction: Direction
     in_layers: bool
-    """Whether the operator is part of a decoder layer."""
+    """True if the operator is part of a decoder layer."""
     calls: int
     flops: float
     """FLOPs of all calls in one step."""
     bytes: float
     """Bytes of arguments and results of all calls, each read or written once."""
     bound_s: float
-    """Minimum time of all calls on a device with these limits."""
+    """Minimum time of all calls in s, according to the device limits."""
     bound: str
     """Limiting resource: compute, memory or network; empty for an operator without work."""
     seconds: Sequence[float]
-    """Time of all calls, per repeat."""
+    """Total time of all calls in s, one value per repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class StepCase:
     tokens: int
     """Tokens that pass the layers in one step."""
     step_s: Sequence[float]
-    """Seconds of steps without the profiler, per repeat."""
+    """Seconds of steps without the profiler, one value per repeat."""
     parts_s: Mapping[str, Sequence[float]]
     """Seconds of parts of profiled steps, per repeat: model, Embedding, layers, RMSNorm (the last one), LM head, step.
 
@@ -87,9 +87,9 @@ class StepCase:
     """
     operators: Sequence[Operator]
     least_s: tuple[float, float]
-    """Sum over all operators of each one's fastest time, by our profiler and, in other steps, by torch.profiler.
+    """Sum of the fastest times of all operators: as OpProfiler measured them, and as torch.profiler measured them.
 
-    The fastest times reduce the effect of other programs on the machine.
+    The two profilers measured different steps. The fastest times reduce the effect of other programs on the machine.
     """
     beside_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of alternating steps by architecture, with the same weights.
@@ -120,28 +120,31 @@ class InferenceResult:
 
 
 MEMORY_KINDS = ("weights", "gradients", "optimiser", "activations")
-"""Kinds of memory. The last one contains everything temporary: activations, gathered weights, buffers."""
+"""Kinds of memory. `activations` contains everything temporary: activations, gathered weights, buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TechniqueResult:
-    """Measurement and prediction of one technique. With several processes these are values of the first."""
+    """Measurement and prediction of one training technique.
+
+    With several processes, the values are those of the first process.
+    """
 
     technique: str
     processes: int
     cannot: str = ""
-    """Reason why the technique was not measured; empty if it was."""
+    """Reason why the technique was not measured; empty if it was measured."""
     parts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of forward, backward and optimiser, per repeat."""
     communication_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds in each of these phases during which a collective was in progress, in one step."""
+    """Seconds of each phase during which a collective was in progress, in one step."""
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """Allocated bytes at the peak of one step by kind, as the allocator reports them."""
     predicted_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase that `loadgen.servers.hardware` predicts from `bounds`."""
     predicted_communication_s: Mapping[str, float] = field(default_factory=dict)
     bounds: DeviceLimits | None = None
-    """Limits of each process while all are busy, probed just before the measurement."""
+    """Limits of each process while all processes are busy, measured just before the technique."""
     predicted_bytes: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from loadgen.dissect import DissectError
 
 ADAPTER_RANK = 64
-"""Rank of adapters, as in the toolkit of the paper's authors."""
+"""Rank of adapters. The toolkit of the paper's authors has the same rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """One technique or a combination. With everything off it is the naive step."""
+    """A training technique, or a combination of techniques. The default values describe the naive step."""
 
     name: str = "naive"
     recompute: bool = False
@@ -42,13 +42,16 @@ TECHNIQUES: dict[str, tuple[str, dict[str, bool | int], str]] = {
     "lora": ("L", {"lora": True}, f"only adapters of rank {ADAPTER_RANK} are trained (peft)"),
     "qlora": ("QL", {"qlora": True}, "only adapters are trained, on a base in NF4 (peft, bitsandbytes)"),
 }
-"""Techniques by name: letters in the paper, fields of `Technique`, and description."""
+"""Techniques by name, each with its letters in the paper, its fields of `Technique`, and a description."""
 _LETTERS = {letters: word for word, (letters, _, _) in TECHNIQUES.items() if letters}
 _LETTERED = re.compile(r"QL|Z[123]|[FRQLO]")
 
 
 def parse_technique(text: str) -> Technique:
-    """Parse `recompute`, `zero3+offload`, or the paper's notation `F+R+Z3O`. Raises DissectError."""
+    """Parse the name of a technique, such as `recompute` or `zero3+offload`.
+
+    The paper's notation is also allowed, such as `F+R+Z3O`. Raises DissectError.
+    """
     words: list[str] = []
     for part in filter(None, re.split(r"[+\s]+", text)):
         if part.lower() in TECHNIQUES:
@@ -69,7 +72,7 @@ def parse_technique(text: str) -> Technique:
 
 
 def unsupported_reason(technique: Technique, device: str, processes: int) -> str:
-    """Return why the technique cannot be measured on this device, or "" if it can."""
+    """Return the reason why a technique cannot be measured on this device, or "" if it can be measured."""
     reasons = {
         "offload needs a GPU: on CPUs the host holds the weights already": technique.offload and device == "cpu",
         "offload needs zero2 or zero3": technique.offload and technique.zero < 2,

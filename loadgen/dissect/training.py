@@ -1,9 +1,15 @@
-"""Measures one training step: time by phase and memory by kind, next to the predictions of `loadgen.servers.hardware`.
+"""Measures one training step: time by phase and memory by kind, with the predictions of `loadgen.servers.hardware`.
 
-Existing libraries implement the techniques: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer for ZeRO, peft for
-adapters, torchao and bitsandbytes for weights in 8 and 4 bits, SDPA for attention without scores, and
-torch.utils.checkpoint. Memory figures come from the allocator through torch.profiler. The tensors that a step still
-holds at its end are the gradients.
+Existing libraries implement the techniques:
+
+- ZeRO: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer
+- Adapters: peft
+- Weights in 8 and 4 bits: torchao and bitsandbytes
+- Attention without stored scores: SDPA
+- Recomputation of activations: torch.utils.checkpoint
+
+Memory sizes come from the allocator through torch.profiler. Memory that is still allocated at the end of a step counts
+as gradients.
 """
 
 from __future__ import annotations
@@ -34,12 +40,13 @@ SEED = 17
 ADAPTED_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARTS = ("forward", "backward", "optimiser")
 COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
-"""Prefixes of torch.profiler's names of running collectives. `nccl:` is only their launch."""
+"""Prefixes of the names of running collectives in torch.profiler. Names with the prefix `nccl:` are only their
+launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """Options of a measurement."""
+    """Options of `loadgen dissect training`."""
 
     model: str
     techniques: tuple[Technique, ...]
@@ -56,17 +63,20 @@ class TrainingSpec:
 
     @property
     def shape(self) -> ModelShape:
-        """The model, with the requested number of layers."""
+        """Dimensions of the model, with the requested number of layers."""
         shape = shape_of(self.model, self.hardware)
         return replace(shape, layers=self.layers or shape.layers)
 
     def process_count(self, technique: Technique) -> int:
-        """Return the number of processes. The default is 2 if the technique splits states, otherwise 1."""
+        """Return the number of processes for a technique.
+
+        The default is 2 for ZeRO, which splits states between processes, and 1 for other techniques.
+        """
         return self.processes or (2 if technique.zero else 1)
 
 
 def measure_training(spec: TrainingSpec) -> TrainingResult:
-    """Measure every technique in turn.
+    """Measure a training step with each technique in turn.
 
     Raises DissectError if no technique can be measured on this device, and HardwareError for an unknown model.
     """
@@ -106,9 +116,9 @@ def measure_training(spec: TrainingSpec) -> TrainingResult:
 
 
 def _measure_and_predict(spec: TrainingSpec, technique: Technique, limits: DeviceLimits) -> TechniqueResult:
-    """Measure a technique, and add predictions from the limits of its processes.
+    """Measure a technique, and add predictions based on the measured limits of its processes.
 
-    If the GPU's memory is too small, the result states this as the reason for missing measurements.
+    If the memory of the GPU is too small, the result contains this reason instead of measurements.
     """
     count = spec.process_count(technique)
     try:
@@ -128,7 +138,7 @@ def _measure_and_predict(spec: TrainingSpec, technique: Technique, limits: Devic
 
 
 def _unsupported_reason(spec: TrainingSpec, technique: Technique) -> str:
-    """Return why the technique cannot be measured here, or "" if it can."""
+    """Return the reason why a technique cannot be measured with these options, or "" if it can be measured."""
     count = spec.process_count(technique)
     if spec.batch % count:
         return f"a batch of {spec.batch} is not a multiple of {count} processes"
@@ -148,7 +158,7 @@ def _measure_limits(spec: TrainingSpec) -> DeviceLimits:
 
 
 def _measure_technique(spec_and_technique: tuple[TrainingSpec, Technique]) -> TechniqueResult:
-    """Measure a technique in one of the processes."""
+    """Measure a technique in one of the processes that share the work."""
     spec, technique = spec_and_technique
     limits = device_probe.group_device_limits(spec.device, spec.dtype)
     torch.manual_seed(SEED)
@@ -207,7 +217,7 @@ def _now(device: str) -> float:
 
 
 def _apply_technique(model: Llama, technique: Technique, device: str, count: int) -> nn.Module:
-    """Return the model as the technique changes it."""
+    """Apply a technique to the model, and return the changed model."""
     if technique.qlora:
         _to_nf4(model)
     if technique.quantised:
@@ -226,18 +236,18 @@ def _apply_technique(model: Llama, technique: Technique, device: str, count: int
 
 
 def _to_int8(model: Llama) -> None:
-    """Quantise the matrices of the layers to 8 bits. They are trained in this format."""
+    """Quantise the weight matrices of the layers to 8 bits. Training updates the quantised weights."""
     from torchao.prototype.quantized_training import int8_weight_only_quantized_training
     from torchao.quantization import quantize_
 
     quantize_(model.model.layers, int8_weight_only_quantized_training())
-    for layer in model.model.layers:  # torchao needs contiguous gradients, and those of heads are transposed
+    for layer in model.model.layers:  # torchao needs contiguous gradients, but those of heads are transposed
         for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
             linear.register_forward_hook(_make_gradient_contiguous)
 
 
 def _adapt(model: Llama) -> None:
-    """Add LoRA adapters to all seven matrices of each layer, in the format of the model."""
+    """Add LoRA adapters to all seven matrices of each layer, in the number format of the model."""
     import peft
 
     dtype = model.lm_head.weight.dtype
@@ -271,7 +281,7 @@ def _shard(model: Llama, technique: Technique, device: str, count: int) -> nn.Mo
 
 
 def _to_nf4(model: Llama) -> None:
-    """Quantise the matrices of the layers to 4 bits, with quantised scales."""
+    """Quantise the weight matrices of the layers to 4 bits (NF4). Their scales are quantised too."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     device = model.lm_head.weight.device
@@ -306,27 +316,33 @@ def _trained_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _states(optimiser: Any) -> Iterator[Tensor]:
-    """Yield the tensors of the optimiser's states."""
-    optimiser = getattr(optimiser, "optim", optimiser)  # ZeroRedundancyOptimizer wraps that of its part
+    """Yield every tensor of the optimiser states."""
+    optimiser = getattr(optimiser, "optim", optimiser)  # ZeroRedundancyOptimizer wraps the optimiser of its shard
     for state in optimiser.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _bytes(tensors: Any, device: str) -> float:
-    """Return the bytes of tensors on this device, each counted once. Offloaded tensors do not count."""
+    """Return the total bytes of tensors on a device. Each tensor counts once. Offloaded tensors do not count."""
     distinct = {id(tensor): tensor for tensor in tensors}.values()
     local = [_local(tensor) for tensor in distinct]
     return float(sum(tensor.untyped_storage().nbytes() for tensor in local if tensor.device.type == device))
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return this process's part of a sharded tensor, or the integers of a quantised one."""
+    """Return the tensor that this process stores.
+
+    For a sharded tensor, this is the local shard. For a quantised tensor, this is its tensor of integers.
+    """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return getattr(part, "int_data", part)
 
 
 def _quantiser_bytes(model: nn.Module) -> float:
-    """Return the bytes of scales, and of scales of scales, of quantised weights."""
+    """Return the bytes of the scales of all quantised weights.
+
+    Scales may be quantised themselves. The scales of these scales are included.
+    """
     result = 0.0
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
@@ -340,9 +356,9 @@ def _quantiser_bytes(model: nn.Module) -> float:
 
 
 def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
-    """Return the bytes that the step has allocated at its peak, as gradients and everything else.
+    """Return two numbers of bytes at the peak of a step: those of gradients, and those of everything else.
 
-    The gradients are what the step still holds at its end.
+    Memory that is still allocated at the end of the step counts as gradients.
     """
     live: dict[int, int] = {}  # bytes by address
     allocated_at: dict[int, int] = {}  # index of the allocation by address
@@ -366,7 +382,10 @@ def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:
-    """Return the seconds in each phase during which a collective was in progress. Empty with one process."""
+    """Return the seconds of each phase during which a collective was in progress.
+
+    Return an empty dictionary for one process.
+    """
     if not distributed.is_initialized():
         return {}
     events = [(event.name, event.time_range.start, event.time_range.end) for event in profiler.events()]

@@ -22,7 +22,7 @@ The vertical line is the predicted total."""
 MEMORY_CHART = """Memory of one process at its peak, by kind. The vertical line is the predicted total."""
 COLLECTIVES = "collectives"
 MIN_BARS = 4
-"""A chart has room for at least this many bars, so that a single bar does not fill its height."""
+"""Minimum number of bars that a chart has room for, so that a single bar does not fill its height."""
 MEANING = """Collectives run during the forward and backward pass and count as part of them. Memory is that of one
 process at its peak, as the allocator reports it; activations include everything temporary, such as gathered weights and
 buffers. Predictions (loadgen.servers.hardware) add up memory by tensor and time by operator, from the limits that each
@@ -42,17 +42,17 @@ def headings(result: TrainingResult) -> tuple[str, str]:
 
 
 def step_times_s(technique: TechniqueResult) -> list[float]:
-    """Return the seconds of whole steps, per repeat."""
+    """Return the seconds of the whole step, one value per repeat."""
     return [sum(parts) for parts in zip(*technique.parts_s.values(), strict=True)]
 
 
 def peak_error(technique: TechniqueResult) -> float:
-    """Return the relative error of the predicted peak memory; positive if the prediction is too high."""
+    """Return the relative error of the predicted peak memory: `predicted / measured - 1`."""
     return sum(technique.predicted_bytes.values()) / sum(technique.memory_bytes.values()) - 1
 
 
 def time_rows(result: TrainingResult) -> list[tuple[str, ...]]:
-    """Return a row of times per measured technique."""
+    """Return one table row per measured technique, with its times."""
     rows: list[tuple[str, ...]] = []
     for technique in _measured(result):
         mean, margin = mean_and_margin(step_times_s(technique))
@@ -73,7 +73,7 @@ def time_rows(result: TrainingResult) -> list[tuple[str, ...]]:
 
 
 def memory_rows(result: TrainingResult) -> list[tuple[str, ...]]:
-    """Return a row of memory at the peak per measured technique, with the error of the prediction."""
+    """Return one table row per measured technique, with its memory at the peak and the error of the prediction."""
     return [
         (
             _label(technique),
@@ -87,7 +87,10 @@ def memory_rows(result: TrainingResult) -> list[tuple[str, ...]]:
 
 
 def parts_rows(result: TrainingResult) -> list[tuple[str, ...]]:
-    """Return a row per technique and part of time or kind of memory, measured and predicted."""
+    """Return table rows that compare measured and predicted values.
+
+    Each technique has one row per phase, one row for its collectives, and one row per kind of memory.
+    """
     rows: list[tuple[str, ...]] = []
     for technique in _measured(result):
         name = technique.technique
@@ -103,7 +106,10 @@ def parts_rows(result: TrainingResult) -> list[tuple[str, ...]]:
 
 
 def sentences(result: TrainingResult) -> list[str]:
-    """Return sentences on techniques that were not measured, the error of the predictions, and the links."""
+    """Return the sentences of the report.
+
+    They state which techniques were not measured, the error of the predictions, and the speed of the links.
+    """
     lines = [
         f"Not measured: {technique.technique}: {technique.cannot}."
         for technique in result.techniques
@@ -139,7 +145,7 @@ def format_text(result: TrainingResult) -> str:
 
 
 def build_document(result: TrainingResult) -> Document:
-    """Return the page: tables and charts of measured and predicted values."""
+    """Return the HTML page, with tables and charts of measured and predicted values."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
@@ -186,7 +192,10 @@ def build_document(result: TrainingResult) -> Document:
 
 
 def _run(result: TrainingResult, title: str) -> dict[str, Any]:
-    """Return the data of both charts: parts of a step without communication, communication, and memory by kind."""
+    """Return the data of the time chart and the memory chart.
+
+    The time chart shows each phase without its communication, then the communication of all phases.
+    """
     measured = _measured(result)
     names = {
         "technique": [_label(technique) for technique in measured],
@@ -210,7 +219,7 @@ def _run(result: TrainingResult, title: str) -> dict[str, Any]:
 
 
 def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) -> dict[str, Any]:
-    """Return a chart with a stacked bar per technique, and a line across it at the predicted total."""
+    """Return a chart with a stacked bar per technique. A line across each bar shows the predicted total."""
 
     def hover_text(part: str) -> str:
         return f"%{{customdata}}, {part}: %{{x:.3g}} {unit}<extra></extra>"
@@ -258,7 +267,10 @@ def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) ->
 
 
 def _two_words_per_line(name: str) -> str:
-    """Break the name of a combination after every second word, for the narrow side of a chart."""
+    """Return the name of a combination of techniques with a line break after every second technique.
+
+    The label must fit into the narrow margin of a chart.
+    """
     words = name.split("+")
     return "+<br>".join("+".join(words[index : index + 2]) for index in range(0, len(words), 2))
 

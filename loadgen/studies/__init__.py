@@ -1,1 +1,1 @@
-"""Studies of several runs: each one plans runs, makes them and judges them."""
+"""Studies plan, make and evaluate several runs: capacity searches, sweeps, matrices and simulated servers."""

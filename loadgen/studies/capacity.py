@@ -1,9 +1,9 @@
-"""Finds how many GPUs a load needs, per GPU type and per number of GPUs that share the model.
+"""Finds how many GPUs a load needs, for each GPU type and each number of GPUs that share a model.
 
-For each candidate, a search in virtual time finds the highest rate at which one replica meets the objectives.
+For each candidate, a search in virtual time finds the highest request rate at which one replica meets the objectives.
 
-A server that is f times slower than its model behaves like the model with a slower clock: at a rate r its latencies are
-f times those of the model at the rate f * r. The same simulations therefore also give the interval of the result.
+The same simulations also give the interval of the result. A server that is `f` times slower than its model behaves like
+the model with a slower clock: `latency_server(r) = f * latency_model(f * r)`, where `r` is the request rate.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_en
 from loadgen.studies.simulate import ResolvedModel, ServerModel, resolve_model, run_in_memory
 
 RATE_STEP = 1.03
-"""The search tries powers of this factor, in requests per second."""
+"""The search tries the rates `RATE_STEP**power` in requests per second, where `power` is an integer."""
 FIRST_STRIDE = 16
-"""First step of the search, in powers of RATE_STEP."""
+"""First change of `power` in the search."""
 MIN_POWER = -140
-"""Lowest power that is tried: about one request per minute, where requests do not overlap."""
+"""Lowest `power` in the search: about one request per minute, where requests do not overlap."""
 SIMULATED_S = 60
-"""Length of a simulation, long enough for a growing queue to show."""
+"""Duration of a simulation in s, long enough for a growing queue to show."""
 REQUEST_COUNTS = range(1000, 5001)
-"""Allowed number of requests of a simulation. With fewer, the p99 means little
+"""Allowed number of requests in a simulation. With fewer requests, a p99 is unreliable
 (loadgen.analysis.stats.samples_needed)."""
 START_IN_FLIGHT = 64
 """The search starts at the rate that keeps this number of requests in flight."""
@@ -40,17 +40,17 @@ START_PROMPT_TOKENS = 512
 START_OUTPUT_TOKENS = 128
 
 ComputeFigures = Callable[[Run], Sequence[float | None]]
-"""Returns the figures of the objectives for a run, in seconds and in the order of the objectives."""
+"""Returns the measured value for each objective of a run, in the order of the objectives. Times are in seconds."""
 ObjectivesMet = Callable[[Sequence[float | None], float], bool]
-"""Returns whether these figures, multiplied by a factor, meet the objectives."""
+"""Returns True if these values, multiplied by a factor, meet the objectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """GPUs for one replica: `tensor` GPUs of one type that share the model."""
+    """The GPUs of one replica: `tensor` GPUs of one type that share the model."""
 
     gpu: str
-    """Name in the hardware tables."""
+    """GPU name in the hardware tables."""
     tensor: int
     format: str
     hour_cost: float | None
@@ -58,35 +58,37 @@ class Candidate:
 
 
 class CapacityOption(msgspec.Struct, kw_only=True):
-    """The number of GPUs of one type that the load needs.
+    """The number of GPUs of one type that the load needs, with intervals and costs.
 
-    The fields `_low` and `_high` are ends of intervals: the results for a server that is slower or faster than its
-    model by the error that nine of ten measurements stay within.
+    Fields that end in `_low` or `_high` are the ends of intervals. They are the results for a server that is slower or
+    faster than its model by the factor `1 + step_error`. The model predicts nine of ten measured step times within this
+    factor.
     """
 
     gpu: str
     tensor_parallel: int
     format: str
     not_possible: str = ""
-    """Why the candidate cannot serve the load. The rate, GPU and cost fields are then None."""
+    """Reason why the candidate cannot serve the load; empty if it can. With a reason, the rate, GPU and cost fields are
+    None."""
     replica_per_s: float | None = None
     """Highest rate of one replica in requests per second."""
     replica_per_s_low: float | None = None
-    """0 if a slower server meets the objectives at no rate."""
+    """Lower end of the interval; 0 if the slower server meets the objectives at no rate."""
     replica_per_s_high: float | None = None
     gpus: int | None = None
     gpus_low: int | None = None
     gpus_high: int | None = None
-    """None if a slower server meets the objectives at no rate."""
+    """Upper end of the interval; None if the slower server meets the objectives at no rate."""
     cost_per_hour: float | None = None
     cost_per_million_tokens: float | None = None
     """Cost of a million output tokens at the requested rate."""
     figures: list[float | None] = []
-    """Figures of the objectives at the rate of one replica when all of `gpus` share the load."""
+    """Predicted value for each objective if `gpus` GPUs share the requested rate."""
 
 
 class Replica:
-    """One replica, simulated at any rate. Results are cached by rate."""
+    """A simulated replica of the server. Results are cached by request rate."""
 
     def __init__(self, plan: Plan, server_model: ServerModel, compute_figures: ComputeFigures) -> None:
         self._plan = plan
@@ -98,7 +100,7 @@ class Replica:
         """Mean output tokens per request of the latest simulation."""
 
     def figures_at(self, per_s: float) -> Sequence[float | None]:
-        """Return the figures of the objectives at this rate."""
+        """Return the predicted value for each objective at `per_s` requests per second."""
         if per_s not in self._results:
             if self._resolved is None:
                 self._resolved = resolve_model(self._plan, self._server_model)
@@ -110,9 +112,10 @@ class Replica:
         return self._results[per_s]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest power of RATE_STEP at which a server that is `slowdown` times slower meets the objectives.
+        """Return the largest `power` for which a server meets the objectives at the rate `RATE_STEP**power`.
 
-        The rate is that of the model's clock. Returns None if the server meets them at no rate.
+        The server is `slowdown` times slower than its model, and the rate is in requests per second of the model's
+        clock. The search begins at the power `start`. Return None if the server meets the objectives at no rate.
         """
 
         def meets(power: int) -> bool:
@@ -148,9 +151,9 @@ def capacity_option(
     compute_figures: ComputeFigures,
     met: ObjectivesMet,
 ) -> CapacityOption:
-    """Return what this candidate needs to serve `per_s` requests of `plan` per second. Raises LoadgenError.
+    """Return the GPUs and the costs that a candidate needs to serve `per_s` requests of `plan` per second.
 
-    The candidate replaces the hardware of `base`.
+    The candidate replaces the hardware of the server model `base`. Raises LoadgenError.
     """
     result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
     server_model = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
@@ -181,7 +184,7 @@ def capacity_option(
 
 
 def _add_interval(result: CapacityOption, replica: Replica, met: ObjectivesMet, power: int, per_s: float) -> None:
-    """Fill in the ends of the intervals, with `power` as the start of both searches."""
+    """Fill in the `_low` and `_high` fields of a result. Both searches begin at `power`."""
     factor = 1 + constant("step_error")
     slow_power = replica.highest_power(met, factor, power)
     fast_power = replica.highest_power(met, 1 / factor, power)
@@ -219,7 +222,10 @@ def candidates(
 
 
 def _deployment(plan: Plan, server_model: ServerModel) -> tuple[Engine, Deployment]:
-    """Return the engine and the deployment of a model. Raises PlanError for unknown hardware or an unknown model."""
+    """Return the engine and the deployment of a server model.
+
+    Raises PlanError for unknown hardware or an unknown model.
+    """
     try:
         engine = find_engine(plan.server, server_model.vintage or CURRENT)
         deployment = engine.deployment(

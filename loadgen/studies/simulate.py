@@ -1,6 +1,6 @@
-"""Runs a Plan in virtual time: its requests go to a scheduler on modelled hardware, and nothing is sent.
+"""Runs a Plan in virtual time: a simulated scheduler on modelled hardware handles the requests. Nothing is sent.
 
-The result is a Run like any other.
+The result is a `Run`, as for a run on a real server.
 
     Plan ─ build_schedule ─> due times ─┐
          ─ Prompts ────────> requests  ─┴─> jobs ──> VirtualEngine ──> Records ──> run.jsonl
@@ -53,9 +53,9 @@ IDS_PER_SPAN = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """The server model: an engine version on given hardware, or a fitted twin.
+    """A server model: an engine version on given hardware, or a twin (a simulated server fitted to a measured one).
 
-    Fields that are None take their value from the twin, or a default if there is none.
+    A field that is None takes its value from the twin. Without a twin, the field has a default value.
     """
 
     gpu: str | None = None
@@ -64,21 +64,21 @@ class ServerModel:
     format: str | None = None
     vintage: str | None = None
     kv_tokens: int | None = None
-    """Size of the KV cache. Default: the memory that the weights leave."""
+    """Size of the KV cache in tokens. Default: the memory that remains after the weights are loaded."""
     running_limit: int | None = None
-    """Maximum sequences per step. Default: the engine's."""
+    """Maximum number of sequences per step. Default: that of the engine."""
     step_tokens: int | None = None
-    """Maximum tokens per step. Default: the engine's."""
+    """Maximum number of tokens per step. Default: that of the engine."""
     hardware: Path | None = None
     """TOML file with additional GPUs and models."""
     changes: tuple[str, ...] = ()
-    """Figures that replace those of the GPU's data sheet, in the syntax of loadgen.servers.hardware.with_changes."""
+    """Values that replace those of the GPU's data sheet, in the syntax of loadgen.servers.hardware.with_changes."""
     twin: Twin | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A server model with all values known: its limits, its step durations and what the run file says about it."""
+    """A server model in which every value is set: limits, step durations, and facts for the header of the run file."""
 
     policy: Policy
     kv_tokens: int
@@ -94,14 +94,14 @@ class ResolvedModel:
 
 @dataclass(slots=True)
 class VirtualRequest:
-    """A request that is due or in flight."""
+    """A simulated request that is due or in flight."""
 
     request: Request
     due_ns: int
     conversation: Conversation | None = None
-    """The session at this turn."""
+    """State of the session at this turn; None for a request without a session."""
     session_tokens: int = 0
-    """Tokens of the session before this turn: all questions and responses."""
+    """Tokens of the earlier turns of the session, over all questions and responses."""
 
 
 def run(
@@ -113,10 +113,11 @@ def run(
     take: Callable[[Record], object] = lambda _: None,
     say: Say = lambda _: None,
 ) -> Run:
-    """Run the plan in virtual time and write `folder/run.jsonl`. The folder must be new or empty.
+    """Run the plan in virtual time and write the records to `folder/run.jsonl`. The folder must be new or empty.
 
-    A twin's `prediction` is stored in the header. Records go to the file and to `take`; the returned Run holds
-    everything except the Records, as `runfile.scan` returns it. Raises LoadgenError or WorkloadError.
+    Each Record is also passed to `take`. The returned Run contains everything except the Records, as `runfile.scan`
+    returns it. The `prediction` of a twin is stored in the header of the run file. Raises LoadgenError or
+    WorkloadError.
     """
     with FolderClaim(folder):
         return _run(plan, server_model, folder, command, prediction, take, say)
@@ -166,9 +167,10 @@ def _run(
 def run_in_memory(
     plan: Plan, server_model: ServerModel, draw: int | None = None, resolved: ResolvedModel | None = None
 ) -> Run:
-    """Run the plan in virtual time and return the whole Run; nothing is written. Raises as `run` does.
+    """Run the plan in virtual time and return the complete Run. No file is written.
 
-    `draw` selects one draw of a twin's constants. `resolved` is an earlier result of `resolve_model`.
+    `draw` selects one bootstrap draw of a twin's constants. `resolved` is an earlier result of `resolve_model`. Raises
+    LoadgenError or WorkloadError.
     """
     resolved = resolved or resolve_model(plan, server_model, draw)
     result = Run(Path("simulated/run.jsonl"), _header(plan, server_model, resolved, []), [], [], None)
@@ -184,9 +186,13 @@ def run_in_memory(
 
 
 def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None) -> ResolvedModel:
-    """Return the server model with all values known. `draw` selects one draw of a twin's constants.
+    """Return the server model with every value set.
 
-    Raises PlanError for unknown hardware or an unknown model, and for a model that does not fit into memory.
+    `draw` selects one bootstrap draw of a twin's constants. Raises PlanError in these cases:
+
+    - The hardware or the model is unknown.
+    - The model does not fit into memory.
+    - The endpoint of the plan generates no tokens.
     """
     if not endpoint_dialect(plan.server, plan.endpoint).streams:
         raise PlanError(
@@ -201,7 +207,7 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
 
 
 def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
-    """Resolve a model without a twin from the hardware tables."""
+    """Resolve a server model without a twin. Its values come from the hardware tables."""
     vintage = server_model.vintage or CURRENT
     engine = find_engine(server, vintage)
     deployment = engine.deployment(
@@ -226,7 +232,7 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
 
 
 def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
-    """Resolve a twin: the measured server, changed where the server model names something else."""
+    """Resolve a server model with a twin. Values that the server model sets replace those of the twin."""
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
     values = twin.values(draw)
     measured_deployment = twin.deployment(engine)
@@ -257,7 +263,10 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
 
 
 def _hardware_facts(deployment: Deployment | None) -> dict[str, Any]:
-    """Return the hardware facts of a run's header, as loadgen.analysis.hardware_limit reads them."""
+    """Return the hardware facts for the header of a run file, or an empty dictionary for unknown hardware.
+
+    `loadgen.analysis.hardware_limit` reads these facts.
+    """
     if deployment is None:
         return {}
     weight_format = deployment.weights.name
@@ -310,8 +319,10 @@ def _header(plan: Plan, server_model: ServerModel, resolved: ResolvedModel, comm
 
 
 def _prompts(plan: Plan) -> Prompts:
-    """Return the plan's requests, which only have lengths. Requests that share a prefix also have token ids, for the
-    prefix cache."""
+    """Return the requests of the plan. Their prompts have lengths but no text.
+
+    Prompts that share a prefix also have token ids, because the prefix cache compares ids.
+    """
     process = plan.arrival_process
     spec = WorkloadSpec(
         plan.prompt_source,
@@ -331,7 +342,7 @@ def _prompts(plan: Plan) -> Prompts:
 
 
 def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-    """Return the token ids of a prompt that begins with shared spans, or "" if it shares nothing."""
+    """Return the token ids of a prompt that begins with shared spans, or "" for a prompt without shared spans."""
     if not shared:
         return ""
     ids: list[int] = []
@@ -342,7 +353,11 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 
 
 class VirtualRun:
-    """The event loop: arrivals, deadlines and telemetry samples. Between these events the engine runs by itself."""
+    """The event loop of a run in virtual time.
+
+    The loop handles arrivals, deadlines and telemetry samples. The simulated engine runs uninterrupted between these
+    events.
+    """
 
     def __init__(
         self,
@@ -361,7 +376,7 @@ class VirtualRun:
         self._sample_interval_ns = round(plan.metrics_every_s * 1e9)
         self._upcoming = self._sessions(prompts) if prompts.has_sessions else self._requests(prompts)
         self._due: list[tuple[int, int, VirtualRequest]] = []
-        """Heap of requests by due time, then by the order in which they were added."""
+        """Heap of requests by due time, and by the order of their addition for equal due times."""
         self._order = count()
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
@@ -370,7 +385,7 @@ class VirtualRun:
         self._last_ns = 0
 
     def run(self) -> Footer:
-        """Run until every request has ended."""
+        """Run until every request has ended, and return the footer of the run file."""
         engine = self._engine
         sample_ns = 0 if self._sample_interval_ns else FOREVER_NS
         if self._schedule.due_ns is None:
@@ -403,7 +418,10 @@ class VirtualRun:
         )
 
     def _handle_arrival(self, due_ns: int) -> None:
-        """Handle the next event outside the engine: a batch leaves the front end, or a request is due at `due_ns`."""
+        """Handle the next event outside the engine.
+
+        This is the end of a batch in the front end, or the request that is due at `due_ns`, whichever is earlier.
+        """
         if self._front_end.busy_until_ns <= due_ns:
             for job in self._front_end.release():
                 self._submit(job)
@@ -411,13 +429,13 @@ class VirtualRun:
             self._arrive(heappop(self._due)[2])
 
     def _deadline_ns(self) -> int:
-        """Return the earliest deadline of the requests in flight."""
+        """Return the earliest deadline of the requests in flight, or FOREVER_NS if no request is in flight."""
         while self._deadlines and self._deadlines[0][1] not in self._live:
             self._deadlines.popleft()
         return self._deadlines[0][0] if self._deadlines else FOREVER_NS
 
     def _end_timed_out(self) -> None:
-        """End the requests whose deadline has passed."""
+        """End every request whose deadline has passed."""
         while True:
             deadline_ns = self._deadline_ns()
             if deadline_ns >= self._engine.now_ns:
@@ -427,7 +445,10 @@ class VirtualRun:
             self._end(job, instants, deadline_ns)
 
     def _add_upcoming(self, number: int, due_ns: int | None = None) -> None:
-        """Schedule the next `number` requests or sessions, at `due_ns` or else at their own due times."""
+        """Schedule the next `number` requests or sessions.
+
+        They are due at `due_ns`. If `due_ns` is None, they are due at the times of the schedule.
+        """
         for request in islice(self._upcoming, number):
             if due_ns is not None:
                 request.due_ns = due_ns
@@ -471,7 +492,7 @@ class VirtualRun:
         self._front_end.accept(job, due_ns)
 
     def _submit(self, job: Job) -> None:
-        """Hand a job to the scheduler, which refuses a request that its cache can never hold."""
+        """Hand a job to the scheduler. A request that is too long for the KV cache is recorded as failed."""
         try:
             self._engine.submit(job)
         except ValueError as error:
@@ -490,7 +511,11 @@ class VirtualRun:
             self._keep(job.owner, record, due_ns)
 
     def _end(self, job: Job, instants: list[int], timed_out_ns: int | None = None) -> None:
-        """Record a job that has all its tokens, or that timed out. `instants` are the times of its tokens."""
+        """Record a job that is complete or timed out.
+
+        `instants` are the times of its tokens in ns. `timed_out_ns` is the time of the timeout, or None for a complete
+        job.
+        """
         request: VirtualRequest = job.owner
         self._live.discard(job)
         end_ns = instants[-1] if timed_out_ns is None else timed_out_ns
@@ -519,7 +544,7 @@ class VirtualRun:
         self._keep(request, record, end_ns)
 
     def _keep(self, ended: VirtualRequest, record: Record, end_ns: int) -> None:
-        """Write a Record and schedule the requests that wait for its end."""
+        """Write the Record of a request that has ended, and schedule the requests that depend on it."""
         self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)
@@ -541,7 +566,7 @@ class VirtualRun:
             self._add_upcoming(1, due_ns)
 
     def _sample(self, at_ns: int) -> None:
-        """Write the values that the server's metrics page would show."""
+        """Write a telemetry sample with the values that a real server would publish as metrics."""
         scheduler = self._engine.scheduler
         gauges = scheduler.gauges()
         values = {

@@ -1,10 +1,14 @@
-"""The twin of a server: a small file with the constants of the server model, fitted to real runs.
+"""The twin of a server: a simulated server whose constants are fitted to measured runs. A JSON file stores the twin.
 
     runs ─ loadgen.studies.twin_fitting ─> Twin ─> twin.json ─ loadgen.studies.simulate ─> predictions for another load
 
-If the GPU and the model are known, the constants are the host's time per step and the fractions of memory bandwidth and
-compute that the server reaches, relative to what kernels reach elsewhere. Otherwise the duration of a step is a linear
-function of its contents.
+The constants depend on what is known about the server:
+
+- If the GPU and the model are known, the constants are the host time per step, and the memory bandwidth and compute
+  rate that the server reaches, relative to typical kernels.
+- Otherwise the constants are the coefficients of a linear step duration (`LinearStepTime`).
+
+Both sets also contain the front-end times of a request.
 """
 
 from __future__ import annotations
@@ -23,18 +27,19 @@ from loadgen.servers.simulated.step_time import LinearStepTime, StepDurations
 from loadgen.workloads.input_files import read_input
 
 FORMAT = 1
-"""Version of the file format. It rises when a key is removed or changes its meaning, not when a key is added."""
+"""Version of the file format. The version rises when a key is removed or changes its meaning, not when a key is
+added."""
 MAX_FILE_BYTES = 1 << 26
 """Maximum size of a twin file. Thousands of draws of the constants take about 1 MB."""
 
 
 class ConstantInfo(NamedTuple):
-    """Metadata of a constant."""
+    """Unit, meaning and prior spread of a fitted constant."""
 
     unit: str
     meaning: str
     spread: float
-    """Prior standard deviation of the constant's natural logarithm: how far a fit may move it from its start."""
+    """Prior standard deviation of `log(constant)`. It limits how far a fit moves the constant from its start value."""
 
 
 STEP_CONSTANTS = {
@@ -70,7 +75,7 @@ class TwinConstant(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Twin(msgspec.Struct, kw_only=True, frozen=True):
-    """The JSON file that `loadgen twin fit` writes."""
+    """A twin, as `loadgen twin fit` writes it to a JSON file."""
 
     format: int = FORMAT
     version: str
@@ -84,29 +89,31 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     served: str
     """Model name that the server reports."""
     gpu: str = ""
-    """Empty if the hardware is unknown. The constants are then LINEAR_CONSTANTS."""
+    """GPU name; empty if the hardware is unknown. `constants` then has the names of LINEAR_CONSTANTS."""
     model: str = ""
-    """Model name in the hardware tables. Like `tensor` and `number_format`, it applies only if the GPU is known."""
+    """Model name in the hardware tables. Like `tensor` and `number_format`, the name applies only if the GPU is
+    known."""
     tensor: int = 1
     number_format: str = "bf16"
     hardware: str = ""
     """TOML file with additional GPUs and models (option --hardware)."""
     kv_tokens: int
     running_limit: int | None = None
-    """Maximum sequences per step. None: the engine's default."""
+    """Maximum number of sequences per step. None: the engine's default."""
     step_tokens: int | None = None
-    """Maximum tokens per step. None: the engine's default."""
+    """Maximum number of tokens per step. None: the engine's default."""
     constants: dict[str, TwinConstant]
     draws: list[list[float]]
-    """Bootstrap draws of the constants, in the order of `constants`. Predictions take their intervals from them."""
+    """Bootstrap draws of the constants, in the order of `constants`. The intervals of predictions come from these
+    draws."""
     residual: dict[str, float]
-    """Error of the fit: the standard deviation of log(simulated / measured). It covers ttft, tpot and e2e per tenth of
-    a run, and the rate and the 99th percentiles per run."""
+    """Error of the fit by figure: the standard deviation of `log(simulated / measured)`. The values of ttft, tpot and
+    e2e compare tenths of a run. The values of the rate and of the 99th percentiles compare whole runs."""
     runs: list[dict[str, Any]]
-    """Names and request counts of the runs that it was fitted to."""
+    """Names and request counts of the runs that the twin was fitted to."""
 
     def values(self, draw: int | None = None) -> dict[str, float]:
-        """Return the values of the constants, or of one draw."""
+        """Return the fitted values of the constants by name, or the values of one bootstrap draw."""
         if draw is None:
             return {name: constant.value for name, constant in self.constants.items()}
         return dict(zip(self.constants, self.draws[draw], strict=True))
@@ -122,9 +129,10 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         hardware: Path | None = None,
         changes: Sequence[str] = (),
     ) -> Deployment | None:
-        """Return the fitted deployment, changed by the given arguments; None if the twin's hardware is unknown.
+        """Return the deployment of the twin, or None if its hardware is unknown.
 
-        Raises HardwareError for unknown hardware, and PlanError for changes to a twin that knows no hardware.
+        Arguments replace values of the fitted deployment. Raises HardwareError for unknown hardware, and PlanError for
+        arguments that need a twin with known hardware.
         """
         if not self.gpu:
             if gpu or model or tensor or number_format or changes:
@@ -145,8 +153,10 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
-    """Return the model of step durations with these constants: HARDWARE_CONSTANTS if there is a deployment, else
-    LINEAR_CONSTANTS."""
+    """Return the model of step durations with the given constants.
+
+    `values` has the names of HARDWARE_CONSTANTS if there is a deployment, otherwise those of LINEAR_CONSTANTS.
+    """
     if deployment is None:
         return LinearStepTime(values["step_s"], values["sequence_s"], values["token_s"], values["context_s"])
     gpu = deployment.gpu
@@ -162,7 +172,7 @@ def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Depl
 
 
 def read_twin(path: Path) -> Twin:
-    """Read a twin file. Raises PlanError for a file that is not a twin or that a newer loadgen wrote."""
+    """Read a twin file. Raises PlanError if the file is not a twin, or if a newer version of loadgen wrote it."""
     try:
         twin = msgspec.json.decode(read_input(path, MAX_FILE_BYTES), type=Twin)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Fits a Twin to real runs: the constants with which a replay of the same requests has the measured latencies.
+"""Fits a twin to measured runs. A twin is a simulated server with the latencies of a measured one.
 
     Run ─ observe_run ─> ObservedRun ─┐  start values: from the hardware model, or from a linear fit of decoding times
-    Run ─ observe_run ─> ObservedRun ─┴─> solve: Gauss-Newton on replays, pulled to the start ─> bootstrap draws
+    Run ─ observe_run ─> ObservedRun ─┴─> solve: least squares on replays, with a prior ─> bootstrap draws
 
-A replay sends each request at its real send time, so a closed loop needs no model of its clients. The residuals are
-log(simulated / measured) of TTFT, TPOT and E2E. Every run has the same weight.
+A replay simulates each request at its measured send time. A closed loop therefore needs no model of its clients. The
+residuals are `log(simulated / measured)` of TTFT, TPOT and E2E latency. Every run has the same weight.
 """
 
 from __future__ import annotations
@@ -42,70 +42,73 @@ from loadgen.workloads.workload import SharedPrefix, Workload
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 MAX_REQUESTS = 2000
-"""Requests of a run that are replayed. Later requests hardly affect the latencies of earlier ones."""
+"""Maximum number of requests of a run that are replayed. Later requests hardly affect the latencies of earlier ones."""
 MIN_COMPLETE = 10
-"""Minimum complete requests of a run for a fit."""
+"""Minimum number of complete requests that a run needs for a fit."""
 BLOCKS = 10
-"""Blocks in time order into which a run is divided. The bootstrap draws blocks, because requests that are in flight
-together are not independent."""
+"""Number of blocks in time order into which the requests of a run are divided. The bootstrap draws blocks, because
+requests that are in flight together are not independent."""
 DRAWS = 24
 """Number of bootstrap draws."""
 NOISE = 0.1
-"""Assumed standard deviation of the log latency of one request."""
+"""Assumed standard deviation of `log(latency)` of one request."""
 INDEPENDENT_REQUESTS = 20
-"""Number of independent requests that a run counts as, relative to the pull of the start values."""
+"""Weight of a run relative to the prior: each run counts as this number of independent requests."""
 OUTLIER = 0.3
-"""Residuals above this value count less than quadratically."""
+"""Residuals above this value count less than quadratically (soft L1 loss)."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
 """Token budgets of a step that are tried in addition to the engine's default."""
 MIN_IMPROVEMENT = 0.1
-"""How much smaller the error of another token budget must be (difference of log step counts)."""
+"""Minimum improvement for a token budget that replaces the engine's default. The unit is that of the errors in
+`FitProblem.choose_step_budget`."""
 UNKNOWN_KV = 1 << 24
-"""KV cache size in tokens if it is unknown: large enough to be no limit."""
+"""KV cache size in tokens that is assumed if the size is unknown. The value is too large to limit a run."""
 DEFAULT_START = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
-"""Start values that neither hardware tables nor timestamps provide."""
+"""Start values of constants that neither the hardware tables nor the timestamps of a run provide."""
 REQUEST_STARTS = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)))
-"""Start values of `request_s` and `path_s` that are tried."""
+"""Pairs of start values of `request_s` and `path_s` that a fit tries."""
 MEDIAN_TO_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution per median absolute deviation. The median keeps a few outlying blocks
-from widening all intervals."""
+"""Standard deviation of a normal distribution divided by its median absolute deviation. The median prevents a few
+outlying blocks from widening all intervals."""
 DERIVATIVE_STEP = 0.15
-"""Change of a log constant for a numerical derivative. Smaller changes see the steps of the tables."""
+"""Change of `log(constant)` for a numerical derivative. With smaller changes, the derivative would show the discrete
+steps of the duration tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
-    """Requests of a measured run in order of sending, with their latencies. Missing latencies are NaN."""
+    """Requests of a measured run by send time, with their latencies. Missing latencies are NaN."""
 
     name: str
     sent_ns: list[int]
-    """Send time after the first request."""
+    """Send time of each request in ns after the first request."""
     prompt_tokens: list[int]
     output_tokens: list[int]
     prompts: list[Sequence[int]]
-    """Stand-in token ids of prompts that share a prefix; empty for other prompts."""
+    """Artificial token ids of prompts that share a prefix; empty for other prompts."""
     ttft_s: Floats
     tpot_s: Floats
     ended_s: float
-    """Time of the last token."""
+    """Time of the last token in s after the first request was sent."""
     tokens: Floats
     """One row per chunk in time order: time in s, index of the request, number of tokens."""
 
     @property
     def blocks(self) -> Integers:
-        """Block number of each request. All blocks hold the same number of requests with a latency."""
+        """Block number of each request, from 0. All blocks contain the same number of requests with a latency."""
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
 
     @property
     def later_tokens(self) -> Integers:
-        """Output tokens after the first one, per request."""
+        """Number of output tokens after the first one, for each request."""
         return np.array(self.output_tokens) - 1
 
     def prefill_steps(self, ttft_s: Floats) -> int:
-        """Return the number of engine steps that completed a prompt, if the requests had these TTFTs.
+        """Estimate the number of engine steps that completed a prompt from the TTFT of each request.
 
-        First tokens that arrive within a quarter of the median TPOT belong to the same step.
+        First tokens that arrive less than `median(TPOT) / 4` apart are counted as one step. `ttft_s` contains measured
+        or simulated values.
         """
         first_token_s = np.array(self.sent_ns) / 1e9 + ttft_s
         first_token_s = np.sort(first_token_s[~np.isnan(self.ttft_s + ttft_s)])
@@ -124,12 +127,12 @@ class StepLimits:
 
     @property
     def policy(self) -> Policy:
-        """Scheduling policy with these limits."""
+        """Scheduling policy of the engine with these limits."""
         return self.rules.policy_for(self.kv_tokens, self.running, self.step_tokens)
 
 
 def observe_run(run: Run) -> ObservedRun:
-    """Return the requests and latencies of a run. Raises PlanError if too few requests are complete."""
+    """Return the requests and latencies of a measured run. Raises PlanError if too few requests are complete."""
     sent = [record for record in run.records if record.phase == "measured" and record.sent_ns is not None]
     sent.sort(key=lambda record: (record.sent_ns or 0, record.id))
     name = run.path.resolve().parent.name
@@ -176,7 +179,10 @@ def observe_run(run: Run) -> ObservedRun:
 
 
 def _prompt_ids(record: Record, length: int, source: Workload) -> Sequence[int]:
-    """Return token ids for the prefix cache. Prompts share ids exactly where the workload's prompts share tokens."""
+    """Return artificial token ids of a prompt for the prefix cache, or () if the prompt shares no tokens.
+
+    Two prompts have the same ids exactly where their texts have the same tokens.
+    """
     if record.session is not None:
         first_id = record.session << 32
         return range(first_id, first_id + length)
@@ -191,9 +197,10 @@ def _prompt_ids(record: Record, length: int, source: Workload) -> Sequence[int]:
 def replay(
     run: ObservedRun, limits: StepLimits, step_time: StepDurations, values: Mapping[str, float]
 ) -> tuple[Floats, Floats, float]:
-    """Simulate the requests of a run. Return TTFT and TPOT of each request in s, and the time of the last token in s.
+    """Simulate the requests of a measured run at their measured send times.
 
-    Latencies are NaN for requests that the cache can never hold.
+    Return three values: the TTFT of each request in s, the TPOT of each request in s, and the time of the last token in
+    s. Requests that are too long for the KV cache have the latency NaN.
     """
     engine = VirtualEngine(Scheduler(limits.policy, limits.kv_tokens), step_time)
     waiting = _through_front_end(run, FrontEnd(round(1e9 * values["request_s"]), round(1e9 * values["path_s"])))
@@ -217,7 +224,7 @@ def replay(
 
 
 def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
-    """Return the jobs of a run in the order in which they reach the scheduler."""
+    """Simulate the front end, and return the jobs of a run in the order in which they reach the scheduler."""
     jobs = deque[Job]()
     lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
     for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
@@ -230,9 +237,10 @@ def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
 
 
 def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: Mapping[str, Any]) -> Twin:
-    """Fit a twin to runs of one server. Raises PlanError.
+    """Fit a twin to measured runs of one server. Raises PlanError.
 
-    `known` holds fields of the Twin that the user has named, such as limits and the names of the hardware.
+    `rules` names the engine whose scheduling rules apply. `deployment` is None if the hardware is unknown. `known`
+    contains fields of the Twin that the user has set, such as limits and hardware names.
     """
     observed = [observe_run(run) for run in runs]
     engine = find_engine(rules, str(known["vintage"]))
@@ -274,8 +282,10 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
 
 
 class FitProblem:
-    """The least-squares problem of a fit. The parameters are the natural logarithms of the constants, which keeps the
-    constants positive."""
+    """The least-squares problem of a fit.
+
+    The parameters are the natural logarithms of the constants, so that the constants stay positive.
+    """
 
     def __init__(self, runs: Sequence[ObservedRun], limits: StepLimits, deployment: Deployment | None) -> None:
         self.runs = runs
@@ -287,10 +297,11 @@ class FitProblem:
         self._step_time: tuple[Any, Any] = (None, None)  # step parameters and the model of step durations for them
 
     def choose_step_budget(self, logarithms: Floats) -> bool:
-        """Choose the token budget of a step that best explains the number of prefill steps.
+        """Choose the token budget of a step that best explains the measured number of prefill steps.
 
-        Return whether `limits` changed. Another budget than the engine's default must be clearly better. The budget is
-        not chosen if the user named one or if the engine does not mix prefill and decode.
+        The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. A budget
+        replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. There is no choice if the user has set
+        a budget, or if the engine does not mix prefill and decode. Return True if `limits` has changed.
         """
         original = self.limits
         if original.step_tokens is not None or original.policy.prefill != "mixed":
@@ -309,10 +320,10 @@ class FitProblem:
         return better
 
     def solve(self) -> Floats:
-        """Return the log constants that fit best.
+        """Return the logarithms of the constants that fit best.
 
-        The search starts at the best of several values for the request constants, because the front end makes the
-        residuals change in steps.
+        The search starts at the best of several pairs of request constants. A single start would not be enough, because
+        the residuals change in steps with these constants: the front end handles requests in batches.
         """
         from scipy.optimize import least_squares
 
@@ -322,10 +333,10 @@ class FitProblem:
         return np.asarray(solution.x)
 
     def bootstrap_draws(self, solution: Floats) -> Floats:
-        """Return constants for other samples of the runs, one row per draw.
+        """Return the constants of DRAWS bootstrap samples, one row per draw.
 
-        Each draw resamples blocks of requests and moves the start values within their spread. The problem is
-        linearised at `solution`, so a draw needs no replay.
+        Each draw resamples the blocks of requests, and draws start values from their prior distribution. The problem is
+        linearised at `solution`, so that a draw needs no replay.
         """
         random = np.random.default_rng(0)
         jacobian = self._jacobian(solution)
@@ -333,7 +344,7 @@ class FitProblem:
         rows = len(residuals)
         run_blocks = [np.tile(index * BLOCKS + run.blocks, 3) for index, run in enumerate(self.runs)]
         blocks = np.concatenate(run_blocks)
-        # The search ends a little off the optimum, because the tables have steps. Draws are relative to this remainder.
+        # The search ends only near the optimum, because the tables have steps. Draws correct for this remainder.
         remainder = np.linalg.lstsq(jacobian, self._residuals(solution), rcond=None)[0]
         draws = []
         for _ in range(DRAWS):
@@ -347,7 +358,7 @@ class FitProblem:
         return np.array(draws)
 
     def fit_errors(self, solution: Floats) -> dict[str, float]:
-        """Return the errors of the fit by figure, as described at `Twin.residual`."""
+        """Return the errors of the fit by figure, in the form of `Twin.residual`."""
         errors: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
             ttft_s, tpot_s, ended_s = self.replay_run(run, solution)
@@ -369,7 +380,7 @@ class FitProblem:
         return deviations
 
     def _start_values(self) -> list[float]:
-        """Return the start value of each constant."""
+        """Return the start value of each constant, in the order of `constants`."""
         starts = dict(DEFAULT_START)
         if self.deployment:
             rules = self.limits.rules
@@ -383,18 +394,25 @@ class FitProblem:
         return [starts[name] for name in self.constants]
 
     def replay_run(self, run: ObservedRun, logarithms: Floats) -> tuple[Floats, Floats, float]:
-        """Replay a run with these log constants. See `replay` for the result."""
+        """Replay a run with the constants `exp(logarithms)`, and return the result of `replay`."""
         values = dict(zip(self.constants, np.exp(logarithms).tolist(), strict=True))
         step_parameters = tuple(logarithms[: -len(REQUEST_CONSTANTS)])
-        if self._step_time[0] != step_parameters:  # building its tables takes most of the time of a replay
+        if self._step_time[0] != step_parameters:  # building the tables takes most of the time of a replay
             self._step_time = (step_parameters, step_time_with(values, self.limits.rules, self.deployment))
         return replay(run, self.limits, self._step_time[1], values)
 
     def _latency_residuals(self, logarithms: Floats) -> Floats:
-        """Return the weighted residuals run by run: TTFT of all requests, then TPOT, then E2E.
+        """Return the weighted latency residuals of all runs.
 
-        Half a TPOT is added to both TTFTs, because a request may arrive anywhere within a step. Missing latencies have
-        the residual 0. Residuals above OUTLIER grow with their square root (soft L1 loss).
+        The order is by run, then by latency (TTFT, TPOT, E2E latency), then by request. With `e = log(simulated /
+        measured)` and `n` known latencies in a run:
+
+            residual = weight * sign(e) * soft(e)
+            weight = sqrt(INDEPENDENT_REQUESTS / n) / NOISE
+            soft(e) = OUTLIER * sqrt(2 * (sqrt(1 + (e / OUTLIER) ** 2) - 1))    (soft L1 loss)
+
+        The residual of a missing latency is 0. `median(TPOT) / 2` is added to the simulated and the measured TTFT,
+        because a request may arrive at any time within a step.
         """
         parts = []
         for run in self.runs:
@@ -409,11 +427,11 @@ class FitProblem:
         return np.concatenate(parts)
 
     def _residuals(self, logarithms: Floats) -> Floats:
-        """Return all residuals: those of the latencies, then the distance of each constant from its start value."""
+        """Return the residuals of the latencies, then `log(constant / start value) / spread` for each constant."""
         return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 
     def _jacobian(self, logarithms: Floats) -> Floats:
-        """Return the derivatives of `_residuals` by central differences."""
+        """Return the derivatives of `_residuals` with respect to the log constants, by central differences."""
         moves = DERIVATIVE_STEP * np.eye(len(logarithms))
         columns = []
         for move in moves:
@@ -423,7 +441,7 @@ class FitProblem:
 
 
 def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tuple[str, Floats, Floats]]:
-    """Return the name, the simulated values and the measured values of each latency."""
+    """Return (name, simulated values, measured values) for TTFT, TPOT and E2E latency."""
     simulated_e2e_s = ttft_s + run.later_tokens * tpot_s
     measured_e2e_s = run.ttft_s + run.later_tokens * run.tpot_s
     return [
@@ -434,7 +452,7 @@ def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tup
 
 
 def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list[float]:
-    """Return log(simulated / measured) of the medians of each block that has both values."""
+    """Return `log(median(simulated) / median(measured))` for each block that has both values."""
     both = ~np.isnan(simulated) & ~np.isnan(measured)
     errors = []
     for block in range(BLOCKS):
@@ -445,10 +463,10 @@ def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list
 
 
 def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
-    """Return the figures of a run with these latencies, by the names that --assert knows.
+    """Return the figures of a run with the given latencies. Keys are figure names of --assert, such as `ttft.p99`.
 
-    Rates cover the whole run up to the last token, because a replay has no other measurement window. Only complete
-    requests count as requests, as in a report.
+    Rates cover the whole run up to the last token, because a replay has no separate measurement window. Only complete
+    requests count, as in a report.
     """
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
     e2e_s = ttft_s + run.later_tokens * np.nan_to_num(tpot_s)
@@ -465,7 +483,10 @@ def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) ->
 
 
 def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
-    """Return the figures that the twin predicts for the requests of a run, sent at their real send times."""
+    """Return the figures that a twin predicts for the requests of a measured run.
+
+    The requests keep their measured send times. `draw` selects one bootstrap draw of the constants.
+    """
     engine = find_engine(twin.rules, twin.vintage)
     values = twin.values(draw)
     step_time = step_time_with(values, engine, twin.deployment(engine))
@@ -475,11 +496,14 @@ def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[
 
 
 def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
-    """Estimate the linear step constants from timestamps alone, by non-negative least squares.
+    """Estimate the constants of a linear step duration from timestamps alone, by non-negative least squares.
 
-    While a request decodes, the engine does nothing but steps. Their number is the number of tokens that the request
-    gets. The same steps produce the tokens of other requests and compute prompts. Each request therefore gives one
-    equation for its decoding time.
+    While a request decodes, the engine executes one step per token of this request. These steps also produce the tokens
+    of other requests and process prompts. Each request therefore gives one equation:
+
+        decode_s = step_s * steps + sequence_s * output_tokens + token_s * prompt_tokens + context_s * context_tokens
+
+    The counts on the right include the tokens of all requests.
     """
     from scipy.optimize import nnls
 
@@ -493,16 +517,17 @@ def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
     target = np.ones(len(decode_s))
     scale = matrix.mean(axis=0)
     scale[scale == 0] = 1.0
-    ridge = np.sqrt(0.01 * len(target)) * np.eye(4)  # shares the time between columns that are proportional
+    ridge = np.sqrt(0.01 * len(target)) * np.eye(4)  # divides the time between columns that are proportional
     solution, _ = nnls(np.vstack([matrix / scale, ridge]), np.concatenate([target, np.zeros(4)]))
     names = ("step_s", "sequence_s", "token_s", "context_s")
     return dict(zip(names, (np.maximum(solution, 0.01) / scale).tolist(), strict=True))
 
 
 def _decode_work(run: ObservedRun) -> tuple[list[list[float]], list[float]]:
-    """Return the work of the engine while each request decoded, and the decoding times in s.
+    """Return the engine's work during the decoding of each request, and the decoding times in s.
 
-    The work is a row of four counts: steps, output tokens, prompt tokens, and tokens of context that the steps read.
+    The work is one row of four counts per request: steps, output tokens, prompt tokens, and context tokens that the
+    steps read.
     """
     at_s, owner_column, count = run.tokens.T
     owner = owner_column.astype(int)
@@ -511,7 +536,7 @@ def _decode_work(run: ObservedRun) -> tuple[list[list[float]], list[float]]:
     last_s = np.zeros(len(run.sent_ns))
     np.maximum.at(last_s, owner, at_s)
     prompt_tokens = np.array(run.prompt_tokens)[owner]
-    context = prompt_tokens + np.array(run.output_tokens)[owner] / 2  # mean over the life of the request
+    context = prompt_tokens + np.array(run.output_tokens)[owner] / 2  # mean over the decoding of the request
     prefilled = np.where(at_s == first_s[owner], prompt_tokens, 0)
     work = np.column_stack([count, prefilled, count * context])
     cumulative = np.vstack([np.zeros(3), np.cumsum(work, axis=0)])
@@ -527,15 +552,19 @@ def _decode_work(run: ObservedRun) -> tuple[list[list[float]], list[float]]:
 
 
 def _kv_tokens(runs: Sequence[Run]) -> int | None:
-    """Return the KV cache size that the servers' metrics report, if any."""
+    """Return the KV cache size in tokens that the server's metrics report, or None if they do not report it."""
     sizes = [sample.values.get("kv_tokens") for run in runs for sample in run.telemetry if sample.source == "server"]
     return max((int(size) for size in sizes if size), default=None)
 
 
 def _running_limit(runs: Sequence[Run]) -> int | None:
-    """Return the maximum number of running requests if it is a limit of the server.
+    """Return the server's limit of running requests, or None if the telemetry shows no limit.
 
-    It is one if requests waited at least three times while exactly that number ran and the cache had room.
+    The maximum number of running requests is a limit if at least three samples show all of the following:
+
+    - Exactly this number of requests is running.
+    - Other requests are waiting.
+    - Less than 90 % of the KV cache is used.
     """
     samples = [sample.values for run in runs for sample in run.telemetry if sample.source == "server"]
     crowded = [values["running"] for values in samples if values.get("waiting") and (values.get("kv_used") or 0) < 0.9]
@@ -544,5 +573,5 @@ def _running_limit(runs: Sequence[Run]) -> int | None:
 
 
 def _rounded(value: Any) -> float:
-    """Round to five significant digits."""
+    """Return the value rounded to five significant digits."""
     return float(f"{float(value):.5g}")

@@ -1,8 +1,12 @@
-"""A Llama with the names, weights and arithmetic of Hugging Face's `LlamaForCausalLM`, in which every part is a module.
+"""A Llama with the names, weights and arithmetic of Hugging Face's `LlamaForCausalLM`. Every part is a module.
 
-Under tensor parallelism the first matrices of attention and MLP are split by columns and the last ones by rows, and the
-`TensorGroup` sums their partial results (Megatron-LM, arXiv 1909.08053). The output head is split by columns. `LAYERS`
-has one decoder layer for each way of combining all-reduces and blocks.
+Tensor parallelism splits the matrices between devices (Megatron-LM, arXiv 1909.08053):
+
+- The first matrices of attention and MLP are split by columns.
+- The last matrices of attention and MLP are split by rows. The `TensorGroup` sums their partial results.
+- The output head is split by columns.
+
+`LAYERS` contains one decoder layer class for each way of combining all-reduces and blocks.
 """
 
 from __future__ import annotations
@@ -23,51 +27,57 @@ THETA = 10_000.0
 
 
 class TensorGroup(Protocol):
-    """The devices that share each layer."""
+    """Interface of a group of devices that share each layer."""
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """Number of devices in the group."""
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
-        """Return the input of a matrix that is split by columns. Its gradient is summed over all devices."""
+        """Return `hidden` as the input of a matrix that is split by columns.
+
+        In the backward pass, its gradient is summed over all devices.
+        """
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Return the sum over all devices, after a matrix that is split by rows."""
+        """Return the sum of `partial` over all devices. Callers use it after a matrix that is split by rows."""
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
-        """Start an all-reduce in the background, and return a function that waits for the sum."""
+        """Start an all-reduce in the background. Return a function that waits for the sum and returns it."""
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """Return the parts of all devices side by side, after a matrix that is split by columns."""
+        """Return the concatenation of `part` over all devices, along the last dimension.
+
+        Callers use it after a matrix that is split by columns.
+        """
 
 
 class SingleProcess:
-    """A group with one device, without communication."""
+    """A group with a single device, without communication."""
 
     size = 1
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
-        """Return the input."""
+        """Return the input unchanged."""
         return hidden
 
     all_reduce = all_gather = copy_to_ranks
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
-        """Return a function that returns the input."""
+        """Return a function that returns the input unchanged."""
         return lambda: partial
 
 
 @dataclass(slots=True)
 class LayerCache:
-    """KV cache of one layer, with room for tokens to come."""
+    """KV cache of one layer, with space for further tokens."""
 
     keys: Tensor  # [sequences, heads, tokens, head dimension]
     values: Tensor
     used: int = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values, and return all that the cache holds."""
+        """Append keys and values, and return all keys and values in the cache."""
         end = self.used + keys.shape[2]
         self.keys[:, :, self.used : end] = keys
         self.values[:, :, self.used : end] = values
@@ -89,14 +99,14 @@ class Rotary(nn.Module):
 
 
 class AttentionCore(nn.Module):
-    """Softmax attention that stores its scores in memory, or by a flash kernel that stores none."""
+    """Softmax attention. It stores its scores in memory, or uses a flash kernel that stores no scores."""
 
     def __init__(self, flash: bool) -> None:
         super().__init__()
         self.flash = flash
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the attention of all queries, which is causal if there are several per sequence."""
+        """Return the attention of all queries. A causal mask applies if there are several queries per sequence."""
         causal = queries.shape[2] > 1
         if self.flash:
             return functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=True)
@@ -113,7 +123,7 @@ class AttentionCore(nn.Module):
 
 
 class Attention(nn.Module):
-    """The attention block. Its result is this device's part of the sum."""
+    """The attention block. On several devices, its result is a partial sum that an all-reduce completes."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__()
@@ -127,7 +137,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * shape.head_dim, shape.hidden, bias=False)
 
     def forward(self, hidden: Tensor, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
-        """Return the block's result for the normed hidden state."""
+        """Return the result of the attention block for the normalised hidden state."""
 
         def split_heads(vectors: Tensor) -> Tensor:
             return vectors.unflatten(-1, (-1, self.dimension)).transpose(1, 2)
@@ -142,7 +152,10 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The MLP block with a gate (SwiGLU). Its result is this device's part of the sum."""
+    """The MLP block with a gate (SwiGLU).
+
+    On several devices, its result is a partial sum that an all-reduce completes.
+    """
 
     def __init__(self, shape: ModelShape, group: TensorGroup) -> None:
         super().__init__()
@@ -153,15 +166,16 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(wide, shape.hidden, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the block's result for the normed hidden state."""
+        """Return the result of the MLP block for the normalised hidden state."""
         return self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
 class DecoderLayer(nn.Module):
-    """The standard layer, in which each block waits for its all-reduce.
+    """The standard decoder layer, in which each block waits for its all-reduce.
 
-    `forward` takes and returns the state that layers pass on, here the hidden state. After the last layer,
-    `final_hidden` turns this state into the hidden state.
+    `forward` takes the state from the previous layer and returns the state for the next layer. In this class, the state
+    is the hidden state. Subclasses may add all-reduces in flight to the state. After the last layer, `final_hidden`
+    converts the state into the hidden state.
     """
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
@@ -173,7 +187,7 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(shape, group)
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        """Return the state after this layer."""
+        """Return the state for the next layer."""
         group = self.group
         normed = group.copy_to_ranks(self.input_layernorm(carried))
         carried = carried + group.all_reduce(self.self_attn(normed, positions, cache))
@@ -188,9 +202,9 @@ class DecoderLayer(nn.Module):
 
 
 class ParallelLayer(DecoderLayer):
-    """Both blocks read the same hidden state and share an all-reduce (GPT-J, PaLM).
+    """A decoder layer whose two blocks read the same hidden state and share one all-reduce (GPT-J, PaLM).
 
-    Each block keeps its norm, so that the layer has the weights of the standard one.
+    Each block has a separate norm, so that the layer has the same weights as the standard layer.
     """
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
@@ -201,9 +215,14 @@ class ParallelLayer(DecoderLayer):
 
 
 class LadderLayer(DecoderLayer):
-    """Each block reads the hidden state without the previous block's result, whose all-reduce runs meanwhile.
+    """A decoder layer in which the all-reduce of a block runs during the next block (arXiv 2501.06589).
 
-    x_i = x_(i-1) + all-reduce(h_i(x_(i-2))), arXiv 2501.06589. Layers pass on the hidden state and two all-reduces.
+    A block therefore reads the hidden state without the result of the previous block:
+
+        x[i] = x[i - 1] + all_reduce(h[i](x[i - 2]))
+
+    Here `h[i]` is block `i`, and `x[i]` is the hidden state after this block. The state that layers pass on consists of
+    the hidden state and two all-reduces in flight.
     """
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
@@ -220,7 +239,7 @@ class LadderLayer(DecoderLayer):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state plus the results of the all-reduces in flight."""
+        """Return the hidden state plus the results of all all-reduces in flight."""
         hidden, *pending = carried
         for wait in pending:
             hidden = hidden + wait()
@@ -229,7 +248,10 @@ class LadderLayer(DecoderLayer):
 
 
 class NoCommunicationLayer(DecoderLayer):
-    """Each device continues with its own partial results. This is not a useful model, but shows the maximum gain."""
+    """A decoder layer without all-reduces. Each device continues with its partial results.
+
+    The output of such a model is wrong. Its speed shows the maximum gain from hiding communication.
+    """
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:
         super().__init__(shape, group, flash)
@@ -257,7 +279,7 @@ class Decoder(nn.Module):
         self.dimension = shape.head_dim
 
     def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None) -> Tensor:
-        """Return the hidden states of the tokens, which follow those in the caches."""
+        """Return the hidden states of the tokens. The tokens follow those in the caches."""
         start = caches[0].used if caches else 0
         carried = self.embed_tokens(tokens)
         positions = self._positions(start, tokens.shape[1], carried)
@@ -267,7 +289,7 @@ class Decoder(nn.Module):
         return hidden
 
     def _positions(self, start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the rotary angles of `count` positions."""
+        """Return the cosines and sines of the rotary angles of `count` positions, beginning at `start`."""
         indices = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
         steps = torch.arange(0, self.dimension, 2, device=like.device, dtype=torch.float32) / self.dimension
         angles = torch.outer(indices, THETA**-steps).repeat(1, 2)
@@ -275,7 +297,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """The language model: maps token ids [sequences, tokens] to logits."""
+    """The complete language model, which maps token ids [sequences, tokens] to logits."""
 
     def __init__(self, shape: ModelShape, group: TensorGroup, architecture: str, flash: bool) -> None:
         super().__init__()
@@ -287,13 +309,13 @@ class Llama(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, last: bool = False) -> Tensor:
-        """Return the logits of every token, or only of the `last` one."""
+        """Return the logits of every token, or only those of the last token if `last` is set."""
         hidden = self.model(tokens, caches)
         logits: Tensor = self.lm_head(self.group.copy_to_ranks(hidden[:, -1:] if last else hidden))
         return self.group.all_gather(logits)
 
     def caches(self, sequences: int, room: int) -> list[LayerCache]:
-        """Return an empty cache per layer, each with room for `room` tokens."""
+        """Return one empty cache per layer, each with space for `room` tokens."""
         weight = self.lm_head.weight
         heads = self.shape.kv_heads // self.group.size
         size = (sequences, heads, room, self.shape.head_dim)
@@ -311,10 +333,10 @@ def build_model(
     device: str = "cpu",
     dtype: Any = torch.float32,
 ) -> Llama:
-    """Return the model with random weights, or this device's part of it. Raises HardwareError.
+    """Return a model with random weights, or this device's part of the model. Raises HardwareError.
 
-    `layers` may be fewer than those of the shape. Every device of a group must seed torch alike, because each holds the
-    whole embedding and all norms.
+    `layers` is the number of layers; by default, that of `shape`. All devices of a group must use the same torch seed,
+    because each device has a copy of the whole embedding and all norms.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

@@ -1,4 +1,4 @@
-"""Tensor parallelism with torch.distributed: processes share each layer, and gradients pass their collectives."""
+"""Tensor parallelism with torch.distributed. Processes share each layer, and autograd supports the collectives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ ALL_GATHER = "all-gather"
 
 
 class _AllReduced(torch.autograd.Function):
-    """Returns the finished sum. Each partial result has the gradient of the sum."""
+    """Autograd function that returns the finished sum of an all-reduce.
+
+    In the backward pass, each partial result gets the gradient of the sum.
+    """
 
     @staticmethod
     def forward(_: Any, __: Tensor, total: Tensor) -> Tensor:
@@ -30,7 +33,7 @@ class _AllReduced(torch.autograd.Function):
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """Returns its input. The gradient is the sum over all processes."""
+    """Autograd function that returns its input. In the backward pass, the gradient is summed over all processes."""
 
     @staticmethod
     def forward(_: Any, hidden: Tensor) -> Tensor:
@@ -45,7 +48,10 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
-    """Returns the parts of all processes side by side. Each process takes its part of the gradient."""
+    """Autograd function that concatenates the parts of all processes.
+
+    In the backward pass, each process takes the gradient of its part.
+    """
 
     @staticmethod
     def forward(context: Any, part: Tensor) -> Tensor:
@@ -61,10 +67,10 @@ class _AllGather(torch.autograd.Function):
 
 
 class ProcessGroup:
-    """The processes of torch.distributed's default group, as a `TensorGroup`.
+    """A `TensorGroup` of the processes in torch.distributed's default group.
 
-    An all-reduce of the forward pass takes at least `delay_s`. This simulates the latency of a link: the device can
-    compute meanwhile.
+    An all-reduce of the forward pass takes at least `delay_s`, which simulates the latency of a link. The device can
+    compute during this time.
     """
 
     def __init__(self, delay_s: float = 0.0) -> None:
@@ -72,21 +78,21 @@ class ProcessGroup:
 
     @property
     def size(self) -> int:
-        """Number of processes."""
+        """Number of processes in the group."""
         return int(distributed.get_world_size())
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
-        """Return the input; its gradient is summed over all processes."""
+        """Return the input. In the backward pass, its gradient is summed over all processes."""
         return _CopyToRanks.apply(hidden)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Return the sum over all processes."""
+        """Return the sum of `partial` over all processes."""
         with record_function(ALL_REDUCE):
             wait = self._start(partial)
             return wait()
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
-        """Start an all-reduce, and return a function that waits for the sum."""
+        """Start an all-reduce. Return a function that waits for the sum and returns it."""
         with record_function(ALL_REDUCE):
             wait = self._start(partial)
 
@@ -97,7 +103,7 @@ class ProcessGroup:
         return recorded_wait
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """Return the parts of all processes side by side."""
+        """Return the concatenation of `part` over all processes, along the last dimension."""
         return _AllGather.apply(part)
 
     def _start(self, partial: Tensor) -> Callable[[], Tensor]:
@@ -115,7 +121,10 @@ class ProcessGroup:
 
 
 def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
-    """Start a delay now, and return a function that waits for its end. A GPU waits in a separate stream."""
+    """Start a delay, and return a function that waits until the delay is over.
+
+    On a GPU, the delay runs in a separate stream.
+    """
     if device.type == "cuda":
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -128,9 +137,9 @@ def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
 
 @cache
 def _cycles_per_s(device: torch.device) -> float:
-    """Measure the frequency of the counter that `torch.cuda._sleep` uses.
+    """Measure the frequency of the counter that `torch.cuda._sleep` uses, in Hz.
 
-    Some versions of torch report no clock rate, and GPUs change theirs.
+    A measurement is necessary, because some versions of torch report no clock rate, and GPUs change their clock rate.
     """
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,27 +1,33 @@
-"""A matrix measures servers x hosts x models x workloads, with several repeats each, in one command.
+"""A matrix measures every combination of servers, hosts, models and workloads, with several repeats, in one command.
 
-It needs two nouns that a single run does not need. A *cell* is one server on one host with one model under one
-workload. Cells are compared with each other. A *start* is one server that starts, serves the runs of its cells and
-stops. Runs of one start share what that process has warmed up.
+Two terms are specific to a matrix:
 
-    (here)    the plan, its cells, the order of the starts, and what has been measured already
+- A *cell* is one server on one host with one model under one workload. The report compares cells with each other.
+- A *start* is one launch of a server, which serves the runs of its cells and is then stopped. Runs of one start share a
+  warm server.
+
+This package consists of these modules:
+
+    __init__  the plan, its cells, the order of the starts, and which repeats are finished
     run       starts the servers and makes the remaining runs
-    estimate  predicts how long that will take
+    estimate  predicts how long the remaining runs take
     result    reads the files of a matrix and writes its results
 
-The repeats of each cell are spread over `starts` rounds. A round starts every server on every host once, in random
-order, and the runs of all workloads within a start are shuffled. With two rounds or more, a drift over hours therefore
-affects all cells alike. With one round, only effects within a start average out (randomised blocks: Montgomery, "Design
-and Analysis of Experiments", chapter 4). A workload that is a sweep is measured once, in the first round, because a
-sweep has several runs and its own interval. With equal work, the leading server comes first in each round, because the
-other servers need its output lengths.
+The repeats of a cell are spread over `starts` rounds:
 
-The state of a matrix is its files. A repeat is finished if its run file has a footer that does not say interrupted, or
-if its sweep has ended. The file `matrix.jsonl` is append-only and holds what the run files do not:
+- A round starts every server on every host once, in random order.
+- A start makes the runs of all its workloads in random order.
+- With two or more rounds, a drift over hours affects all cells alike. With one round, only effects within a start
+  average out (randomised blocks: Montgomery, "Design and Analysis of Experiments", chapter 4).
+- A sweep is measured once, in the first round, because a sweep has several runs and a confidence interval.
+- With `equal_work`, the named server comes first in each round, because the other servers need its output lengths.
+
+The state of a matrix is stored in its files. A repeat is finished if its run file has a footer that does not say
+interrupted, or if its sweep has ended. The append-only file `matrix.jsonl` contains what the run files do not:
 
     {"type": "plan", "plan": {...}, ...}                         the first line
     {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server is ready
-    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run; place 0 is the first of its start
+    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run begins; place 0: first of its start
     {"type": "end", "cell": {...}, "repeat": 1, "seconds": 18.4}
     {"type": "failure", "cell": {...}, "repeat": 1, "kind": "LaunchError", "reason": "...", "hint": "...", "log": "..."}
     {"type": "down", "start": 3}, {"type": "resumed", ...}, {"type": "interrupted", ...}
@@ -53,7 +59,7 @@ from loadgen.studies.sweep import SWEEP, Over
 from loadgen.workloads.spec_syntax import WorkloadError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
-"""Names become folders."""
+"""Pattern of names in the plan. Names become folder names."""
 MATRIX_SETTINGS = (
     "server",
     "url",
@@ -69,7 +75,7 @@ MATRIX_SETTINGS = (
     "dcgm_url",
     "gpu_model",
 )
-"""Settings of a run that the matrix sets itself."""
+"""Settings of a run that the matrix sets. A plan file must not contain them."""
 
 
 class _Strict(BaseModel):
@@ -77,7 +83,7 @@ class _Strict(BaseModel):
 
 
 class _Named(_Strict):
-    """An item with a name. In the file, the name alone is enough."""
+    """An item of the plan with a name. In the plan file, a string stands for an item that only has a name."""
 
     name: str = Field(pattern=NAME_PATTERN)
     options: dict[str, Any] = {}
@@ -94,20 +100,20 @@ class _Named(_Strict):
 
 
 class Server(_Named):
-    """A server of the matrix. A backend may appear several times, under different names and with different options."""
+    """A server in the plan. A backend may appear several times, under different names and with different options."""
 
     server: Annotated[str, AfterValidator(KNOWN_BACKEND)] = "openai"
-    """Backend. Default: the name."""
+    """Backend of the server. Default: `name`."""
     launch: LaunchMethod | None = None
-    """How the server is started. Default: that of the matrix."""
+    """Launch method of the server. Default: that of the matrix."""
     endpoint: Annotated[str, AfterValidator(KNOWN_ENDPOINT)] | None = None
 
 
 class HostChoice(_Named):
-    """A host on which servers run: a host of the hosts file, or this machine under a platform name."""
+    """A host on which servers run: an entry of the hosts file, or this machine under a platform name."""
 
     platform: str = Field("", max_length=60)
-    """Platform name in the report. A host with a platform that is not in the hosts file is this machine."""
+    """Platform name in the report. A host that has a platform but is not in the hosts file is this machine."""
     gpu: str = ""
     """GPU name in servers/hardware/gpus.csv, for estimates, simulated servers and the hardware limit in reports."""
     dcgm_url: str | None = None
@@ -117,16 +123,16 @@ class HostChoice(_Named):
 
 
 class Model(_Named):
-    """A model. Its name is the name of its folder on every host."""
+    """A model in the plan. Servers look for the model under its `path`, or under its name if there is no `path`."""
 
     path: str = ""
-    """Path or hub name with which servers are started. Default: the name."""
+    """Path or hub name with which servers are started. Default: `name`."""
     shape: str = ""
     """Model name in servers/hardware/models.csv, for estimates and simulated servers."""
 
 
 class SweepOptions(_Strict):
-    """The sweep of a workload. The fields are options of `loadgen sweep`."""
+    """Options of a workload that is a sweep. They are named like the options of `loadgen sweep`."""
 
     objectives: list[str] = []
     over: Over = "rate"
@@ -140,14 +146,17 @@ class SweepOptions(_Strict):
 
     @property
     def load_dimension(self) -> Over:
-        """The quantity that the sweep varies. A list of loads decides this, otherwise `over`."""
+        """The quantity that the sweep varies: "rate" or "concurrency".
+
+        A list of `rates` or of `concurrency` values decides the quantity. Without a list, `over` decides.
+        """
         if self.rates:
             return "rate"
         return "concurrency" if self.concurrency else self.over
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Fixed loads; empty for a search. Raises PlanError."""
+        """Fixed loads to measure; empty for a capacity search. Raises PlanError for an invalid list."""
         text = self.rates or self.concurrency
         if not text:
             return ()
@@ -156,23 +165,26 @@ class SweepOptions(_Strict):
 
     @property
     def max_steps(self) -> int:
-        """Maximum number of runs."""
+        """Maximum number of runs of the sweep."""
         return len(self.loads) or self.max_runs
 
 
 class CellOverride(_Strict):
-    """Options for some cells, or a reason to skip them. It applies to cells that match every name given here."""
+    """Launch options for some cells, or a reason to skip these cells.
+
+    The override applies to every cell that matches all given names. A name that is None matches every cell.
+    """
 
     server: str | None = None
     host: str | None = None
     model: str | None = None
     options: dict[str, Any] = {}
     skip: str = ""
-    """Why these cells are not measured."""
+    """Reason why these cells are skipped; empty if they are measured."""
 
 
 class Reference(_Strict):
-    """A result that was published elsewhere. The report quotes it, but does not draw it with the measurements."""
+    """A published result from another source. The report quotes it, but the charts show only measurements."""
 
     of: str
     says: str
@@ -180,29 +192,34 @@ class Reference(_Strict):
 
 
 class MatrixPlan(_Strict):
-    """The plan file. `run` and each workload hold settings of a run, named like the fields of loadgen.plan.Plan."""
+    """Content of the plan file of a matrix.
+
+    `run` and each workload contain settings of a run, named like the fields of loadgen.plan.Plan.
+    """
 
     name: str = Field(pattern=NAME_PATTERN)
     servers: list[Server] = Field(min_length=1)
     hosts: list[HostChoice] = Field(default_factory=lambda: [HostChoice.model_validate("local")], min_length=1)
     models: list[Model] = Field(min_length=1)
     workloads: list[dict[str, Any]] = Field(min_length=1)
-    """Each has a `name` and settings of a run. `catalog` names a workload to start from, `sweep` makes it a sweep."""
+    """Each workload has a `name` and settings of a run. `catalog` names a predefined workload to start from. `sweep`
+    makes the workload a sweep."""
     cases: list[CellOverride] = []
     references: list[Reference] = []
     launch: LaunchMethod = "compose"
     hosts_file: Path | None = None
     """Path relative to the folder of the plan file."""
     options: dict[str, Any] = {}
-    """Launch options of all servers. Options of a server, a host, a model and a case override them, in this order."""
+    """Launch options of all servers. The options of a server, a host, a model and a case override these options, in
+    this order."""
     run: dict[str, Any] = {}
     repeats: int = Field(3, ge=1, le=100)
     starts: int = Field(1, ge=1, le=100)
-    """Number of starts of each server over which the repeats are spread. More starts show the variation between starts
-    and spread a drift over time evenly. Each start costs the time to load a model."""
+    """Number of starts of each server. The repeats are spread over the starts. More starts show the variation between
+    starts and spread a drift over time evenly, but each start costs the time to load a model."""
     seed: int = 0
     equal_work: str | None = None
-    """Name of the server that is measured first. The other servers are asked for its output lengths."""
+    """Name of the server that is measured first. Requests to the other servers use its output lengths."""
 
     @field_validator("servers", "hosts", "models", "workloads")
     @classmethod
@@ -222,7 +239,7 @@ class MatrixPlan(_Strict):
 
 
 def read_matrix_plan(path: Path) -> MatrixPlan:
-    """Read a plan file. Raises PlanError with one line per mistake."""
+    """Read the plan file of a matrix. Raises PlanError with one line per mistake."""
     values = read_plan(path)
     if isinstance(values.get("hosts_file"), str):
         values["hosts_file"] = path.parent / values["hosts_file"]
@@ -234,7 +251,10 @@ def read_matrix_plan(path: Path) -> MatrixPlan:
 
 
 def resolve_hosts(plan: MatrixPlan) -> dict[str, Host]:
-    """Return the plan's hosts with their addresses, by name. Raises PlanError, or ServerError for a bad hosts file."""
+    """Return the hosts of the plan with their addresses, by name.
+
+    Raises PlanError for an unknown host, and ServerError for an invalid hosts file.
+    """
     known = {LOCAL.name: LOCAL} if plan.hosts_file is None else read_hosts(plan.hosts_file)
     missing = [host.name for host in plan.hosts if not (host.name in known or host.platform)]
     if missing:
@@ -251,7 +271,10 @@ def resolve_hosts(plan: MatrixPlan) -> dict[str, Host]:
 
 
 def run_settings(plan: MatrixPlan, workload: str, **matrix_settings: Any) -> Plan:
-    """Return the plan of one run of a workload. `matrix_settings` are the settings that the matrix sets itself."""
+    """Return the plan of one run of a workload.
+
+    `matrix_settings` are the settings that the matrix sets, such as the server. They override the plan file.
+    """
     settings = {
         "label": f"{plan.name}-{workload}"[:60],
         **plan.run,
@@ -261,7 +284,7 @@ def run_settings(plan: MatrixPlan, workload: str, **matrix_settings: Any) -> Pla
 
 
 def sweep_options(plan: MatrixPlan, workload: str) -> SweepOptions | None:
-    """Return the sweep of a workload; None if the workload has a single load."""
+    """Return the sweep options of a workload, or None if the workload is not a sweep."""
     values = _find_workload(plan, workload)
     return SweepOptions(**values["sweep"]) if "sweep" in values else None
 
@@ -271,7 +294,7 @@ def _find_workload(plan: MatrixPlan, name: str) -> dict[str, Any]:
 
 
 class Cell(NamedTuple):
-    """The names of one server, host, model and workload. Cells are compared with each other."""
+    """One cell of a matrix: the names of a server, a host, a model and a workload."""
 
     server: str
     host: str
@@ -288,14 +311,14 @@ class Cell(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """One run or sweep of a cell. `number` counts from 1, in the order of measurement."""
+    """One run of a cell, or its sweep. `number` counts the repeats of a cell from 1, in the order of measurement."""
 
     cell: Cell
     number: int
 
     @property
     def key(self) -> dict[str, Any]:
-        """The fields that identify the repeat in the journal."""
+        """Fields that identify the repeat in the journal."""
         return {"cell": self.cell._asdict(), "repeat": self.number}
 
     @property
@@ -305,10 +328,10 @@ class Repeat(NamedTuple):
 
 
 class Start(NamedTuple):
-    """One start of a server, and the runs that it serves, in order."""
+    """One launch of a server, and its runs in order."""
 
     number: int
-    """Counts from 1 over the whole matrix."""
+    """Number of the start in the whole matrix, from 1."""
     round: int
     server: Server
     host: HostChoice
@@ -323,7 +346,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A plan with everything that is known before the first start."""
+    """A matrix before its first start: the plan, the hosts, the starts and the output folder."""
 
     plan: MatrixPlan
     hosts: dict[str, Host]
@@ -333,7 +356,7 @@ class Matrix:
 
     @property
     def repeats(self) -> list[Repeat]:
-        """All repeats, in order of measurement."""
+        """All repeats of the matrix, in order of measurement."""
         return [repeat for start in self.starts for repeat in start.repeats]
 
     @property
@@ -343,12 +366,15 @@ class Matrix:
         return dict(redact(plan | {"hosts_found": msgspec.to_builtins(self.hosts)}))
 
     def done(self) -> list[Repeat]:
-        """Return the repeats that are finished."""
+        """Return the repeats that are finished, in order of measurement."""
         return [repeat for repeat in self.repeats if is_finished(self.folder, repeat)]
 
 
 def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
-    """Return the matrix of a plan. Raises PlanError or ServerError if a host is unknown or every cell is skipped."""
+    """Return the matrix of a plan.
+
+    Raises PlanError if a host is unknown or every cell is skipped, and ServerError for an invalid hosts file.
+    """
     starts = plan_starts(plan)
     if not starts:
         raise PlanError("every cell is skipped, so there is nothing to measure", "Check the cases in the plan.")
@@ -356,7 +382,7 @@ def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
 
 
 def plan_cells(plan: MatrixPlan) -> list[Cell]:
-    """Return all cells that are measured, in the order of the plan."""
+    """Return all cells that the matrix measures, in the order of the plan."""
     return [
         Cell(setup.server.name, setup.host.name, setup.model.name, str(workload["name"]))
         for setup in _setups(plan)
@@ -366,7 +392,7 @@ def plan_cells(plan: MatrixPlan) -> list[Cell]:
 
 
 def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
-    """Return why cells are not measured, by `server on host, model`."""
+    """Return the reason why each skipped cell is not measured. Keys have the form `server on host, model`."""
     return {
         f"{setup.server.name} on {setup.host.name}, {setup.model.name}": "; ".join(setup.skip_reasons)
         for setup in _setups(plan)
@@ -375,7 +401,7 @@ def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
 
 
 def plan_starts(plan: MatrixPlan) -> list[Start]:
-    """Return every start of the matrix, in order. The same plan gives the same order."""
+    """Return every start of the matrix in order. The order is random, but the same plan gives the same order."""
     random = Random(f"{plan.seed}/order")  # noqa: S311 - an order, not a secret
     numbers = Counter[Cell]()
     starts: list[Start] = []
@@ -410,7 +436,10 @@ def plan_starts(plan: MatrixPlan) -> list[Start]:
 
 
 def _round_workloads(plan: MatrixPlan, round_number: int) -> list[str]:
-    """Return the workload of each run that a server serves in a round. Sweeps belong to the first round."""
+    """Return the workload names of the runs that a server serves in one round, with one name per run.
+
+    Sweeps belong to the first round.
+    """
     repeats = plan.repeats // plan.starts
     if round_number <= plan.repeats % plan.starts:
         repeats += 1
@@ -444,7 +473,7 @@ read_lines = partial(read_journal, MATRIX)
 
 
 def is_finished(folder: Path, repeat: Repeat) -> bool:
-    """Return whether a repeat has been measured: its run or its sweep ended without an interruption."""
+    """Return True if the run or sweep of a repeat has ended without an interruption."""
     if (folder / repeat.folder / SWEEP.file).is_file():
         return sweep.is_finished(folder / repeat.folder)
     footer = read_footer(folder / repeat.folder)
@@ -452,12 +481,12 @@ def is_finished(folder: Path, repeat: Repeat) -> bool:
 
 
 def newest_lines(lines: Sequence[JournalLine], *types: str) -> dict[Repeat, JournalLine]:
-    """Return the newest journal line of each repeat that has one of these types."""
+    """Return the newest journal line of each repeat. Only lines of the given types count."""
     return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in types}
 
 
 class _Setup(NamedTuple):
-    """One server on one host with one model, and the overrides that apply to them."""
+    """One server on one host with one model, and the overrides that apply to this combination."""
 
     server: Server
     host: HostChoice
@@ -466,12 +495,12 @@ class _Setup(NamedTuple):
 
     @property
     def skip_reasons(self) -> list[str]:
-        """Why its cells are not measured; empty if they are."""
+        """Reasons why the cells of this combination are skipped; empty if they are measured."""
         return [override.skip for override in self.overrides if override.skip]
 
 
 def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
-    """Yield every server on every host with every model, in the order of the plan."""
+    """Yield every combination of server, host and model, in the order of the plan."""
     for server, host, model in product(plan.servers, plan.hosts, plan.models):
         names = {"server": server.name, "host": host.name, "model": model.name}
         overrides = [
@@ -483,9 +512,9 @@ def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
 
 
 def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
-    """Return the launch options of a start. More specific options win.
+    """Return the launch options of a start. Specific options override general ones.
 
-    The hardware names in the plan are default options of simulated servers.
+    For a simulated server, the GPU of the host and the shape of the model are default options.
     """
     options: dict[str, Any] = {}
     if (setup.server.launch or plan.launch) == "simulated":
@@ -504,7 +533,7 @@ def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
 
 
 def _workload_settings(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run settings of a workload: those of the catalog, overridden by its own."""
+    """Return the run settings of a workload. Settings in the plan override those of the catalog."""
     settings = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
     settings.pop("label", None)  # the matrix sets the label
     settings |= {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}
@@ -516,7 +545,7 @@ def _workload_settings(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mistakes(plan: MatrixPlan) -> Iterator[str]:
-    """Yield the mistakes that concern more than one field."""
+    """Yield a message for each mistake that concerns more than one field of the plan."""
     names = {
         "server": [server.name for server in plan.servers],
         "host": [host.name for host in plan.hosts],
@@ -542,14 +571,18 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
 
 
 def _owned_settings(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a mistake for each setting that only the matrix may set."""
+    """Yield a message for each setting in a plan file that only the matrix may set."""
     for name in MATRIX_SETTINGS:
         if name in settings:
             yield f"{where}: {name} is set by the matrix; remove it"
 
 
 def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
-    """Find servers at different speeds, because a matrix compares its cells, and prices of time that is not real."""
+    """Yield a message for each of these mistakes with simulated servers:
+
+    - Servers have different speeds, so that their cells cannot be compared.
+    - Sweeps have GPU prices although time is not real.
+    """
     speeds = set()
     for setup in _setups(plan):
         if not setup.skip_reasons:
@@ -566,7 +599,7 @@ def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
 
 
 def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the mistakes of a workload, including those of the runs that it leads to."""
+    """Yield a message for each mistake of a workload, including mistakes in the plan of its runs."""
     name = workload.get("name")
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         yield f"workloads: each workload needs a name such as burst, not {name!r}"
@@ -587,7 +620,7 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the mistakes of a workload that is a sweep."""
+    """Yield a message for each mistake of a workload that is a sweep."""
     try:
         options = SweepOptions.model_validate(workload["sweep"])
         if options.rates and options.concurrency:
@@ -605,7 +638,7 @@ def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[s
 
 
 def _error_lines(error: Any) -> list[str]:
-    """Return the lines of a message for an error of pydantic."""
+    """Return the message lines for one validation error of pydantic."""
     where = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":

@@ -1,6 +1,7 @@
-"""Predicts how long a matrix takes, and describes it for the dry run.
+"""Estimates how long a matrix takes, and formats the text of the dry run.
 
-An estimate comes from the finished runs of the matrix if there are any, otherwise from a model of each server.
+An estimate is the mean of the finished runs of the matrix. If there are none yet, the estimate is the result of a
+simulation or a guess.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from loadgen.studies.matrix import (
 from loadgen.workloads.workload_facts import length_facts
 
 STARTUP_S: Mapping[str, float] = {"compose": 180.0, "process": 60.0, "simulated": 1.0, "running": 0.0}
-"""Guessed startup time of a server by launch method. Most of it is loading the weights."""
+"""Guessed startup time of a server in s, by launch method. Most of this time is spent on loading the weights."""
 TOKENS_PER_S = 1_000.0
 """Guessed output tokens per second of a server."""
 OVERHEAD_S = 2.0
-"""Time of a run in addition to its load: prompts, connections, the run file and its summary."""
+"""Time of a run in addition to its load: building prompts, connecting, and writing the run file and its summary."""
 MAX_MODELLED_REQUESTS = 500
-"""Requests of a run that are simulated for its estimate. The time of a larger run is extrapolated."""
+"""Maximum number of requests that are simulated to estimate a run. The time of a larger run is extrapolated."""
 DEFAULT_OUTPUT_TOKENS = 256
-"""Guessed length of a response whose length is unknown without reading a file."""
+"""Guessed mean response length in tokens if the lengths come from a file."""
 STARTUP_TEXT = ", ".join(f"{seconds:g} s ({launch})" for launch, seconds in STARTUP_S.items())
 ESTIMATE_SOURCES = {
     "measured": "mean of the runs of this matrix so far",
@@ -48,14 +49,17 @@ ESTIMATE_SOURCES = {
 
 
 class Estimate(NamedTuple):
-    """The estimated duration of a start or a run, and the source of that number."""
+    """The estimated duration of a start or a run, and the source of this estimate."""
 
     seconds: float
     source: Literal["measured", "modelled", "guessed"]
 
 
 def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
-    """Estimate the startup time of a server: the mean of the starts of the same server and model so far."""
+    """Estimate the startup time of a server.
+
+    The estimate is the mean of earlier starts of the server with this model. Before the first start, it is a guess.
+    """
     measured = [
         float(line["seconds"])
         for line in lines
@@ -65,7 +69,11 @@ def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
 
 
 def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
-    """Estimate one run of each cell: the mean of its runs so far, otherwise a simulation of its server, or a guess."""
+    """Estimate the duration of one run of each cell.
+
+    The estimate is the mean of the finished runs of the cell. Before the first run, it is the result of a simulation or
+    a guess.
+    """
     measured: dict[Cell, list[float]] = {}
     for repeat, line in newest_lines(lines, "end").items():
         measured.setdefault(repeat.cell, []).append(float(line["seconds"]))
@@ -80,7 +88,10 @@ def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Es
 
 
 def remaining_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]) -> float:
-    """Return the time of every start that still has runs to serve, and of these runs."""
+    """Return the estimated remaining time of a matrix in s.
+
+    This is the startup time of every server that still has runs to serve, plus the time of these runs.
+    """
     runs = estimate_runs(matrix, lines)
     seconds = 0.0
     for start in matrix.starts:
@@ -100,7 +111,7 @@ def format_duration(seconds: float) -> str:
 
 
 def heading(matrix: Matrix) -> str:
-    """Return the size of the matrix in one line."""
+    """Return one line with the numbers of servers, hosts, models, workloads, cells, repeats, runs and starts."""
     plan = matrix.plan
     sizes = [
         pluralise(len(plan.servers), "server"),
@@ -115,7 +126,7 @@ def heading(matrix: Matrix) -> str:
 
 
 def _count_runs(matrix: Matrix) -> str:
-    """Return the number of runs and sweeps: `8 runs and 2 sweeps`."""
+    """Return the number of runs and sweeps as text: `8 runs and 2 sweeps`."""
     sweeps = sum(sweep_options(matrix.plan, repeat.cell.workload) is not None for repeat in matrix.repeats)
     counts = {"run": len(matrix.repeats) - sweeps, "sweep": sweeps}
     return " and ".join(pluralise(number, noun) for noun, number in counts.items() if number)
@@ -127,7 +138,10 @@ def pluralise(number: int, noun: str) -> str:
 
 
 def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
-    """Return the starts in order, with their runs, their estimated times and the sources of the estimates."""
+    """Return the text of the dry run.
+
+    The text lists the starts in order, with their runs and estimated times, and explains the sources of the estimates.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -162,18 +176,21 @@ def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Re
 
 
 def _repeat_text(repeat: Repeat, done: Sequence[Repeat]) -> str:
-    """Return a repeat in the table of the dry run: `burst#1`, or `burst#1 done`."""
+    """Return the text of a repeat in the table of the dry run: `burst#1`, or `burst#1 done` if it is finished."""
     return f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}"
 
 
 def _runs_time(estimates: Sequence[Estimate]) -> str:
-    """Return the total time of runs with its sources: `26 s measured/modelled`."""
+    """Return the total estimated time of runs with its sources: `26 s measured/modelled`."""
     sources = "/".join(dict.fromkeys(estimate.source for estimate in estimates))
     return f"{sum(estimate.seconds for estimate in estimates):,.0f} s {sources}"
 
 
 def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    """Estimate a run or a sweep without measurements. A sweep is estimated at its maximum number of runs."""
+    """Estimate the duration of a run or a sweep without measurements.
+
+    A sweep is assumed to need its maximum number of runs.
+    """
     run = run_settings(plan, cell.workload, server=start.server.server)
     options = sweep_options(plan, cell.workload)
     steps = 1 if options is None else options.max_steps
@@ -189,13 +206,16 @@ def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
 
 
 def gpus_of_start(start: Start) -> str:
-    """Return the GPUs of a real server if the plan names known ones: `2 x H100`. A simulated server reports its own."""
+    """Return the GPUs of a real server as text, such as `2 x H100`.
+
+    Return "" if the plan names no known GPU, or if the server is simulated. A simulated server reports its GPUs.
+    """
     number, name = count_gpus(start)
     return f"{number} x {name}" if name and start.launch != "simulated" else ""
 
 
 def count_gpus(start: Start) -> tuple[int, str]:
-    """Return the number and the name of the GPUs; 0 and "" if the plan names no known ones."""
+    """Return the number and the name of the GPUs of a start, or 0 and "" if the plan names no known GPU."""
     from loadgen.servers.hardware import HardwareError, parse_gpus
 
     if not start.host.gpu:
@@ -210,7 +230,7 @@ def count_gpus(start: Start) -> tuple[int, str]:
 
 
 def _modelled_s(start: Start, run: Plan) -> float | None:
-    """Return the duration of a run in virtual time; None if the server, the GPU or the model is unknown."""
+    """Return the simulated duration of a run in s, or None if the server, the GPU or the model is unknown."""
     from loadgen.studies import simulate
 
     options: Mapping[str, Any] = start.options
@@ -233,6 +253,9 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
 
 
 def _mean_length(tokens: int | str) -> int:
-    """Return the approximate mean length of a response, if it is known without reading a file."""
+    """Return the approximate mean response length in tokens.
+
+    Return DEFAULT_OUTPUT_TOKENS if the lengths come from a file.
+    """
     mean = length_facts(tokens).mean
     return DEFAULT_OUTPUT_TOKENS if mean is None else max(1, round(mean))

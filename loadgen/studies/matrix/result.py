@@ -32,9 +32,10 @@ RESULTS_ARE_SAFE = (
 
 
 def read_matrix(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
-    """Read the files of a matrix. Runs are read one at a time, and only their summary and a few samples are kept.
+    """Read the files of a matrix, and return its summary and the data of each run.
 
-    Raises OutputError if the folder contains no matrix, or a damaged one.
+    Runs are read one at a time. Only the summary and a few samples of each run stay in memory. Raises OutputError if
+    the folder contains no matrix, or a corrupted one.
     """
     from loadgen.analysis.matrix import CellName, summarise_matrix
     from loadgen.servers.backends import BACKENDS
@@ -92,7 +93,7 @@ def write_matrix(folder: Path) -> tuple[MatrixReport, str]:
 
 
 def summarise_repeat(folder: Path) -> str:
-    """Return the result of a finished run or sweep in one line. The summary and report of a run are written, too."""
+    """Return one line with the result of a finished run or sweep. Also write the summary and report of a run."""
     from loadgen.analysis.matrix.document import one_line_summary  # imports numpy, so not before the first run
     from loadgen.analysis.sweep.document import capacity_sentence
 
@@ -115,7 +116,10 @@ def _summarise_run(folder: Path, *, rewrite: bool) -> ComparedRun:
 
 
 def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
-    """Write a frontier page per workload with its sweeps. Sweeps at another speed than the first one are left out."""
+    """Write one frontier page for the sweeps of each workload.
+
+    All sweeps on a page have the simulated speed of the first one. Sweeps at other speeds are omitted.
+    """
     for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
         sweeps = {
             _sweep_name(summary, sweep): (folder / sweep.folder, sweep.result)
@@ -129,7 +133,7 @@ def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
 
 
 def _sweep_name(summary: MatrixSummary, cell: CellSweep) -> str:
-    """Return the server of a sweep, with its host and model if the matrix has several of them."""
+    """Return the name of a sweep: its server, and its host and model if the matrix has several of them."""
     counts = {"server": 2, "host": len(summary.hosts), "model": len(summary.models)}
     return ", ".join(getattr(cell, name) for name, count in counts.items() if count > 1)
 

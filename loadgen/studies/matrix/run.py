@@ -1,6 +1,7 @@
-"""Measures a matrix, start by start and run by run.
+"""Measures a matrix: starts each server in turn, makes its runs and stops it.
 
-A cell that fails is recorded with its reason, and the matrix continues. Only an interruption or a full disk ends it.
+If a run fails, the journal records the reason, and the matrix continues. Only an interruption or an output error, such
+as a full disk, ends the matrix early.
 """
 
 from __future__ import annotations
@@ -52,25 +53,31 @@ if TYPE_CHECKING:
     from loadgen.studies.sweep import Measure
 
 LOG_LINES = 40
-"""Maximum log lines of a failure in the journal."""
+"""Maximum number of log lines that the journal stores for a failure."""
 
 
 class MatrixOutput(Protocol):
-    """The output of the command that measures a matrix."""
+    """Interface for the terminal output of the command that measures a matrix."""
 
     def say(self, line: str) -> None:
         """Print one line of text."""
 
     def progress(self, plan: Plan | None, *, plain: bool = True) -> AbstractContextManager[OnProgress]:
-        """Show the progress of a run. `plain` also shows it if the output is not a terminal."""
+        """Show the progress of a run.
+
+        If `plain` is True, progress is also shown when the output is not a terminal.
+        """
 
 
 class EqualWorkError(LoadgenError):
-    """The server whose output lengths the other servers need has no finished run yet."""
+    """Raised if the server that provides the output lengths for equal work has no complete response."""
 
 
 def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> bool:
-    """Make the remaining runs of a matrix. Return whether it was interrupted. Raises OutputError or PlanError."""
+    """Make the remaining runs of a matrix, and return True if the matrix was interrupted.
+
+    Raises OutputError or PlanError.
+    """
     with journal(matrix.folder, matrix.journal_plan, resume=resume) as book:
         done = matrix.done()
         subject = f"{len(done)} runs are done; the others take" if done else "This takes"
@@ -83,7 +90,7 @@ def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> boo
 
 
 def _run_starts(matrix: Matrix, book: Journal, output: MatrixOutput) -> bool:
-    """Run all starts that have runs to serve. Return whether the matrix was interrupted."""
+    """Make all starts that have remaining runs. Return True if the matrix was interrupted."""
     with _handle_termination():
         try:
             stop_leftover_server(matrix, book, output.say)
@@ -110,12 +117,12 @@ def _sweep_targets(options: SweepOptions) -> SweepTargets:
 
 
 def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
-    """Return the file with the output lengths of the leading server, one per complete response.
+    """Return the path of the file with the output lengths of the `equal_work` server, one per complete response.
 
-    TGI stops where the model stops, because its HTTP API cannot fix the output length (docs/reference/dialects.md). The
-    other servers do the same work if they are asked for lengths drawn from those of TGI's responses, on the same host
-    with the same model and workload. The file is written when it is first needed, so that all later runs draw from the
-    same lengths. Raises EqualWorkError.
+    The typical `equal_work` server is TGI. Its HTTP API cannot fix the output length, so that the model decides where a
+    response ends (docs/reference/dialects.md). Other servers do equal work if their requests use output lengths from
+    this file. The lengths come from runs on the host of `cell` with its model and workload. The file is written only
+    once, so that all runs use the same lengths. Raises EqualWorkError if there is no complete response.
     """
     file = folder / "equal-work" / f"{cell.host}-{cell.model}-{cell.workload}.txt"
     if file.exists():
@@ -143,7 +150,10 @@ def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
 
 
 def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
-    """Stop a server that a killed matrix left running, because it would be in the way and is no longer cold."""
+    """Stop a server that is still running because an earlier process of this matrix was killed.
+
+    The server would occupy the port and the GPU, and its caches would be warm.
+    """
     up_line = _leftover_line(book.lines)
     start = next((start for start in matrix.starts if up_line and start.number == up_line["start"]), None)
     if up_line is None or start is None:
@@ -164,7 +174,7 @@ def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], Non
 
 
 def _leftover_line(lines: Sequence[JournalLine]) -> JournalLine | None:
-    """Return the `up` line of the server that was started last, unless it was stopped."""
+    """Return the `up` line of the server that was started last, or None if this server was stopped."""
     for line in reversed(lines):
         if line["type"] in ("up", "down"):
             return line if line["type"] == "up" else None
@@ -177,7 +187,7 @@ def _launch_spec(matrix: Matrix, start: Start) -> LaunchSpec:
 
 
 class StartRunner:
-    """Starts a server, makes its runs and stops it."""
+    """Starts a server, makes its runs and stops the server."""
 
     def __init__(self, matrix: Matrix, book: Journal, start: Start, output: MatrixOutput) -> None:
         self._matrix = matrix
@@ -188,7 +198,7 @@ class StartRunner:
         """Repeats that have finished or failed."""
 
     def serve(self) -> bool:
-        """Make the runs that are not finished. Return whether that was interrupted."""
+        """Make the remaining runs of this start. Return True if the runs were interrupted."""
         start = self._start
         remaining = [repeat for repeat in start.repeats if not is_finished(self._matrix.folder, repeat)]
         if not remaining:
@@ -215,7 +225,7 @@ class StartRunner:
             return False
 
     def _serve_runs(self, plans: dict[Repeat, Plan]) -> bool:
-        """Start the server, make these runs and stop it. Return whether that was interrupted."""
+        """Start the server, make the given runs and stop the server. Return True if the runs were interrupted."""
         start = self._start
         began_s = time.monotonic()
         with launched_server(_launch_spec(self._matrix, start), self._say_indented) as server:
@@ -237,7 +247,10 @@ class StartRunner:
         return False
 
     def _run_plan(self, repeat: Repeat) -> Plan | None:
-        """Return the plan of a run without the URL of the server. If it is not possible, record a failure."""
+        """Return the plan of a run. The plan does not contain the URL of the server yet.
+
+        If the plan is not possible, record a failure and return None.
+        """
         matrix = self._matrix
         start = self._start
         settings: dict[str, Any] = {
@@ -264,7 +277,7 @@ class StartRunner:
             return None
 
     def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
-        """Make one run or one sweep. Return whether it was interrupted."""
+        """Make one run or one sweep. Return True if the run or sweep was interrupted."""
         name = f"{repeat.cell.workload}, repeat {repeat.number}"
         folder = self._matrix.folder / repeat.folder
         options = sweep_options(self._matrix.plan, repeat.cell.workload)
@@ -294,9 +307,9 @@ class StartRunner:
         return False
 
     def _measure_function(self, server: RunningServer) -> Measure:
-        """Return the function that makes a run on this server."""
+        """Return the function that makes a run on the given server."""
         matrix = self._matrix
-        # Memory use of the server's processes is measured if psutil is installed. Nobody asked for it by name.
+        # The memory of the server's processes is measured only if psutil is installed: the plan did not request it.
         pids = server.pids if find_spec("psutil") else ()
 
         def measure(plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
@@ -312,12 +325,12 @@ class StartRunner:
         return measure
 
     def _run(self, plan: Plan, folder: Path, measure: Measure) -> bool:
-        """Make one run. Return whether it was interrupted."""
+        """Make one run. Return True if the run was interrupted."""
         with self._output.progress(plan, plain=False) as on_progress:
             return measure(plan, folder, on_progress).interrupted
 
     def _sweep(self, options: SweepOptions, plan: Plan, folder: Path, measure: Measure) -> bool:
-        """Run a sweep, or the rest of one. Return whether it was interrupted."""
+        """Make the remaining steps of a sweep. Return True if the sweep was interrupted."""
         targets = _sweep_targets(options)
         search_settings = {
             "precision": options.precision,
@@ -341,7 +354,7 @@ class StartRunner:
         return reason == "interrupted"
 
     def _remaining_text(self) -> str:
-        """Return the number of remaining runs and their time; empty after the last run."""
+        """Return text with the number of remaining runs and their estimated time, or "" if no run remains."""
         matrix = self._matrix
         done = matrix.done()
         remaining = len(matrix.repeats) - len(done)
@@ -353,7 +366,7 @@ class StartRunner:
         self._output.say(f"    {line}")
 
     def _record_failure(self, repeat: Repeat, error: Exception) -> None:
-        """Write a failure to the journal."""
+        """Write the failure of a repeat to the journal."""
         self._settled.add(repeat)
         expected = hasattr(error, "hint")  # only a traceback can explain an unexpected error
         log = getattr(error, "log_tail", "") if expected else "".join(traceback.format_exception(error))
@@ -369,9 +382,9 @@ class StartRunner:
 
 
 def _handle_termination() -> AbstractContextManager[None]:
-    """Handle SIGTERM, and the SIGHUP of a closed terminal, like Ctrl-C: stop the server.
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the server is stopped. A closed terminal sends SIGHUP.
 
-    Within a run the coordinator counts the first two signals, so that the records so far are kept.
+    During a run, the coordinator handles the first two signals, so that the records of the run are kept.
     """
 
     def stop(_number: int, _frame: object) -> None:

@@ -1,14 +1,14 @@
-"""A sweep runs one plan at several loads, to find how much load a server can carry.
+"""A sweep runs one plan at several loads to find the highest load that a server can handle.
 
-A *step* is one load and its run, in the folders `step-1`, `step-2`, ... It is not a repeat, because a repeat would have
-the same load. Callbacks choose the next load and judge each run; this module runs the steps and keeps the journal.
+A *step* is one run at one load. Its files are in the folder `step-1`, `step-2`, ... Callbacks choose the next load and
+judge each run. The package consists of these modules:
 
-    (here)    the sweep, its journal and the loop over its steps
-    overload  ends the run of an overload early
-    measure   what a complete sweep measures: parses its objectives, chooses loads, judges steps, predicts with a twin
+    __init__  the sweep, its journal and the loop over its steps
+    overload  ends a step early if the server cannot keep up
+    measure   parses objectives, chooses loads, judges steps, and predicts a sweep with a simulated server
     result    reads the files of a sweep and writes its results
 
-The state of a sweep is its files. `sweep.jsonl` is append-only and holds what the run files do not:
+The state of a sweep is stored in its files. The append-only file `sweep.jsonl` contains what the run files do not:
 
     {"type": "plan", "plan": {...}, ...}                            the first line
     {"type": "begin", "step": 3, "load": 16.0}
@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 Over = Literal["rate", "concurrency"]
 """The quantity that a sweep varies."""
 EndReason = Literal["done", "runs", "time", "client", "interrupted"]
-"""Why a sweep ended: the capacity is known precisely enough, the maximum of runs or of time was reached, the client was
-the limit, or the sweep was interrupted."""
+"""Reason why a sweep ended:
+
+- done: The capacity is known precisely enough, or every given load has been measured.
+- runs, time: The maximum number of runs or the time limit was reached.
+- client: The client was the bottleneck.
+- interrupted: The sweep was interrupted.
+"""
 ARRIVALS = {"rate": "poisson:{:g}", "concurrency": "closed:{:.0f}"}
-"""Arrivals of a step, to be formatted with its load."""
+"""Format strings for the arrivals of a step. The value to insert is the load."""
 DEFAULT_DURATION_S = 60.0
-"""Duration of a step whose plan has neither a duration nor a number of requests."""
+"""Duration of a step in s if the plan has neither a duration nor a number of requests."""
 MAX_LOADS = 100
 
 _STEP_FIELDS = [("step", int), ("load", float)]
@@ -54,26 +59,26 @@ journal = partial(open_journal, SWEEP)
 read_lines = partial(read_journal, SWEEP)
 
 Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
-"""Makes the run of a plan in a folder."""
+"""Makes the run of a plan and writes its files to a folder."""
 Judge = Callable[[Path, float, bool], dict[str, Any]]
-"""Summarises the run in a folder, with its load and whether it was stopped as an overload. Returns the fields of its
-`end` line."""
+"""Summarises a run. The arguments are its folder, its load, and True if it was stopped as an overload. Returns the
+fields of the step's `end` line in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep: what is measured, and the folder of its files."""
+    """Settings of a sweep, and the folder of its files."""
 
     plan: Plan
     """Plan of each step, except for its arrivals."""
     over: Over
     folder: Path
     loads: tuple[float, ...] = ()
-    """Fixed loads to measure. Without any, the sweep searches the capacity."""
+    """Fixed loads to measure. If empty, the sweep searches for the capacity."""
     journal_extra: tuple[tuple[str, Any], ...] = ()
-    """Further values that must not change when the sweep is resumed: its objectives and its virtual model."""
+    """Additional values that must not change when the sweep is resumed: the objectives and the virtual model."""
     rejections_allowed: bool = False
-    """Whether an objective limits the rejected requests. Rejections alone are then no overload."""
+    """True if an objective limits the rejected requests. Rejections alone then do not count as an overload."""
 
     @property
     def journal_plan(self) -> dict[str, Any]:
@@ -83,19 +88,21 @@ class Sweep:
         return dict(redact(settings))
 
     def step(self, number: int, load: float) -> Plan:
-        """Return the plan of one step. Its prompts differ from those of earlier steps, which the server may cache.
+        """Return the plan of the step with this number and load.
 
-        A load above the limit that the server reports is sent too, because the sweep looks for the load at which the
-        server begins to reject requests.
+        The seed depends on the number, so that the prompts of steps differ. A server may have cached the prompts of
+        earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
+        which the server begins to reject requests.
         """
         arrivals = ARRIVALS[self.over].format(load)
         return self.plan.replaced(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True)
 
 
 def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
-    """Parse a list of increasing loads such as `1,2,4,...,256`. Raises PlanError.
+    """Parse a list of increasing loads such as `1,2,4,...,256` or `1,2,3,...,10`.
 
-    `...` continues the list by the same factor, or else by the same difference. `whole` requires whole numbers.
+    `...` continues the list by the factor of the last loads. If the factor is not constant, `...` continues the list by
+    their difference. `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError.
     """
     loads: list[float] = []
     words = text.split(",")
@@ -119,9 +126,9 @@ def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
 
 
 def _continue_list(loads: Sequence[float], end: float) -> list[float]:
-    """Return the loads that `...` stands for, between the last one and `end`.
+    """Return the loads that `...` stands for, which are those between the last load and `end`.
 
-    Raises ValueError or ZeroDivisionError.
+    Raises ValueError or ZeroDivisionError if the list cannot be continued.
     """
     if len(loads) < 2:
         raise ValueError
@@ -151,10 +158,10 @@ def run(
     max_runs: int,
     max_time_s: float | None = None,
 ) -> EndReason:
-    """Run steps until there is no next load, and return why the sweep ended.
+    """Run steps until there is no next load, and return the reason why the sweep ended.
 
-    `max_runs` counts the steps of the whole sweep, `max_time_s` limits this call. Raises LoadgenError, or
-    loadgen.servers.errors.ServerError.
+    `max_runs` limits the steps of the whole sweep, including those of earlier calls. `max_time_s` limits the duration
+    of this call. Raises LoadgenError, or loadgen.servers.errors.ServerError.
     """
     deadline_s = None if max_time_s is None else time.monotonic() + max_time_s
     reason: EndReason = "done"
@@ -186,7 +193,7 @@ def run(
 def _run_step(
     sweep: Sweep, book: Journal, load: float, measure: Measure, judge: Judge, detector: OverloadDetector
 ) -> EndReason:
-    """Run one step. Return "done" if the sweep may continue, and otherwise why it must end."""
+    """Run one step. Return "done" if the sweep may continue, otherwise the reason why it must end."""
     number = len(measured_steps(book.lines)) + 1
     folder = sweep.folder / step_folder(number)
     began_s = time.monotonic()
@@ -204,21 +211,24 @@ def _run_step(
 
 
 def measured_steps(lines: Sequence[JournalLine]) -> list[JournalLine]:
-    """Return the journal lines of the steps that have been measured, in order."""
+    """Return the `end` lines of the journal in order. There is one line for each measured step."""
     return [line for line in lines if line["type"] == "end"]
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a sweep has ended, other than by an interruption."""
+    """Return True if the sweep in a folder has ended without an interruption."""
     lines = read_lines(folder)
     return bool(lines) and lines[-1]["type"] == "ended" and lines[-1].get("why") != "interrupted"
 
 
 def default_duration(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the duration setting of a step if `settings` name neither a duration nor a number of requests."""
+    """Return the default duration of a step, as a setting of its plan.
+
+    Return an empty dictionary if `settings` already contain a duration or a number of requests.
+    """
     return {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DEFAULT_DURATION_S}
 
 
 def step_folder(number: int) -> str:
-    """Return the name of a step's folder inside the folder of the sweep."""
+    """Return the name of a step's folder within the folder of the sweep."""
     return f"step-{number}"

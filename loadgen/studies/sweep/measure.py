@@ -1,4 +1,7 @@
-"""Measures a complete sweep: parses its targets, chooses its loads, judges its steps, and predicts it with a twin."""
+"""Measures a complete sweep: parses its targets, chooses its loads and judges its steps.
+
+This module also predicts a sweep with a twin (a simulated server fitted to a measured one).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from loadgen.studies.simulate import ServerModel
 
 SEARCH_RANGE_FACTOR = 2.0**16
-"""How many times the start rate the search tries at most."""
+"""Highest rate that the search tries, divided by the start rate."""
 MAX_CONCURRENCY = 65_536
 """Highest concurrency that the search tries."""
 MAX_PREDICTED_STEPS = 16
@@ -43,16 +46,16 @@ MAX_PREDICTED_STEPS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepTargets:
-    """The objectives of a sweep and the loads that it may measure."""
+    """The objectives of a sweep and the loads to measure."""
 
     objectives: Sequence[Objective]
     over: Over
     loads: tuple[float, ...] = ()
-    """Loads to measure. Without any, the sweep searches the capacity."""
+    """Fixed loads to measure. If empty, the sweep searches for the capacity."""
 
     @property
     def bounds(self) -> list[Objective]:
-        """The objectives as bounds on single requests, for goodput."""
+        """The objectives as limits for single requests. These limits define goodput."""
         from loadgen.analysis.sweep import request_bounds
 
         return request_bounds(self.objectives)
@@ -84,7 +87,10 @@ def parse_targets(
 
 
 def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets) -> Plan:
-    """Return the plan of all steps. Mistakes in it are reported before the first step. Raises PlanError."""
+    """Return the plan that all steps of a sweep share, apart from the load.
+
+    Raises PlanError for mistakes in the plan, so that they are reported before the first step.
+    """
     from loadgen.engine.resolve_server import with_detected_server
 
     arrivals = ARRIVALS[targets.over].format(targets.loads[0] if targets.loads else 1)
@@ -92,7 +98,7 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets) -> Plan:
 
 
 def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: ServerModel | None) -> Sweep:
-    """Return the sweep. It must be resumed with the same plan, objectives and virtual model."""
+    """Return a new sweep. It can only be resumed with the same plan, objectives and virtual model."""
     virtual = None
     if virtual_model is not None:
         draws = virtual_model.twin.draws if virtual_model.twin else None  # identify a twin by its numbers, not its file
@@ -110,7 +116,10 @@ def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: Se
 
 
 def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: list[str], say: Say) -> Measure:
-    """Return the function that makes the run of one step, on a server or on a model."""
+    """Return the function that makes the run of one step.
+
+    The run is simulated if there is a virtual model. Otherwise its requests are sent to a server.
+    """
     from loadgen.engine import prepare
     from loadgen.studies import simulate
 
@@ -128,7 +137,10 @@ def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: l
 
 
 def build_search(over: Over, search_settings: Mapping[str, Any], *, predicted: float | None = None) -> Search:
-    """Return the search with the settings in the journal. `predicted` is the capacity that a twin predicts."""
+    """Return a capacity search with the settings that the journal stores.
+
+    `predicted` is the capacity that a twin (a simulated server fitted to a measured one) predicts.
+    """
     from loadgen.analysis.sweep.capacity_search import Search
 
     options: dict[str, Any] = {
@@ -144,7 +156,7 @@ def build_search(over: Over, search_settings: Mapping[str, Any], *, predicted: f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRunner:
-    """Runs the steps of a sweep, or those that remain of one."""
+    """Runs the steps of a new sweep, or the remaining steps of an interrupted one."""
 
     sweep: Sweep
     targets: SweepTargets
@@ -159,7 +171,7 @@ class StepRunner:
     resume: bool = False
 
     def run(self) -> EndReason:
-        """Run the remaining steps, and return why the sweep ended."""
+        """Run the remaining steps, and return the reason why the sweep ended."""
         sweep = self.sweep
         prediction = self.search_settings.get("foreseen")
         predicted = prediction["capacity"] if prediction else None
@@ -182,7 +194,10 @@ class StepRunner:
             )
 
     def _next_fixed_load(self, lines: Sequence[JournalLine]) -> float | None:
-        """Return the next load of the list. Loads above the lowest overload are left out."""
+        """Return the next load of the list that has not been measured, or None if no load remains.
+
+        Loads above the lowest load that caused an overload are skipped.
+        """
         lowest_overload = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
         done = {line["load"] for line in lines}
         return next((load for load in self.sweep.loads if load not in done and load < lowest_overload), None)
@@ -198,7 +213,7 @@ class StepRunner:
         return self.measure(plan.replaced(objectives=objectives, goodput=bounds), folder, on_progress)
 
     def _judge(self, folder: Path, load: float, overloaded: bool) -> dict[str, Any]:
-        """Write the summary and report of a step, and return the fields of its journal line."""
+        """Write the summary and report of a step, and return the fields of its `end` line in the journal."""
         from loadgen.analysis.matrix.document import one_line_summary
         from loadgen.analysis.steady_window import load_run
         from loadgen.analysis.sweep import mean_power_w
@@ -226,7 +241,10 @@ class StepRunner:
 def predict_sweep(
     sweep: Sweep, targets: SweepTargets, model: ServerModel, search_settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Sweep a twin in virtual time. Return its capacity and its figures at each load, as the journal stores them."""
+    """Predict the result of a sweep with a simulated server.
+
+    Return the predicted capacity and the predicted figures at each load, as the journal stores them.
+    """
     from loadgen.analysis.sweep import expected_point, observations
 
     search = build_search(sweep.over, search_settings)
@@ -264,7 +282,7 @@ def simulate_sweep(
 
 
 def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float:
-    """Return the probability that the load is over the capacity. Without objectives it is 0."""
+    """Return the probability that a load is above the capacity of the server, or 0 if there are no objectives."""
     from loadgen.analysis.sweep.capacity_search import chance_over
 
     return chance_over(targets.objectives, targets.bounds, frame, summary) if targets.objectives else 0.0
@@ -273,7 +291,10 @@ def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float
 def _carried_rate(
     over: Over, summary: Summary, load: float, chance: float, *, overloaded: bool = False
 ) -> float | None:
-    """Return the rate that the server sustained, if the load is a rate that is probably over the capacity."""
+    """Return the rate that the server sustained at a load above its capacity, in requests per second.
+
+    Return None if the sweep varies the concurrency, or if the load is probably within the capacity.
+    """
     from loadgen.analysis.sweep import carried_rate
 
     return carried_rate(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None

@@ -11,17 +11,21 @@ if TYPE_CHECKING:
     from loadgen.engine.prepare import OnProgress
 
 MIN_BACKLOG = 50
-"""Fewer requests than this do not show a backlog, and fewer rejections do not show an overload."""
+"""Minimum number of unfinished requests that count as a backlog, and of rejections that count as an overload."""
 REJECTED_FRACTION = 0.1
-"""A larger fraction of rejected requests is an overload. It is far above the 1 % that fails a load at its end."""
+"""A larger fraction of rejected requests is an overload. The value is far above the 1 % at which a completed step
+fails."""
 MIN_OVERLOAD_S = 10.0
-"""Minimum duration of an overload, because servers and clients stall for a while."""
+"""Minimum duration of a run in s before an overload is reported, because servers and clients can stall briefly."""
 
 
 class BacklogRule(NamedTuple):
-    """The server does not keep up if less than `min_fraction` of the requests sent in the second half of the run so far
-    came back. The rule applies once the run has lasted `first_latencies` times as long as the first response took,
-    because the server may level off until then."""
+    """A rule for the minimum fraction of requests that must have ended.
+
+    The server cannot keep up if `ended < min_fraction * sent`, where both numbers count the second half of the run so
+    far. The rule applies once the run has lasted `first_latencies` times as long as the latency of the first response.
+    Before that time, the throughput of the server may still be rising.
+    """
 
     first_latencies: float
     min_fraction: float
@@ -32,7 +36,7 @@ CLEAR = BacklogRule(3, 0.2)
 
 
 class BacklogSample(NamedTuple):
-    """Numbers of requests that were sent and that ended, at a point in time."""
+    """The numbers of requests that had been sent and that had ended at the time `at_s`."""
 
     at_s: float
     sent: int
@@ -40,9 +44,10 @@ class BacklogSample(NamedTuple):
 
 
 class OverloadDetector:
-    """A progress callback that ends a step early once the server clearly cannot keep up, or rejects many requests.
+    """A progress callback that ends a step early if the server clearly cannot keep up or rejects many requests.
 
-    A backlog is only looked for if `watch_backlog` is set: at a given rate, because a closed loop has none.
+    Backlogs are detected only if `watch_backlog` is set. It is set for steps at a given rate, because a closed loop
+    cannot build up a backlog.
     """
 
     def __init__(
@@ -58,19 +63,19 @@ class OverloadDetector:
         self._deadline_s = deadline_s
         self._rejections_allowed = rejections_allowed
         self._history: deque[BacklogSample] = deque()
-        """Begins with the last entry of the first half of the run so far."""
+        """Samples of the second half of the run so far, after the last sample of the first half."""
         self._began_s = 0.0
         self._first_response_s = 0.0
         self._sent = 0
         self._last_sent_s = 0.0
         """Time at which `_sent` last grew."""
         self.overloaded = False
-        """Whether the step was ended because of an overload."""
+        """True if the step was ended because of an overload."""
         self.late = False
-        """Whether the step was ended because the deadline had passed."""
+        """True if the step was ended because the deadline had passed."""
 
     def __call__(self, phase: str, counts: LiveCounters) -> str | None:
-        """Show the progress. Return the reason if the run must end now, None otherwise."""
+        """Show the progress. Return the reason why the run must end now, or None if it may continue."""
         self._show(phase, counts)
         if phase != "running":
             return None
@@ -87,13 +92,17 @@ class OverloadDetector:
         return None
 
     def _rejects(self, now_s: float, counts: LiveCounters) -> bool:
-        """Return whether the server has rejected enough requests, for long enough, to call the load an overload."""
+        """Return True if the server rejects so many requests that the load is an overload.
+
+        This requires a run of at least MIN_OVERLOAD_S with at least MIN_BACKLOG rejections, which must be more than
+        REJECTED_FRACTION of the requests sent.
+        """
         self._began_s = self._began_s or now_s
         enough = counts.rejected >= MIN_BACKLOG and counts.rejected > REJECTED_FRACTION * counts.sent
         return enough and now_s - self._began_s >= MIN_OVERLOAD_S
 
     def _has_backlog(self, now_s: float, counts: LiveCounters) -> bool:
-        """Return whether far fewer requests came back than were sent."""
+        """Return True if far fewer requests have ended than were sent."""
         sent = counts.sent
         ended = counts.complete + counts.truncated + counts.failed + counts.rejected
         self._began_s = self._began_s or now_s

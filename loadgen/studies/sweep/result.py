@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def is_sweep(path: Path) -> bool:
-    """Return whether a folder contains a sweep."""
+    """Return True if a folder contains a sweep."""
     return (path / SWEEP.file).is_file()
 
 
 def read_sweep(folder: Path) -> SweepResult:
-    """Read the result of a sweep from its files. Raises OutputError if there is none."""
+    """Read the result of a sweep from its files. Raises OutputError if the sweep is missing or corrupted."""
     from msgspec import MsgspecError
 
     from loadgen.analysis.objectives import ObjectiveError, parse
@@ -55,9 +55,9 @@ def read_sweep(folder: Path) -> SweepResult:
 
 
 def write_sweeps(sweeps: Mapping[str, tuple[Path, SweepResult]], page: Path) -> list[str]:
-    """Write sweep.json for each sweep and one page for all sweeps. Return the content of each sweep.json.
+    """Write sweep.json for each sweep, and one page for all sweeps. Return the content of each sweep.json.
 
-    `sweeps` contains the folder and the result of each sweep by its name on the page. Raises OutputError.
+    `sweeps` maps the name of each sweep on the page to its folder and its result. Raises OutputError.
     """
     import msgspec
 

@@ -106,7 +106,7 @@ class Plan:
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model to request. Default: the first model that the server lists."""
     # The canonical text of loadgen.workloads.arrivals; `workload` is that of loadgen.workloads.workload.
-    arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When requests are due: {_ARRIVALS_SYNTAX}.")] = "burst"
+    arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When to send requests: {_ARRIVALS_SYNTAX}.")] = "burst"
     # None if the duration or a trace determines the number.
     n: Annotated[int | None, in_range(1, 1_000_000), RunOption("Load")] = None
     """Number of requests. For multi-turn workloads, number of sessions."""
@@ -116,7 +116,7 @@ class Plan:
     max_in_flight: Annotated[int | None, in_range(1, 1_000_000), RunOption("Advanced")] = None
     """Maximum concurrent requests. Further requests are dropped and counted."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Advanced")] = 0
-    """Number of warm-up requests to send before the run. No figure includes them."""
+    """Number of warm-up requests to send before the run. Results do not include them."""
     workers: Annotated[int, in_range(1, 256), RunOption("Advanced")] = 1
     """Number of worker processes that share the load."""
     timeout_s: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 600.0
@@ -147,13 +147,13 @@ class Plan:
     image: Annotated[tuple[str, ...], TUPLE, image_sizes, RunOption("Advanced", "start")] = ()
     """Size of a synthetic image to add to each chat request, such as 512x512. Repeatable."""
     seed: Annotated[int, RunOption("Advanced", "form")] = 0
-    """Random seed. The same seed gives byte-identical requests that are due at the same times."""
+    """Random seed. The same seed gives byte-identical requests, scheduled for the same times."""
     tokenizer: Annotated[Path | None, existing_tokenizer, RunOption("Advanced", "start")] = None
     """Tokenizer of the model, for building prompts: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
     lengths: Annotated[CountingMethod | None, RunOption("Advanced", "start")] = None
-    """How to count prompt tokens if the server cannot count them exactly: server (send samples to it), tokenizer (use
-    only --tokenizer) or approximate."""
+    """How to count prompt tokens if the server cannot count them exactly: server (send it sample prompts), tokenizer
+    (use only --tokenizer) or approximate."""
     api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key. Default: LOADGEN_API_KEY, which may be unset."""
     header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()
@@ -179,7 +179,7 @@ class Plan:
     user (clock of this process, which may be late) or auto (the best source that works here)."""
     client_priority: Annotated[Literal["auto", "realtime", "normal"], RunOption("Advanced", "start")] = "auto"
     """CPU priority of the load generator during a run: auto raises it to nice -10 where permitted; realtime uses
-    SCHED_RR; normal leaves it as it is."""
+    SCHED_RR; normal does not change it."""
     metrics_every_s: Annotated[float, SAMPLING_INTERVAL, RunOption("Advanced", "start")] = 1.0
     """Interval between reads of the server's /metrics, GPUs and memory: 1s (default) or longer. 0 turns them off."""
     dcgm_url: Annotated[URL | None, RunOption("Advanced", "start")] = None

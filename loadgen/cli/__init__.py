@@ -1,4 +1,4 @@
-"""The command line. Each command's module is imported, and its options are built, only when the command is used."""
+"""The command line. It imports a command's module and builds the command's options only when the command is used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMMANDS = {
     "worker": "loadgen.cli.run",
     "servers": "loadgen.cli.servers",
 }
-"""Module of each command. It defines a function, or a group of commands, with the command's name."""
+"""Module of each command. The module defines a function or a Typer group with the command's name."""
 
 SEPARATOR = "\0--"
 """Replaces the `--` between the two sides of `compare`. The option parser would remove a plain `--`."""
@@ -72,14 +72,17 @@ OTHER_TOOLS_OPTIONS = {
 HEADINGS = ("Load", "Server", "Prompts", "Output")
 HELP_ALL = "--help-all"
 SHORT_HELP_ABOVE = 24
-"""Commands with more options than this print a short help, and the complete help with --help-all."""
+"""Commands with more options print a short help for --help, and the complete help for --help-all."""
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help groups options under headings. It also recognises options of other load testers."""
+    """A command whose help groups options under headings.
+
+    The command also recognises options of other load testers, and names the loadgen option to use instead.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line. Raises PlanError for an option of another load tester."""
+        """Parse the arguments of the command. Raises PlanError for an option of another load tester."""
         known = {name for param in self.params for name in param.opts}
         for option, value in _option_values(args) if "--n" in known else ():
             if option in OTHER_TOOLS_OPTIONS and option not in known:
@@ -91,7 +94,7 @@ class GroupedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, with `--help-all` after `--help` if the command has a short help."""
+        """Return the command's parameters. Commands with a short help also get the option `--help-all`."""
         params = super().get_params(ctx)
         if self._has_short_help():
             help_option = cast("Any", params[-1])
@@ -104,7 +107,10 @@ class GroupedCommand(TyperCommand):
         return params
 
     def _has_short_help(self) -> bool:
-        """Return whether the first help screen only names the advanced options, because there are many options."""
+        """Return True if `--help` prints the short help.
+
+        The command then has more than SHORT_HELP_ABOVE options, and some of them are advanced.
+        """
         return len(self.params) > SHORT_HELP_ABOVE and any(
             getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
         )
@@ -116,7 +122,7 @@ class GroupedCommand(TyperCommand):
             ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help. The short help explains each option in one line and only names the advanced ones."""
+        """Write the help. The short help has one line per option, and lists advanced options by name only."""
         if not self._has_short_help() or HELP_ALL in ctx.meta:
             super().format_help(ctx, formatter)
             return
@@ -146,7 +152,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(sections[heading])
 
     def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Return the names and help texts of arguments and options by heading."""
+        """Return the arguments and options by help heading, each as (names, help text)."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in HEADINGS}}
         for param in self.get_params(ctx):
             is_argument = param.param_type_name == "argument"
@@ -158,7 +164,7 @@ class GroupedCommand(TyperCommand):
 
 
 class LazyCommands(TyperGroup):
-    """The group of all commands. It imports the module of a command only when the command is used."""
+    """The group of all commands. It imports a command's module only when the command is used."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -175,7 +181,10 @@ class LazyCommands(TyperGroup):
         return typer.main.get_command(single)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """Write one line per command from its docstring. Building the options would need many more imports."""
+        """Write the list of commands: one line per command, with the first sentence of its docstring.
+
+        The method of the base class would build the options of every command, which needs many more imports.
+        """
         width = formatter.width - 6 - max(map(len, COMMANDS))
         rows = []
         for name in COMMANDS:
@@ -213,7 +222,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line. Errors become a message, a hint and an exit code."""
+    """Run the command line. Expected errors are printed as a message and a hint, and set the exit code."""
     out, _ = protect()
     try:
         not_utf8 = [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]
@@ -247,7 +256,7 @@ def main() -> None:
 def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:
     """Report that standard output could not be written, and return the exit code.
 
-    The code is 2 if the lost text was the only result of the command, and that of the measurement otherwise.
+    Return 2 if the lost text was the only result of a command that succeeded. Otherwise return `code` unchanged.
     """
     assert stream.error is not None
     print(f"loadgen: cannot write standard output: {stream.error.strerror}", file=sys.stderr)
@@ -257,7 +266,7 @@ def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | i
 
 
 def _disk_full_error(error: Exception) -> Exception:
-    """Return an OutputError if the error says that a disk is full, and the error itself otherwise."""
+    """Return an OutputError if the error means that the disk or a quota is full. Return other errors unchanged."""
     if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return error
     file = error.filename or "a file"
@@ -266,7 +275,7 @@ def _disk_full_error(error: Exception) -> Exception:
 
 
 def _open_files_error(error: Exception) -> Exception:
-    """Return a ClientLimitError if the limit on open files was reached, and the error itself otherwise."""
+    """Return a ClientLimitError if the limit on open files was reached. Return other errors unchanged."""
     if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
         return error
     from loadgen.servers.errors import ClientLimitError
@@ -278,7 +287,10 @@ def _open_files_error(error: Exception) -> Exception:
 
 
 def _option_values(args: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word of a command line with the value that it would have if it were an option."""
+    """Yield (option, value) for each argument, as if every argument were an option.
+
+    Both `--n=5` and `--n 5` yield `("--n", "5")`.
+    """
     for word, following in zip(args, [*args[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         yield option, value if equals else following
@@ -289,7 +301,10 @@ def _load_command(name: str) -> Any:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """Return the exit code of an expected error. None means a bug in loadgen, which is shown with its traceback."""
+    """Return the exit code for an expected error, or None for any other exception.
+
+    Other exceptions are bugs in loadgen. Python prints their traceback.
+    """
     from loadgen.analysis.run.errors import RunFileError
     from loadgen.errors import LoadgenError
     from loadgen.servers.errors import (

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from loadgen.analysis.calibration import StampComparison
 
 SEARCH_S = 45.0
-"""The search starts no burst after this time, so that the command ends after about a minute."""
+"""No further burst starts after this time, so that the command ends after about a minute."""
 TTFT_S = 0.5
-"""True time to first token. It is long enough for all requests to be sent before the first token arrives."""
+"""TTFT of the simulated server. It is long enough to send all requests before the first token arrives."""
 INPUT_TOKENS = 512
 MIN_ITL_S = 0.002
 MAX_ITL_S = 0.2
-"""Bounds on the inter-token latency that `search` tries."""
+"""Bounds of the inter-token latencies that `search` tries."""
 
 PACKET_RING_HELP = """\
 Packet timestamps are not available: tokens that are read together share a timestamp.
@@ -107,10 +107,12 @@ def search(
     measure: Callable[[CalibrationPoint], StampComparison],
     more_time: Callable[[], bool],
 ) -> tuple[StampComparison | None, str]:
-    """Return the fastest exact burst, or None, and what prevented a faster one: `client`, `server` or `time`.
+    """Find the burst with the highest event rate at which timestamps are exact.
 
-    `first` is the result for `point`. If it is exact, the inter-token latency is halved as long as the result stays
-    exact and the server keeps up. Otherwise the inter-token latency is doubled until the result is exact.
+    Return the fastest exact burst, or None if no burst was exact. Also return what prevented a faster burst: `client`,
+    `server` or `time`. `first` is the result for `point`. If it is exact, the inter-token latency is halved as long as
+    the result stays exact and the server keeps up. Otherwise the inter-token latency is doubled until the result is
+    exact.
     """
     fastest = first if first.exact else None
     last = first
@@ -161,7 +163,7 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
 
 
 def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) -> StampComparison:
-    """Run one burst and print its comparison with the server's log."""
+    """Run one burst, compare its timestamps with the server's log, and print the comparison. Return it."""
     from loadgen.analysis.calibration import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read
 

@@ -56,7 +56,10 @@ def run_capacity(
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
     quiet: Annotated[bool, Option("--quiet", help="Show no progress.", **OUTPUT)] = False,
 ) -> None:
-    """Simulate each candidate at several rates and print the number of GPUs that it needs."""
+    """Simulate each candidate at several rates, and print how many GPUs it needs.
+
+    A candidate is a GPU type, a number of GPUs per replica and a weight format.
+    """
     from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.plan import Plan
@@ -71,7 +74,7 @@ def run_capacity(
     if not objectives or unplannable(objectives):
         unsuitable = ", ".join(unplannable(objectives)) or "no objective"
         raise PlanError(
-            f"{unsuitable}: a capacity needs upper bounds on latencies",
+            f"{unsuitable}: plan-capacity needs upper bounds on latencies",
             "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
         )
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
@@ -102,7 +105,10 @@ def run_capacity(
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Return the options that meet the objectives, the cheapest first. Without prices the fewest GPUs come first."""
+    """Return the options that meet the objectives, sorted by cost per hour.
+
+    Options without a price come last, sorted by their number of GPUs.
+    """
 
     def key(option: CapacityOption) -> tuple[bool, float, int, str]:
         return option.cost_per_hour is None, option.cost_per_hour or 0, option.gpus or 0, option.gpu
@@ -111,7 +117,10 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
-    """Return a table of the possible options, the cheapest first, and the reasons why the others are not possible."""
+    """Return a table of the possible options, the cheapest first.
+
+    A list of the other options follows, with the reason why each is not possible.
+    """
     from loadgen.analysis.hardware import align_columns
 
     several_formats = len({option.format for option in options}) > 1
@@ -129,7 +138,7 @@ def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objec
 
 
 def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, ...]:
-    """Return the cells of a table row, as in `HEADINGS`."""
+    """Return the cells of one table row, in the order of `HEADINGS`."""
     from loadgen.analysis.format import significant
 
     low = significant(option.replica_per_s_low or 0)
@@ -147,7 +156,10 @@ def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, 
 
 
 def _reason(option: CapacityOption, objectives: Sequence[Objective]) -> str:
-    """Return why an option is not possible: the model does not fit, or the latencies of a single request."""
+    """Return the reason why an option is not possible.
+
+    Either the model does not fit into the GPU memory, or even a single request misses an objective.
+    """
     if not option.figures:
         return option.not_possible
     latencies = [
@@ -168,10 +180,10 @@ def _format_figure(figure: float | None) -> str:
 
 
 def _parse_gpu_counts(listed: str) -> list[int]:
-    """Parse a list such as `1,2,4`. Raises PlanError."""
+    """Parse a list of GPU counts such as `1,2,4`. Raises PlanError."""
     words = listed.split(",")
     if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
-        raise PlanError(f"--tp {listed}: is not a list of numbers from 1 to 64", "Write --tp 1,2,4")
+        raise PlanError(f"--tp {listed} is not a list of numbers from 1 to 64", "Write --tp 1,2,4")
     return [int(word) for word in words]
 
 

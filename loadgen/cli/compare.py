@@ -1,4 +1,4 @@
-"""The command `compare`: compare runs B with runs A, with intervals and a verdict for each figure."""
+"""The command `compare`: compare runs B with runs A. Each figure gets an interval and a verdict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare(
     ] = None,
     inconclusive: Inconclusive = None,
     margin: Annotated[
-        float, Option(parser=fraction, metavar="FRACTION", help="Smallest difference of a figure that matters.")
+        float, Option(parser=fraction, metavar="FRACTION", help="Smallest relative difference that matters.")
     ] = 0.05,
     run_variation: Annotated[
         float,
@@ -50,7 +50,7 @@ def compare(
         ),
     ] = 0.10,
     anyway: Annotated[
-        bool, Option("--anyway", help="Compare runs of unequal work too, and report the differences.")
+        bool, Option("--anyway", help="Also compare runs of unequal work, and report what differs.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
     as_markdown: Annotated[
@@ -75,7 +75,7 @@ def compare(
         gates = parse_gates(fail_if or ())
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
-    hint = None if anyway else "Repeat one run with the other's plan, or add --anyway to compare them nevertheless."
+    hint = None if anyway else "Repeat one run with the other's plan, or add --anyway to compare them regardless."
     paths_a, paths_b = split_sides(runs)
     result, runs_a, runs_b = compare_paths(
         paths_a, paths_b, hint, margin=margin, gates=gates, run_variation=run_variation
@@ -94,7 +94,10 @@ def compare(
 
 
 def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return the runs before and after `--`. Without it, two runs are one on each side. Raises PlanError otherwise."""
+    """Return the runs A before `--` and the runs B after it. Raises PlanError.
+
+    Without `--` there must be exactly two runs: A and B.
+    """
     hint = "Write: loadgen compare A... -- B..."
     paths = [Path(run) for run in runs if run != SEPARATOR]
     begin = list(runs).index(SEPARATOR) if SEPARATOR in runs else 1
@@ -112,7 +115,11 @@ def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
 def _print(
     comparison: Comparison, inconclusive: InconclusiveAs, *, as_json: bool, as_markdown: bool, quiet: bool
 ) -> None:
-    """Print the comparison in the requested format, and conditions that failed to stderr."""
+    """Print the comparison in the requested format.
+
+    The text for the terminal contains the conditions of --fail-if. In all other cases, failed and inconclusive
+    conditions are printed to stderr.
+    """
     from loadgen.analysis.compare import document
     from loadgen.analysis.report import markdown
 

@@ -50,7 +50,8 @@ def inference(
         int, Option("--input", min=2, help="Tokens per prompt. For decode, tokens in the KV cache.")
     ] = 512,
     phase: Annotated[
-        Literal["prefill", "decode"], Option(help="Phase to measure: a whole prompt, or one further token.")
+        Literal["prefill", "decode"],
+        Option(help="Phase to measure: prefill (the whole prompt) or decode (one further token)."),
     ] = "prefill",
     backward: Annotated[bool, Option("--backward", help="Also measure the backward pass.")] = False,
     flash: Annotated[
@@ -173,7 +174,10 @@ def training(
 
 
 def _print_result(result: Any, text: Any, document: Any, page: Path | None, as_json: bool) -> None:
-    """Print the result as JSON or text, and write the page. `text` and `document` format the result."""
+    """Print the result as JSON or text, and write the page if requested.
+
+    `text` and `document` are the functions that format the result.
+    """
     if as_json:
         from msgspec import json
 
@@ -203,7 +207,7 @@ def _parse_batch_sizes(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Check that torch is installed, and turn errors about models and devices into usage errors."""
+    """Check that torch is installed. Raise each HardwareError as a PlanError, which is a usage error."""
     import os
 
     from loadgen.dissect import check_installed

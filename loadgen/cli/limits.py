@@ -25,7 +25,7 @@ NO_P2P = "NVLink 4 without P2P"
 
 @dataclass(frozen=True, slots=True)
 class LimitsOptions:
-    """The options, by their names on the command line."""
+    """The options of `loadgen limits`. Each field has the name of its option."""
 
     gpu: Annotated[str, Option(help="GPU, such as A100, A800, H100, H200, B200, L40S, RTX4090, MI300X.")] = "H100"
     model: Annotated[str, Option(help="Model, such as llama-3.1-8b, qwen3-32b, or a Hugging Face config.json.")] = (
@@ -38,15 +38,13 @@ class LimitsOptions:
     kv_format: Annotated[str | None, Option(help="Format of the KV cache. Default: that of the framework.")] = None
     framework: Annotated[
         str,
-        Option(
-            help="Framework whose overheads are expected: vllm, trtllm, nim, trtllm-0.9, gpt-fast or kernels (none)."
-        ),
+        Option(help="Framework for `expected`: vllm, trtllm, nim, trtllm-0.9, gpt-fast or kernels (none)."),
     ] = "vllm"
     set: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Change a GPU property: memory_bandwidth=8TB/s. Repeatable."),
     ] = None
-    p2p: Annotated[bool, Option(help="Whether GPUs can access each other's memory directly.")] = True
+    p2p: Annotated[bool, Option(help="GPUs can access each other's memory directly.")] = True
     hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None
     page: Annotated[
         Path | None, Option(help="Also write an HTML page with the roofline, and latency against throughput.")
@@ -67,7 +65,7 @@ class LimitsOptions:
         ),
     ] = "standard"
     training: Annotated[
-        bool, Option("--training", rich_help_panel=TRAINING, help="Compute one training iteration instead of a load.")
+        bool, Option("--training", rich_help_panel=TRAINING, help="Compute one training iteration instead of serving.")
     ] = False
     batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences per iteration.")] = 64
     sequence: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Tokens per sequence.")] = 2048
@@ -75,7 +73,7 @@ class LimitsOptions:
     interleave: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Layer chunks per pipeline stage.")] = 1
     recomputation: Annotated[
         Literal["none", "selective", "full"],
-        Option(rich_help_panel=TRAINING, help="Recomputation of activations."),
+        Option(rich_help_panel=TRAINING, help="Activations to recompute in the backward pass."),
     ] = "none"
     sequence_parallel: Annotated[
         bool,
@@ -101,8 +99,8 @@ def _limits(settings: dict[str, Any]) -> None:
     """Compute limits and expected speed of a model on GPUs.
 
     `limit` is the physical bound: every FLOP, byte and message at the rate in the data sheet. `expected` adds the
-    measured overheads of the framework. docs/reference/hardware-validation.md lists its errors. Exit codes: 0 computed,
-    2 usage error.
+    measured overheads of the framework. docs/reference/hardware-validation.md compares `expected` with published
+    measurements. Exit codes: 0 computed, 2 usage error.
     """
     options = LimitsOptions(**settings)
     with _usage_errors():
@@ -118,7 +116,7 @@ def _parameters() -> Iterator[Parameter]:
 
 
 def _no_shared_options() -> None:
-    """This command shares no options with other commands."""
+    """Declare no options, because `limits` shares none with other commands."""
 
 
 limits = SettingsCommand(_limits, _parameters, _no_shared_options)
@@ -126,7 +124,7 @@ limits = SettingsCommand(_limits, _parameters, _no_shared_options)
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Turn errors about hardware into usage errors."""
+    """Raise each HardwareError as a PlanError, which is a usage error."""
     from loadgen.servers.hardware import HardwareError
 
     try:
@@ -136,7 +134,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _serving(options: LimitsOptions) -> Any:
-    """Compute the limits of serving; print them and write the page."""
+    """Compute and print the limits for serving requests, and write the page. Return the limits."""
     from loadgen.servers.hardware import gpu_links
     from loadgen.servers.hardware.roofline import compute_limits, make_deployment
     from loadgen.servers.hardware.throughput_model import Load
@@ -181,7 +179,7 @@ def _serving(options: LimitsOptions) -> Any:
 
 
 def _training(options: LimitsOptions) -> dict[str, Any]:
-    """Compute the time and memory of a training iteration, and print them."""
+    """Compute and print the time and memory of one training iteration. Return them."""
     from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
 
     setup = _setup(options)

@@ -1,4 +1,4 @@
-"""The command `matrix`: measure servers x hosts x models x workloads, with repeats, and write one report."""
+"""The command `matrix`: measure several servers, hosts, models and workloads, with repeats, and write one report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def matrix(
     plan: Annotated[
         Path,
         Argument(
-            help="Matrix plan (TOML). Alternatively the folder of a matrix, to write its report again.",
+            help="Matrix plan (TOML), or the folder of a matrix, to write its report again.",
             show_default=False,
         ),
     ],
     dry_run: Annotated[
         bool, Option("--dry-run", help="Start nothing; print the order of runs and their estimated duration.")
     ] = False,
-    resume: Annotated[bool, Option("--resume", help="Continue an interrupted matrix, and retry what failed.")] = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Continue an interrupted matrix, and retry runs that failed.")
+    ] = False,
     out: Annotated[Path | None, Option(help="Folder of the matrix. Default: runs/matrix-<name>.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print matrix.json and nothing else.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print only failures.")] = False,
@@ -41,14 +43,15 @@ def matrix(
     recorded and the matrix continues. --resume continues an interrupted matrix without repeating finished runs. A
     workload with `sweep` finds the capacity of each server. Exit codes: 0 all complete; 1 requests failed, were
     rejected or truncated; 2 mistake in the plan, or usage error; 3 a server did not start, or a run was not possible; 5
-    the client was the limit; 130 interrupted; otherwise that of the first sweep that did not succeed.
+    the client was the limit; 130 interrupted. If none of these apply, the exit code is that of the first sweep that did
+    not succeed.
     """
     output = Output(as_json=as_json, quiet=quiet)
     if plan.is_dir():
         if dry_run or resume or out:
             raise PlanError(
-                f"{plan} is a folder, and its report is written again without --dry-run, --resume or --out",
-                "To measure, name the plan file.",
+                f"{plan} is a folder, but --dry-run, --resume and --out need a plan file",
+                "Name the plan file to measure, or leave these options out to write the report again.",
             )
         raise Exit(write_report(plan, output))
     from loadgen.studies.matrix import build_matrix, read_lines, read_matrix_plan
@@ -72,7 +75,7 @@ def matrix(
 
 
 def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> int:
-    """Write matrix.json and matrix.html from the files in `folder`, print them, and return the exit code.
+    """Write matrix.json and matrix.html from the results in `folder`. Print them and return the exit code.
 
     Raises OutputError if the folder does not contain a matrix, or if a file cannot be written.
     """
@@ -96,10 +99,16 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
 
 
 def exit_code(summary: MatrixSummary) -> int:
-    """Return the exit code of a matrix. The first reason that applies wins:
+    """Return the exit code of a matrix.
 
-    3 a run was not possible; 5 this machine could not send a request; 1 a request was not complete; 5 the client was
-    the limit in another way; the code of the first sweep that did not succeed; 0 otherwise.
+    The first reason that applies decides:
+
+    - 3: a run was not possible.
+    - 5: this machine could not send a request.
+    - 1: a request was not complete.
+    - 5: the client was the limit in another way.
+    - The exit code of the first sweep that did not succeed.
+    - 0: none of these reasons applies.
     """
     if summary.failures:
         return errors.EXIT_SERVER

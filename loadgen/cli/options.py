@@ -1,4 +1,4 @@
-"""Builds command-line options from the fields of the Plan, and parses quantities such as durations and fractions."""
+"""Builds command-line options from the fields of the Plan, and parses durations, time intervals and fractions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 LOAD = {"rich_help_panel": "Load"}
 OUTPUT = {"rich_help_panel": "Output"}
 ADVANCED = {"rich_help_panel": "Advanced"}
-"""Keywords of `Option` that put an option under a heading of `--help`."""
+"""Keyword arguments of `typer.Option` that put an option under a heading of `--help`."""
 PlanFile = Annotated[Path | None, Argument(help="Plan file (TOML). Options on the command line override its settings.")]
 RunFolder = Annotated[
-    Path | None, Option(help="Folder for this run, which must be new. Default: runs/<time>-<server>-<label>.", **OUTPUT)
+    Path | None, Option(help="Folder for this run: new or empty. Default: runs/<time>-<server>-<label>.", **OUTPUT)
 ]
 Catalog = Annotated[
     str | None, Option(help="Named workload, such as paper-burst. The documentation lists all of them.", **ADVANCED)
@@ -33,11 +33,12 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.
 
 
 class SettingsCommand:
-    """A command whose options come from three sources: generated ones, those of `function` and those of `shared`.
+    """A command whose options come from a generator and from the signatures of two functions.
 
-    `function` is called with a dict of the generated options that were set, and with all other options as keywords. It
-    passes the options of `shared` on to that function. The options are generated when typer asks for the signature, so
-    that listing the commands imports little.
+    `generate` yields the generated options. `function` is the command itself, and `shared` is a function that it calls.
+    When the command runs, `function` receives a dict of the generated options that were set, and all other options as
+    keyword arguments. The options are generated only when typer reads the signature, so that `loadgen --help` imports
+    little.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class SettingsCommand:
         self._cache: dict[type[Plan], list[Parameter]] = {}
 
     def _options(self) -> list[Parameter]:
-        """Return the generated options. They are cached, because typer asks for them four times per command."""
+        """Return the generated options. They are cached, because typer reads the signature four times per command."""
         from loadgen.plan import Plan
 
         if Plan not in self._cache:
@@ -68,15 +69,18 @@ class SettingsCommand:
 
 
 def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], SettingsCommand]:
-    """Return a decorator that makes a command of a function that runs a Plan.
+    """Return a decorator that turns a function into a command with an option for each field of the Plan.
 
-    The keywords are those of `plan_parameters`.
+    The command also has the options of `shared`. `variation` holds keyword arguments of `plan_parameters`.
     """
     return lambda function: SettingsCommand(function, functools.partial(plan_parameters, **variation), shared)
 
 
 def merge_settings(plan: Path | None, catalog: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run: those on the command line, else in the plan file, else of the named workload."""
+    """Return the settings of a run, merged from three sources.
+
+    Settings on the command line override the plan file, which overrides the named workload.
+    """
     from loadgen.plan_fields import from_catalog, read_plan
 
     merged = {} if catalog is None else from_catalog(catalog)
@@ -93,10 +97,13 @@ def plan_parameters(
     also: Mapping[str, Sequence[str]] | None = None,
     interactive: bool = False,
 ) -> Iterator[Parameter]:
-    """Yield an option for each field of the Plan.
+    """Yield a command-line parameter for each field of the Plan that is an option.
 
-    `without` names fields to omit, `defaults` and `helps` override values by field, and `also` adds further option
-    names. `interactive` limits the options to those of `loadgen ui`.
+    - `without`: fields to omit.
+    - `defaults`: defaults by field, which override those of the Plan.
+    - `helps`: help texts by field, which override those of the Plan.
+    - `also`: additional option names by field.
+    - `interactive`: yield only the options of `loadgen ui`.
     """
     from loadgen.plan import Plan
     from loadgen.plan_fields import fields_of, option_name, run_options
@@ -115,7 +122,10 @@ def plan_parameters(
 
 
 def seconds(text: str | float) -> float:
-    """Parse `500ms`, `2s`, `100us`, `1.5min`, `1h`, or seconds without a unit such as `0.5`. Raises BadParameter."""
+    """Parse a duration such as `500ms`, `2s`, `100us`, `1.5min` or `1h` into seconds.
+
+    A number without a unit is in seconds. Raises BadParameter for other text.
+    """
     match = _DURATION.fullmatch(str(text).strip())
     if match is None:
         raise BadParameter(f"{text!r} is not a duration: write 500ms, 2s or 0.5")
@@ -123,7 +133,10 @@ def seconds(text: str | float) -> float:
 
 
 def seconds_with_unit(text: str) -> float:
-    """Parse a duration that must have a unit, because people write such times in milliseconds. Raises BadParameter."""
+    """Parse a duration with a mandatory unit into seconds. Raises BadParameter.
+
+    Options such as `--itl` are usually given in milliseconds, so a number without a unit is probably a mistake.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match and not match[2]:
         raise BadParameter(f"{text} has no unit: write {text}ms or {text}s")
@@ -131,7 +144,7 @@ def seconds_with_unit(text: str) -> float:
 
 
 def interval(text: str) -> tuple[float, float]:
-    """Parse an interval such as `10s..50s` into seconds. Raises BadParameter."""
+    """Parse a time interval such as `10s..50s` into (begin, end) in seconds. Raises BadParameter."""
     begin, dots, end = text.partition("..")
     if not dots:
         raise BadParameter(f"{text!r} is not a time interval: write 10s..50s")
@@ -150,14 +163,14 @@ def fraction(text: str | float) -> float:
 
 
 def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
-    """Yield the options in a function's own signature: its Annotated parameters."""
+    """Yield the Annotated parameters of a function as keyword-only parameters. They are its command-line options."""
     for parameter in signature(function, eval_str=True).parameters.values():
         if get_origin(parameter.annotation) is Annotated:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
 
 
 def _option_form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
-    """Return the type of a field's option, and keywords of `Option`.
+    """Return the type of a field's command-line option, and keyword arguments for `typer.Option`.
 
     Choices are plain strings here, because the Plan checks them and reports all mistakes together.
     """

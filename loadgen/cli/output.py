@@ -1,6 +1,6 @@
 """Output of commands: results on stdout, progress on stderr, and the exit code.
 
-With --json stdout contains the summary in JSON and nothing else.
+With --json, stdout contains the JSON result and nothing else.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ASSERT = (
     "Exit code 4 if one fails, 6 if one is inconclusive."
 )
 INCONCLUSIVE = "How to count an inconclusive objective: pass (exit code 0) or fail (4) instead of exit code 6."
-GOODPUT = "Objective of each request, such as 'ttft < 500ms'; repeatable. A good request meets all of them."
+GOODPUT = "Objective for each request, such as 'ttft < 500ms'; repeatable. A request is good if it meets all of them."
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
@@ -67,24 +67,30 @@ PLAIN_LINE_INTERVAL_S = 5.0
 """Time between two progress lines if stderr is not a terminal."""
 MIN_BAR_CHARACTERS = 6
 MAX_BAR_CHARACTERS = 24
-"""Width of the progress bar. A narrower terminal shows no bar."""
+"""Minimum and maximum width of the progress bar. A terminal with less space shows no bar."""
 
 
 def write_results(output: Output, folder: Path, *, report: bool) -> int:
-    """Write and print the results of a run that has ended; return its exit code."""
+    """Write and print the results of a finished run. Return the exit code of the command."""
     results_are_kept(folder, text_only=not output.as_json)
     return exit_code(output.results([folder], folder / "report.html" if report else None), output.inconclusive)
 
 
 def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None) -> int:
-    """Return the exit code of a command with these runs. The first reason that applies to any run wins:
+    """Return the exit code of a command that made these runs.
 
-    130 the run was interrupted; 5 this machine could not send a request; 4 an objective failed; 1 a request was not
-    complete and no objective covers that; 5 the client was the limit in another way; 6 an objective is inconclusive;
-    0 otherwise.
+    The first reason that applies to any of the runs decides:
 
-    If this machine could not send requests, failed objectives and missing requests say nothing about the server.
-    Therefore that code comes before them.
+    - 130: the run was interrupted.
+    - 5: this machine could not send a request.
+    - 4: an objective failed.
+    - 1: a request was not complete, and no objective covers that.
+    - 5: the client was the limit in another way.
+    - 6: an objective is inconclusive.
+    - 0: none of these reasons applies.
+
+    If this machine could not send requests, failed objectives and incomplete requests say nothing about the server.
+    Therefore that reason comes before them.
     """
     verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
     objectives_code = verdicts_code(verdicts, inconclusive)
@@ -99,9 +105,11 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
 
 
 def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> int:
-    """Return the exit code for the verdicts on objectives: 4 if one failed, 6 if one is inconclusive, 0 otherwise.
+    """Return the exit code for the verdicts on objectives.
 
-    `inconclusive` replaces 6 by the code of a pass or of a failure.
+    - 4 if an objective failed.
+    - 6 if an objective is inconclusive. If `inconclusive` is `pass` or `fail`, the code is 0 or 4 instead.
+    - 0 otherwise.
     """
     if "fail" in verdicts:
         return errors.EXIT_ASSERTION
@@ -112,11 +120,11 @@ def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> in
 
 
 def has_unanswered(summary: Summary) -> bool:
-    """Return whether requests were left unanswered in a way that no objective covers.
+    """Return True if requests were not complete in a way that no objective covers.
 
-    Rejected requests count as unanswered: a CI job must not pass if the server rejected a part of the load and the job
-    has no objective for that. `--assert 'rejected < 5%'` states how many are acceptable. An objective on `complete`
-    covers every state.
+    Rejected requests count as not complete: a CI job must not pass if the server rejected a part of the load and the
+    job has no objective for that. For example, `--assert 'rejected < 5%'` covers rejected requests. An objective on
+    `complete` covers all states.
     """
     covered = {objective.figure for objective in summary.objectives}
     uncovered = () if "complete" in covered else {"truncated", "failed", "rejected", "dropped"} - covered
@@ -124,13 +132,13 @@ def has_unanswered(summary: Summary) -> bool:
 
 
 def print_error(sentence: str) -> None:
-    """Print a sentence to stderr, also with --quiet or --json."""
+    """Print a message to stderr, even with --quiet or --json."""
     print(f"loadgen: {sentence}", file=sys.stderr)
 
 
 @dataclass(kw_only=True)
 class Output:
-    """The output of one command, with its options."""
+    """Writes and prints the results of one command, as its output options require."""
 
     as_json: bool
     quiet: bool
@@ -139,7 +147,7 @@ class Output:
     junit: Path | None = None
     inconclusive: InconclusiveAs = None
     recorded: bool = False
-    """Whether the runs are already recorded, and may contain objectives."""
+    """True for recorded runs, which may contain objectives. False for new runs."""
 
     def __post_init__(self) -> None:
         self.objectives, self._bounds = parse_expressions(
@@ -149,13 +157,16 @@ class Output:
         self._known: dict[Path, ReportedRun] = {}
 
     def say(self, line: str) -> None:
-        """Print one line of text, unless --quiet is set. With --json it goes to stderr."""
+        """Print one line of text to stdout, or to stderr with --json. With --quiet nothing is printed."""
         if not self.quiet:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
     def progress(self, plan: Plan | None, *, plain: bool = True) -> Iterator[OnProgress]:
-        """Show the progress of a run on stderr. `plain` also shows it if stderr is not a terminal."""
+        """Show the progress of a run on stderr while this context is open.
+
+        If stderr is not a terminal, progress is shown only with `plain`.
+        """
         requests, duration_s = (None, None) if plan is None or plan.uses_sessions else (plan.n, plan.duration_s)
         if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
@@ -171,7 +182,7 @@ class Output:
             print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
-        """Store the content of a run file, so that `results` does not have to read it again."""
+        """Store the content of a run that is in memory, so that `results` does not have to read its file."""
         self._known[path] = load_and_summarise(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
@@ -223,7 +234,11 @@ class Output:
             print()
 
     def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> RunGroup:
-        """Load the run or the repeats in a folder, and write summary.json for each and for the folder of repeats."""
+        """Load the run or the repeats at `path`, and write their summary.json files.
+
+        A folder of repeats also gets a joint summary.json. Errors of files that cannot be written are appended to
+        `problems`.
+        """
         from loadgen.analysis.repeats import summarise_repeats
         from loadgen.analysis.summary import as_dict
 
@@ -244,9 +259,10 @@ class Output:
         return RunGroup(path, parts, {"repeats": joint, "runs": summaries}, together)
 
     def _print_failures(self, summaries: list[Summary]) -> None:
-        """Print everything that affects the exit code to stderr, because the results are not printed as text.
+        """Print to stderr everything that affects the exit code.
 
-        With --json an inconclusive objective is printed even if it counts as a pass.
+        This replaces the text of the results with --json and --quiet. With --json an inconclusive objective is printed
+        even if it counts as a pass.
         """
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures
@@ -267,7 +283,7 @@ class Output:
 
 @contextmanager
 def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
-    """Collect the error of a file that cannot be written, so that the results are printed first."""
+    """Append an OutputError raised in this context to `problems`, so that the results can be printed first."""
     try:
         yield
     except OutputError as error:
@@ -275,13 +291,19 @@ def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
 
 
 def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
-    """Return whether a verdict is printed to stderr if the results are not printed as text."""
+    """Return True if a verdict must be printed to stderr when the results are not printed as text.
+
+    This applies to each failure, and to each inconclusive verdict except with both --quiet and `--inconclusive pass`.
+    """
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
 
 @contextmanager
 def show_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
-    """Yield a callback that shows progress: one live line in a terminal, otherwise a plain line every few seconds."""
+    """Yield a callback that shows progress on `stream`.
+
+    A terminal shows one live line. Other streams get a plain line every few seconds.
+    """
     progress = _ProgressLine(requests, duration_s)
     shown_s = 0.0
 
@@ -311,7 +333,7 @@ def show_progress(requests: int | None, duration_s: float | None, stream: TextIO
 
 
 class _ProgressLine:
-    """Formats the progress of a run: what is left, mean TTFT, tokens per second and failed requests."""
+    """Formats the progress of a run: remaining work, mean TTFT, tokens per second and incomplete requests."""
 
     def __init__(self, requests: int | None, duration_s: float | None) -> None:
         self._requests = requests
@@ -321,7 +343,7 @@ class _ProgressLine:
         self._tokens = deque([(self.now_s, 0)])
 
     def update(self, phase: str, counts: LiveCounters) -> None:
-        """Take the current counts. Token counts of about the last second are kept, to compute the rate."""
+        """Store the current counters. Token counts of the last second or so are kept to compute the token rate."""
         self.now_s = time.monotonic()
         if phase != "connecting":
             self._running_s = self._running_s or self.now_s
@@ -330,7 +352,7 @@ class _ProgressLine:
             self._tokens.popleft()
 
     def plain(self, phase: str, counts: LiveCounters) -> str:
-        """Return a line with every count."""
+        """Return a progress line with all counters, for a stream that is not a terminal."""
         total = "" if self._requests is None else f"/{self._requests}"
         return (
             f"{self.now_s - self._started_s:6.1f} s  {phase}: {counts.sent}{total} sent, "
@@ -340,7 +362,11 @@ class _ProgressLine:
         )
 
     def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
-        """Return a line of fewer than `width` characters. A narrow terminal shows no bar and cuts off the end."""
+        """Return a progress line for a terminal, shorter than `width` characters.
+
+        In a narrow terminal the line has no progress bar, and its end is cut off. `bar` holds the characters for
+        completed and remaining work.
+        """
         done, remaining = self._remaining(counts)
         parts = [phase] if phase == "connecting" else [remaining, *self._figures(counts)]
         incomplete = {state: getattr(counts, state) for state in ("failed", "truncated", "rejected", "dropped")}
@@ -356,7 +382,10 @@ class _ProgressLine:
         return f"{elapsed}{text}"[: width - 1]
 
     def _remaining(self, counts: LiveCounters) -> tuple[float | None, str]:
-        """Return the fraction of the time or of the requests that is done, and what remains as text."""
+        """Return the completed fraction of the run, and its remaining work as text.
+
+        The fraction is None if the total is unknown.
+        """
         ended = counts.complete + counts.truncated + counts.failed + counts.rejected + counts.dropped
         elapsed_s = self.now_s - (self._running_s or self.now_s)
         if self._duration_s is not None and elapsed_s < self._duration_s:
@@ -385,6 +414,9 @@ def print_document(document: Document) -> None:
 
 
 def screen_size(stream: TextIO) -> tuple[int, bool]:
-    """Return the width in characters, and whether to use colours. Without a terminal: 80 characters, no colours."""
+    """Return the width of the screen in characters, and True if it shows colours.
+
+    A stream that is not a terminal has 80 characters and no colours.
+    """
     terminal = stream.isatty()
     return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal

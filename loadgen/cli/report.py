@@ -1,7 +1,7 @@
 """The commands `report` and `export`.
 
-`report` rebuilds summary.json and report.html from run files, and `export` writes them as tables for pandas, polars,
-DuckDB or a spreadsheet. Both also accept runs that were killed.
+`report` rebuilds summary.json and report.html from run files. `export` writes run files as tables for pandas, polars,
+DuckDB or a spreadsheet. Both commands also accept the files of runs that were killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def report(
         bool, Option("--json", help="Print summary.json (a list for several runs) and nothing else.")
     ] = False,
     quiet: Quiet = False,
-    serve: Annotated[bool, Option("--serve", help="Then serve the page on a free loopback port until Ctrl-C.")] = False,
+    serve: Annotated[bool, Option("--serve", help="Serve the page on a free loopback port until Ctrl-C.")] = False,
     assertions: Assertions = None,
     inconclusive: Inconclusive = None,
     goodput: Goodput = None,
@@ -56,11 +56,12 @@ def report(
 ) -> None:
     """Rebuild summary.json and report.html from recorded runs.
 
-    Several runs share one page. A folder of runs gets an index page to filter and compare them, also over time.
-    Running, interrupted and killed runs and files with damaged lines are accepted, and the report says so. The run's
-    own --assert and --goodput apply unless they are given here. Exit codes: 0 written; 2 not a run, or not writable.
-    With --assert or --junit also, as at the end of a run: 4 an --assert failed; 1 requests failed, and no --assert
-    covers that; 5 the client was the limit; 6 an --assert is inconclusive; 130 interrupted or still running.
+    Several runs share one page. A folder of runs gets an index page, on which runs can be filtered and compared over
+    time. Runs that are in progress, interrupted or killed are accepted, and so are files with malformed lines. The
+    report names such problems. The objectives of the original run apply unless --assert or --goodput is given. Exit
+    codes: 0 written; 2 not a run, or not writable. With --assert or --junit, the exit codes of a run apply too: 1
+    requests failed, and no --assert covers that; 4 an --assert failed; 5 the client was the limit; 6 an --assert is
+    inconclusive; 130 interrupted or in progress.
     """
     from loadgen.studies.sweep.result import is_sweep
 
@@ -99,7 +100,7 @@ def report(
 
 
 def _default_page(runs: Sequence[Path], *, are_sweeps: bool, is_index: bool) -> Path:
-    """Return the page file if --out is not given."""
+    """Return the file for the page if --out is not given."""
     folder = folder_of(runs[0]) if len(runs) == 1 else Path()
     if are_sweeps:
         return folder / "frontier.html"
@@ -117,7 +118,10 @@ def _serve(page: Path) -> None:
 
 
 def _write_index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
-    """Write the index page of a folder of runs, and print its entries."""
+    """Write the index page of a folder of runs, and print the list of runs. Return their summaries.
+
+    `below` holds the paths of the runs.
+    """
     from loadgen.analysis.format import pluralise
     from loadgen.analysis.repeats import index_document, list_document
     from loadgen.analysis.report.page import render
@@ -153,7 +157,7 @@ def export(
 
     There is one file each for requests, chunks, telemetry and the run. Each repeat gets a subfolder with its name.
     Existing files are replaced. Rows are written while the run file is read, so that large runs need not fit into
-    memory. Exit codes: 0 written; 2 not a run, not writable, or the libraries for Parquet are not installed.
+    memory. Exit codes: 0 written; 2 not a run, not writable, or pyarrow (for Parquet) is not installed.
     """
     folders = {form: folder for form, folder in (("parquet", parquet), ("csv", as_csv)) if folder is not None}
     if not folders:

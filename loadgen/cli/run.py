@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
 
 BIND_HELP = (
-    "With --distributed: address on which to wait for worker machines. Addresses other than loopback need a token in "
+    "With --distributed: address on which to listen for worker machines. Addresses other than loopback need a token in "
     "LOADGEN_TOKEN."
 )
-JOIN_HELP = "With --distributed: how long to wait for worker machines."
+JOIN_HELP = "With --distributed: how long to wait until all worker machines have connected."
 
 
 def run_load(
@@ -129,16 +129,18 @@ def worker(
     master: Annotated[
         str, Option(metavar="HOST[:PORT]", help="Address of the machine that runs `loadgen burst --distributed`.")
     ],
-    out: Annotated[Path, Option(help="Folder for part files until the master has received them.")] = Path("runs"),
-    stay: Annotated[bool, Option("--stay", help="Wait for the next run after each run.")] = False,
+    out: Annotated[
+        Path, Option(help="Folder for the records of this worker until the master has received them.")
+    ] = Path("runs"),
+    stay: Annotated[bool, Option("--stay", help="After each run, wait for the next one.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Send a share of the load of a distributed run.
 
-    The worker prepares its share, starts at the same instant as all other workers, and sends its records back. Set
-    LOADGEN_TOKEN to the token of the master, and set the server's API key as on the master. Exit codes: 0 all records
-    delivered, or not needed; 2 usage error, not admitted, cancelled or not delivered; 3 server not reachable from this
-    machine or not the expected one; 130 interrupted.
+    The worker prepares its share, starts at the same instant as all other workers, and sends its records to the master.
+    Set LOADGEN_TOKEN to the token of the master, and set the server's API key as on the master. Exit codes: 0 all
+    records delivered, or none needed; 2 usage error, refused by the master, run cancelled, or records not delivered; 3
+    server not reachable from this machine or not the expected one; 130 interrupted.
     """
     from loadgen.distributed.protocol import address_of
     from loadgen.distributed.worker import serve
@@ -149,7 +151,7 @@ def worker(
 
 
 def _run_repeats(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> None:
-    """Run every repeat in a subfolder, until one is interrupted."""
+    """Run each repeat in its own subfolder. Stop after a repeat that is interrupted."""
     for repeat in plan.each_repeat():
         output.say(f"repeat {repeat.repeat} of {repeat.repeats}, seed {repeat.seed}")
         if _run(run_plan, repeat, folder / f"repeat-{repeat.repeat}", output).interrupted:
@@ -157,7 +159,7 @@ def _run_repeats(run_plan: Callable[..., Footer], plan: Plan, folder: Path, outp
 
 
 def _run(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> Footer:
-    """Run one plan with progress on stderr; return the footer of its run file."""
+    """Run one plan with progress on stderr. Return the footer of its run file."""
     from loadgen.servers.auth import redact
 
     command = redact(["loadgen", *sys.argv[1:]])

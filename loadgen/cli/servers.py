@@ -40,7 +40,7 @@ _Server = Annotated[str, Option(help=f"Server type: {join_or(launchable_backends
 _AnyServer = Annotated[str | None, Option(help=f"Server type: {join_or(launchable_backends())}. Default: all of them.")]
 _HostName = Annotated[str, Option(help="Host from the hosts file. `local` is this machine.")]
 _Hosts = Annotated[Path | None, Option(help="Hosts file. Default: hosts.toml in the current folder, if it exists.")]
-_File = Annotated[Path | None, Option(help="compose: path of another docker-compose.yml.")]
+_File = Annotated[Path | None, Option(help="For compose: path of another docker-compose.yml.")]
 _Launch = Annotated[
     str | None, Option(help="How the server was started: compose, process or simulated. Default: any of them.")
 ]
@@ -52,8 +52,8 @@ def up(
     model: Annotated[
         str | None,
         Option(
-            help="Model. compose: folder in the model volume (default llama-2-7b); process: folder or Hugging Face "
-            "name; simulated: any name."
+            help="Model. For compose: folder in the model volume (default llama-2-7b). For process: folder or Hugging "
+            "Face name. For simulated: any name."
         ),
     ] = None,
     host: _HostName = "local",
@@ -67,29 +67,33 @@ def up(
     ] = "compose",
     file: _File = None,
     python: Annotated[
-        Path | None, Option(help="process: Python interpreter in whose environment the server is installed.")
+        Path | None, Option(help="For process: Python interpreter in whose environment the server is installed.")
     ] = None,
     tensor_parallel: Annotated[
-        int | None, Option(help="compose, process: number of GPUs that share the model.")
+        int | None, Option(help="For compose and process: number of GPUs that share the model.")
     ] = None,
-    port: Annotated[int | None, Option(help="process, simulated: port to listen on. Default: any free port.")] = None,
+    port: Annotated[
+        int | None, Option(help="For process and simulated: port to listen on. Default: any free port.")
+    ] = None,
     timeout_s: Annotated[
         float, Option("--timeout", parser=seconds, metavar="T", help="Maximum time until the server is ready.")
     ] = 1800.0,
-    n: Annotated[int, Option("--n", help="Number of requests of the burst with which the limits are compared.")] = 1000,
+    n: Annotated[
+        int, Option("--n", help="Number of requests of a burst for which the server's limits are checked.")
+    ] = 1000,
     input_tokens: Annotated[int, Option(help="Prompt length of that burst.")] = 512,
     output_tokens: Annotated[int, Option(help="Output length of that burst.")] = 128,
     as_json: Annotated[bool, Option("--json", help="Print URL, limits and facts as JSON and nothing else.")] = False,
     quiet: Annotated[bool, Option("--quiet", help="Print nothing but errors.")] = False,
     arguments: Annotated[
         list[str] | None,
-        Argument(help="process, simulated: further options for the server, after --.", metavar="[-- OPTIONS]"),
+        Argument(help="For process and simulated: additional options of the server, after --.", metavar="[-- OPTIONS]"),
     ] = None,
 ) -> None:
-    """Start a server and wait until it is ready. It stays running.
+    """Start a server and wait until it is ready. The server keeps running when the command ends.
 
-    Its limits are compared with a burst of --n requests. Exit codes: 0 ready; 2 usage error, or the limits are too
-    small for the burst (the server stays up); 3 the server did not start.
+    The server's limits are compared with the needs of a burst of --n requests. Exit codes: 0 ready; 2 usage error, or
+    the limits are too small for the burst (the server keeps running); 3 the server did not start.
     """
     if launch == "process" and not model:
         raise BadParameter("--launch process needs --model: a folder or a Hugging Face name")
@@ -177,7 +181,7 @@ def logs(
     elif launch not in (None, "compose") or not compose.status(spec):
         raise LaunchError(
             f"{server} is down on {host}, so it has no log",
-            f"if its start failed, the log of that is in {log_file(server, host)}",
+            f"If the server failed to start, see {log_file(server, host)}.",
         )
     else:
         print(compose.logs(spec, lines=lines))
@@ -192,8 +196,8 @@ def convert(
 ) -> None:
     """Convert a Llama model to a ladder model (Ladder Residual, arXiv 2501.06589).
 
-    The weights stay the same, and vLLM overlaps each all-reduce with the next block. The model's text is meaningless
-    until the model is retrained, but its speed is realistic.
+    The weights stay the same, and vLLM overlaps each all-reduce with the next block. The speed of the ladder model is
+    realistic, but its text is meaningless until the model is retrained.
     """
     from loadgen.servers.ladder import PLUGIN_FOLDER
     from loadgen.servers.ladder.checkpoint import convert_checkpoint
@@ -216,7 +220,10 @@ def _selected_servers(server: str | None) -> tuple[str, ...]:
 def _spec(
     server: str, host: str, hosts_file: Path | None, launch: str | None, model: str = "", **options: Any
 ) -> LaunchSpec:
-    """Return the launch specification that the options describe. The host `local` needs no hosts file."""
+    """Return the launch specification for these options. Raises BadParameter.
+
+    The host `local` needs no hosts file.
+    """
     _selected_servers(server)
     if launch is not None and launch not in LAUNCH_METHODS:
         raise BadParameter(f"--launch {launch}: unknown; choose {', '.join(LAUNCH_METHODS)}")
@@ -231,7 +238,7 @@ def _spec(
 
 
 def _check_options(launch: str, options: Collection[str]) -> None:
-    """Raise BadParameter for options that this launch method would ignore."""
+    """Raise BadParameter for options that the launch method would ignore."""
     known = compose.OPTIONS if launch == "compose" else process.OPTIONS
     if launch == "simulated":
         known = known - {"python", "tensor_parallel"}
@@ -243,12 +250,18 @@ def _check_options(launch: str, options: Collection[str]) -> None:
 
 
 def _background_server(spec: LaunchSpec, launch: str | None) -> BackgroundServer | None:
-    """Return the server process that `up` left running on this machine, if the options select it."""
+    """Return the process that `servers up` started on this machine for this server.
+
+    Return None if there is no such process, or if the options select containers.
+    """
     return None if launch == "compose" or spec.host.docker else process.read_background_server(spec.server)
 
 
 def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
-    """Return one line about a server, and whether it is ready. The record of a process that has ended is removed."""
+    """Return one line of text about a server, and True if the server is ready.
+
+    If the server's process has ended, its record is removed.
+    """
     background = _background_server(spec, launch)
     if background:
         return _process_state(background)
@@ -266,7 +279,10 @@ def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
 
 
 def _process_state(background: BackgroundServer) -> tuple[str, bool]:
-    """Return one line about a server process, and whether it is ready."""
+    """Return one line of text about a server process, and True if the server is ready.
+
+    If the process has ended, its record is removed.
+    """
     if not background.alive:
         process.down(background)
         return f"ended unexpectedly; its log is in {background.log}", False
@@ -281,7 +297,7 @@ def _process_state(background: BackgroundServer) -> tuple[str, bool]:
 
 
 def _parameters() -> Iterator[Parameter]:
-    """Yield an option for each documented field of SimulatedConfig. Times must be written with a unit."""
+    """Yield an option for each documented field of SimulatedConfig. Times must have a unit."""
     from loadgen.servers.simulated.config import SimulatedConfig
 
     hints = get_type_hints(SimulatedConfig, include_extras=True)
@@ -319,7 +335,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Run the simulated server until it is stopped, and print how late its tokens were."""
+    """Run the simulated server until it is stopped. Then print how late it sent its tokens."""
     from loadgen.servers.simulated import StartError
     from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
     from loadgen.servers.simulated.server import run
@@ -345,7 +361,7 @@ def serve(
 def sim(settings: dict[str, Any], **shared: Any) -> None:
     """Run a simulated vLLM, TGI or LightLLM server.
 
-    It needs no model. It sends the same bytes as the real server, at times that you choose. It prints `ready URL`,
-    serves until SIGTERM or Ctrl-C, and then prints how late its tokens were sent.
+    The simulated server needs no model. It sends the same bytes as the real server, at times that you choose. The
+    command prints `ready URL`, serves until SIGTERM or Ctrl-C, and then prints how late the tokens were sent.
     """
     serve(settings, **shared)

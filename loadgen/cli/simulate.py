@@ -19,19 +19,23 @@ SERVER: dict[str, Any] = {"rich_help_panel": "Server"}
 SET_HELP = "Change a GPU property: memory_bandwidth=8TB/s. Repeatable."
 TwinFile = Annotated[
     Path | None,
-    Option("--twin", help="Twin to simulate: a file from `loadgen twin fit`. Other options can change it.", **SERVER),
+    Option("--twin", help="Twin to simulate: a file from `loadgen twin fit`. Other options override it.", **SERVER),
 ]
 Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **SERVER)]
-Format = Annotated[str | None, Option("--format", help="Weights: bf16 (default), fp8, int8, int4, nvfp4.", **SERVER)]
+Format = Annotated[
+    str | None, Option("--format", help="Weight format: bf16 (default), fp8, int8, int4, nvfp4.", **SERVER)
+]
 Vintage = Annotated[str | None, Option(help="Scheduler generation: current (default) or 2023.", **SERVER)]
 KvTokens = Annotated[
-    int | None, Option(min=64, help="KV cache size in tokens. Default: the memory that the model leaves.", **SERVER)
+    int | None,
+    Option(min=64, help="KV cache size in tokens. Default: all memory that the model leaves free.", **SERVER),
 ]
 RunningLimit = Annotated[
-    int | None, Option(min=1, help="Maximum sequences in a step. Default: the server's limit.", **SERVER)
+    int | None, Option(min=1, help="Maximum sequences per scheduler step. Default: the server's limit.", **SERVER)
 ]
 StepTokens = Annotated[
-    int | None, Option(min=1, help="Maximum tokens to prefill in a step. Default: the server's limit.", **SERVER)
+    int | None,
+    Option(min=1, help="Maximum tokens to prefill per scheduler step. Default: the server's limit.", **SERVER),
 ]
 Hardware = Annotated[Path | None, Option(help="TOML file with additional GPUs and models.", **ADVANCED)]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
@@ -58,7 +62,7 @@ REAL_SERVER_OPTIONS = (
     "image",
     "warmup",
 )
-"""Options of a run that have no meaning in a simulation: connections, bytes on the wire, and this machine."""
+"""Options of a run that do not apply to a simulation. They concern connections, bytes on the wire or this machine."""
 
 
 def run_simulation(
@@ -135,7 +139,7 @@ def run_simulation(
 def _simulate(
     plan: Plan, model_of_server: ServerModel, folder: Path, command: list[str], output: Output, *, drawn: bool
 ) -> None:
-    """Simulate one plan, write its run file and keep its figures for the report."""
+    """Simulate one plan and write its run file. Pass the results to `output`."""
     from loadgen.analysis.frame import FrameBuilder
     from loadgen.analysis.steady_window import with_window
     from loadgen.cli.twin import predict
@@ -156,8 +160,8 @@ def simulate(
 ) -> None:
     """Simulate a plan in virtual time, without a server.
 
-    Server and hardware are modelled, and hours of load take seconds. Nothing is sent. Exit codes: 0 all requests
-    complete; 1 some failed, were rejected or dropped, and no --assert covers that; 2 usage error; 4 an --assert failed;
-    6 an --assert is inconclusive.
+    The server and its hardware are modelled, so that hours of load take seconds. Nothing is sent. Exit codes: 0 all
+    requests complete; 1 some failed, were rejected or dropped, and no --assert covers that; 2 usage error; 4 an
+    --assert failed; 6 an --assert is inconclusive.
     """
     run_simulation(merge_settings(plan, catalog, settings), **shared)

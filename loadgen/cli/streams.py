@@ -1,4 +1,4 @@
-"""Standard output and standard error for commands whose measurement must survive a broken, full or closed stream."""
+"""Standard output and standard error that never end a measurement, even if they are broken, full or closed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, TextIO, cast
 CHUNK_CHARACTERS = 2_048
 """Maximum characters per write. A chunk fits into the stream's buffer, so a pipe that is not ready loses nothing."""
 READY_WAIT_S = 5.0
-"""Time to wait until a full non-blocking pipe has room again."""
+"""Maximum time to wait until a full non-blocking pipe accepts data again."""
 NO_READER_ERRORS = frozenset((errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET, errno.ESHUTDOWN, errno.ENXIO))
-"""Errors of a pipe or terminal whose reader is gone. Output that has no reader is not a failure."""
+"""Errors of a pipe or terminal without a reader. They do not count as lost output."""
 
 
 class TolerantStream:
@@ -31,9 +31,9 @@ class TolerantStream:
         self.error: OSError | None = None
         """The first error, or None if everything has been written."""
         self.results_folder: Path | None = None
-        """The folder with the results of the measurement, if there is one."""
+        """Folder with the results of the measurement, or None if there was no measurement."""
         self.needed = True
-        """Whether the command fails if its text cannot be written."""
+        """True if the command fails when its text cannot be written."""
         with suppress(AttributeError, io.UnsupportedOperation, ValueError):
             if stream.errors == "strict":
                 cast("io.TextIOWrapper", stream).reconfigure(errors="replace")  # ASCII terminals get a question mark
@@ -54,7 +54,7 @@ class TolerantStream:
 
     @property
     def lost(self) -> bool:
-        """Return whether text was lost although the stream still has a reader."""
+        """Return True if text was lost although the stream still had a reader."""
         return self.error is not None and self.error.errno not in NO_READER_ERRORS
 
     def _attempt(self, call: Any, *arguments: str) -> None:
@@ -82,7 +82,7 @@ class TolerantStream:
 class SafeStream:
     """The text stream to which all commands print. It removes control characters and hides secrets.
 
-    Coloured text from `loadgen.analysis.report.terminal` is already safe and goes to the `unfiltered` stream.
+    Coloured text from `loadgen.analysis.report.terminal` is already safe, and is written to the `unfiltered` stream.
     """
 
     def __init__(self, stream: TolerantStream) -> None:
@@ -99,16 +99,17 @@ class SafeStream:
 
 
 def protect() -> tuple[SafeStream, SafeStream]:
-    """Replace standard output and standard error by streams that tolerate errors. This function raises no errors."""
+    """Replace standard output and standard error with streams that tolerate write errors. Raises no errors."""
     out, err = (SafeStream(TolerantStream(stream or _null())) for stream in (sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (out, err))
     return out, err
 
 
 def results_are_kept(folder: Path, *, text_only: bool) -> None:
-    """Record that the results of a measurement are in `folder`.
+    """Record that the results of a measurement are stored in `folder`.
 
-    If standard output gets `text_only`, the command then does not fail when the text cannot be written.
+    Set `text_only` if standard output receives text for people and no JSON. A failed write to standard output then does
+    not change the exit code.
     """
     stream = getattr(sys.stdout, "unfiltered", None)
     if isinstance(stream, TolerantStream):
@@ -117,10 +118,10 @@ def results_are_kept(folder: Path, *, text_only: bool) -> None:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream without the filter for control characters. Write only safe text to it."""
+    """Return the stream without the filter for control characters and secrets. Write only safe text to it."""
     return getattr(stream, "unfiltered", stream)
 
 
 def _null() -> TextIO:
-    """Return a stream that replaces one that was closed before the interpreter started."""
+    """Return a stream to /dev/null. It replaces a standard stream that was closed before Python started."""
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - open until the process ends

@@ -31,7 +31,8 @@ OBJECTIVE_HELP = (
     "requests also fails, unless an objective covers these."
 )
 VIRTUAL_HELP = (
-    "GPU to simulate instead of a real server: H100. It runs --model in virtual time. `twin` simulates the twin."
+    "Simulate this GPU, such as H100, in virtual time instead of measuring a server. It runs --model. `twin` simulates "
+    "the file of --twin."
 )
 Over = Literal["rate", "concurrency"]
 
@@ -52,7 +53,9 @@ class SweepCommandOptions:
     start: Annotated[float, Option(min=1e-3, help="First load of the search, if no twin predicts one.", **LOAD)] = 1.0
     precision: Annotated[
         float,
-        Option(parser=fraction, metavar="FRACTION", help="Precision of the capacity, up and down.", **LOAD),
+        Option(
+            parser=fraction, metavar="FRACTION", help="Required precision of the capacity: 10% up and down.", **LOAD
+        ),
     ] = 0.1
     confidence: Annotated[
         float,
@@ -61,7 +64,7 @@ class SweepCommandOptions:
     max_runs: Annotated[int, Option(min=1, max=100, help="Maximum number of runs.", **LOAD)] = 8
     max_time_s: Annotated[
         float | None,
-        Option("--max-time", parser=seconds, metavar="T", help="Maximum time of this call of the command.", **LOAD),
+        Option("--max-time", parser=seconds, metavar="T", help="Maximum duration of this command.", **LOAD),
     ] = None
     virtual: Annotated[str | None, Option(metavar="GPU", help=VIRTUAL_HELP, rich_help_panel="Server")] = None
     twin: TwinFile = None
@@ -74,21 +77,21 @@ class SweepCommandOptions:
     hardware: Hardware = None
     changes: Changes = None
     gpu_hour_cost: Annotated[
-        float | None, Option(min=0, help="Price of one GPU per hour, for the cost of tokens.", **OUTPUT)
+        float | None, Option(min=0, help="Price of one GPU per hour, to compute the cost of tokens.", **OUTPUT)
     ] = None
     gpus: Annotated[
-        int | None, Option(min=1, help="Number of GPUs. Default: the GPUs that the run detected.", **OUTPUT)
+        int | None, Option(min=1, help="Number of GPUs of the server. Default: as detected by the runs.", **OUTPUT)
     ] = None
     out: Annotated[
         Path | None, Option(help="Folder of the sweep. Default: runs/<time>-<server>-<label>.", **OUTPUT)
     ] = None
-    resume: Annotated[bool, Option("--resume", help="Continue the sweep in the folder --out.", **OUTPUT)] = False
+    resume: Annotated[bool, Option("--resume", help="Continue the sweep in the folder of --out.", **OUTPUT)] = False
     as_json: Annotated[bool, Option("--json", help="Print sweep.json and nothing else.", **OUTPUT)] = False
     quiet: Quiet = False
 
 
 def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoReturn:
-    """Run a sweep, or the rest of one, and report the results."""
+    """Run a new sweep, or continue an earlier one, and report the results."""
     from loadgen.folders import run_folder
     from loadgen.servers.auth import redact
     from loadgen.studies.sweep.measure import (
@@ -157,7 +160,7 @@ def sweep(
     A sweep needs only a few runs, because each run uses the most informative load. Each step is a run of --duration
     (60s by default) or --n requests, and overloads are stopped early. Exit codes: 0 capacity known with the requested
     precision; 2 usage error; 3 server not reachable or not the expected one; 4 the objectives do not hold at the lowest
-    load; 5 the client was the limit; 6 capacity known less precisely; 130 interrupted.
+    load; 5 the client was the limit; 6 capacity not known with the requested precision; 130 interrupted.
     """
     merged = merge_settings(plan, catalog, settings)
     settings = {name: value for name, value in merged.items() if name not in ("arrivals", "repeats")}
@@ -176,7 +179,10 @@ def exit_code(result: SweepResult) -> int:
 
 
 def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
-    """Write sweep.json for each sweep and one page for all sweeps, and print them. Raises OutputError."""
+    """Write sweep.json for each sweep and one page for all of them, and print the results.
+
+    Raises PlanError if the sweeps ran at different speeds, and OutputError if a file cannot be written.
+    """
     from loadgen.analysis.sweep.document import terminal_document
     from loadgen.studies.sweep.result import read_sweep, write_sweeps
 
@@ -205,7 +211,11 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
 
 
 def _server_model(options: SweepCommandOptions, model: str | None) -> ServerModel | None:
-    """Return the model that is swept in virtual time, or that predicts a real sweep. Raises PlanError."""
+    """Return the server model that the options describe, or None without --virtual and --twin.
+
+    With --virtual, the sweep runs on this model. With only --twin, the model predicts the sweep of the real server.
+    Raises PlanError.
+    """
     from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import read_twin
 
@@ -229,9 +239,10 @@ def _server_model(options: SweepCommandOptions, model: str | None) -> ServerMode
 
 
 def _check_speed(plan: Plan, options: SweepCommandOptions) -> None:
-    """Refuse options that need real time if the clock of a simulated server runs faster. Raises PlanError.
+    """Raise PlanError if an option needs real time, but the clock of the simulated server runs faster.
 
-    All other figures of the sweep have the speed of the server, and a page must not mix two speeds.
+    Prices and the predictions of a twin are in real time. All other figures of the sweep are in the time of the
+    server's clock, and a page must not mix the two.
     """
     from loadgen.engine.resolve_server import clock_speed
 

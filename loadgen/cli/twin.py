@@ -1,4 +1,8 @@
-"""The command `twin`: fit a model of a server to real runs, for `loadgen simulate --twin`."""
+"""The command `twin`: fit a twin to runs of a real server, or check a twin against other runs.
+
+A twin is a simulated server with the timing constants and limits of a measured one. `loadgen simulate --twin` runs
+plans on it.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +29,20 @@ if TYPE_CHECKING:
 MIN_DRAWS = 4
 MAX_DRAWS = 24
 TARGET_REQUESTS = 40_000
-"""Number of simulations for an interval: enough for TARGET_REQUESTS requests in total, within the two bounds."""
+"""An interval takes `TARGET_REQUESTS / requests` simulations, from MIN_DRAWS to MAX_DRAWS."""
 MAX_CACHED_FRACTION = 0.05
-"""Largest fraction of cached prompt tokens in a run whose prompts should be new to the server."""
+"""Fraction of cached prompt tokens above which a warning is printed, because prompts should be new to the server."""
 CACHED_NOTE = (
-    "were in the server's prefix cache, but the twin counts them as computed. Run it again with another --seed."
+    "were in the server's prefix cache, but the twin counts them as computed. Repeat the run with another --seed."
 )
 WHOLE_RUN = "rates of the whole run, up to its last token"
-"""Marks rates that can differ from those in the report of a long open-loop run, which has a measurement window."""
+"""Label of rates that can differ from those in a report, because reports of long open-loop runs use a window."""
 MAX_REQUESTS = 100_000
 """Loads with more requests get no intervals, because simulating them takes minutes."""
 
 twin = Typer(
     no_args_is_help=True,
-    help="Fit a twin: a model of a server, estimated from real runs.",
+    help="Fit a twin (a simulated server) to runs of a real server, and check its predictions.",
     **TYPER_DEFAULTS,
 )
 Runs = Annotated[list[Path], Argument(help="Folders of real runs of one server in one configuration.")]
@@ -50,7 +54,7 @@ def fit(
     runs: Runs,
     out: Annotated[Path, Option(help="File to write.")] = Path("twin.json"),
     rules: Annotated[
-        str | None, Option(help="Scheduler to simulate: vllm, tgi or lightllm. Default: that of the server.")
+        str | None, Option(help="Scheduler to simulate: vllm, tgi or lightllm. Default: the server's own.")
     ] = None,
     vintage: Annotated[str, Option(help="Generation of the scheduler: current or 2023.")] = "current",
     gpu: Annotated[
@@ -58,24 +62,27 @@ def fit(
     ] = None,
     model: Annotated[str | None, Option(help="Model of the server, such as llama-3.1-8b, or a config.json.")] = None,
     tp: Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = None,
-    format_name: Annotated[str | None, Option("--format", help="Weights: bf16, fp8, int8, int4 or nvfp4.")] = None,
+    format_name: Annotated[
+        str | None, Option("--format", help="Weight format: bf16, fp8, int8, int4 or nvfp4.")
+    ] = None,
     hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None,
     kv_tokens: Annotated[
         int | None, Option(min=64, help="KV cache size in tokens. Default: from the server's metrics.")
     ] = None,
     running_limit: Annotated[
-        int | None, Option(min=1, help="Maximum sequences in a step. Default: estimated from the runs.")
+        int | None, Option(min=1, help="Maximum sequences per scheduler step. Default: estimated from the runs.")
     ] = None,
     step_tokens: Annotated[
-        int | None, Option(min=1, help="Maximum tokens in a step. Default: estimated from the runs.")
+        int | None, Option(min=1, help="Maximum tokens per scheduler step. Default: estimated from the runs.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the constants and limits of a server from its runs.
+    """Fit a twin: estimate a server's timing constants and limits from its runs.
 
-    A simulation of the same requests then has the measured latencies. Use at least one burst, which shows the cost of
-    prompts and of many sequences, and one light load, which shows the cost of few. Prompts should be new to the server,
-    so use another --seed for each run. Exit codes: 0 written; 2 usage error, or unusable runs.
+    A simulation of the same requests then reproduces the measured latencies. Use at least two runs: a burst, which
+    shows the cost of prompts and of many concurrent sequences, and a light load, which shows the cost of few sequences.
+    The server must not have the prompts in its prefix cache, so use another --seed for each run. Exit codes: 0 written;
+    2 usage error, or unusable runs.
     """
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
@@ -84,7 +91,7 @@ def fit(
     loaded = [_read(path) for path in runs]
     backend = str(loaded[0].header.server.get("name") or "")
     if any(str(run.header.server.get("name") or "") != backend for run in loaded):
-        raise PlanError("these runs are of different servers", "Fit a twin for each server separately.")
+        raise PlanError("the runs are from different servers", "Fit a twin for each server separately.")
     rules = rules or (backend if backend in ENGINES else "vllm")
     options: dict[str, Any] = {"gpu": gpu, "model": model, "tensor": tp, "number_format": format_name}
     deployed = _detected_hardware(loaded[0]) if not gpu else {}
@@ -127,10 +134,10 @@ def fit(
 @twin.command()
 def check(
     file: Annotated[Path, Argument(help="File that `loadgen twin fit` wrote.")],
-    runs: Annotated[list[Path], Argument(help="Folders of other real runs of that server.")],
+    runs: Annotated[list[Path], Argument(help="Folders of real runs of that server that were not used for the fit.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare the twin's predictions with other runs.
+    """Compare a twin's predictions with runs that were not used to fit it.
 
     The twin simulates the requests of each run at the times at which they were sent. Exit codes: 0 compared; 2 usage
     error, or unusable runs.
@@ -164,10 +171,11 @@ def check(
 
 
 def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Predicted]:
-    """Predict the figures of a plan on a twin, each with its 95 % interval. No file is written.
+    """Predict the figures of a plan on a twin, each with a 95 % interval. No file is written.
 
-    The plan is simulated once with the fitted constants and once with each of several draws of them. The list is empty
-    for loads of more than MAX_REQUESTS requests. Raises the same errors as loadgen.studies.simulate.run.
+    The plan is simulated once with the fitted constants, and once with each of several random draws of the constants.
+    The draws reflect the uncertainty of the fit. The list is empty for loads of more than MAX_REQUESTS requests. Raises
+    the same errors as loadgen.studies.simulate.run.
     """
     from loadgen.analysis import prediction
     from loadgen.analysis.build_summary import summarise
@@ -190,7 +198,7 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
 
 
 def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
-    """Predict the figures for the requests of a run, each with its 95 % interval."""
+    """Predict the figures for the requests of a recorded run on a twin, each with a 95 % interval."""
     from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.studies.twin_fitting import simulate_run
@@ -200,34 +208,39 @@ def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
     return prediction.predict(central, drawn, fitted_twin.residual, RUN_VARIATION)
 
 
-REAL_TIME_HINT = "Run it again with --speed 1."
+REAL_TIME_HINT = "Repeat the run with --speed 1."
 
 
 def _read(path: Path) -> Run:
     """Read a run. Raises PlanError for a run that is not in real time.
 
-    A twin's constants describe hardware in seconds, bytes and FLOPs. A clock that runs five times faster would give
-    five times the memory bandwidth, and the twin would describe no existing hardware.
+    The constants of a twin are in real seconds. A simulated server at five times real time would seem to have five
+    times the memory bandwidth, and its twin would describe no existing hardware.
     """
     from loadgen.analysis.run import runfile
 
     run = runfile.read(path)
     if run.header.server.get("virtual"):
-        raise PlanError(f"{path} was simulated", "Use runs of a real server.")
+        raise PlanError(f"{path} is a simulated run", "Use runs of a real server.")
     server = run.header.server
     if server.get("simulated") and server.get("speed") is None:
-        raise PlanError(f"{path} is of a simulated server at unknown speed, but a twin needs real time", REAL_TIME_HINT)
+        raise PlanError(
+            f"{path} is a run of a simulated server at unknown speed, but a twin needs real time", REAL_TIME_HINT
+        )
     speed = server.get("speed") or 1
     if speed != 1:
         raise PlanError(
-            f"{path} is of a simulated server at {speed:g} times real time, but a twin needs real time",
+            f"{path} is a run of a simulated server at {speed:g} times real time, but a twin needs real time",
             REAL_TIME_HINT,
         )
     return run
 
 
 def _detected_hardware(run: Run) -> dict[str, Any]:
-    """Return GPU and model of a run, as names in the hardware tables. Empty if either is unknown."""
+    """Return the detected hardware of a run, with the keys `gpu`, `model`, `tensor` and `number_format`.
+
+    The names are those of the hardware tables. The dict is empty if the GPU or the model is unknown.
+    """
     from loadgen.analysis.build_summary import summarise
 
     limit = summarise(run).limit
@@ -237,7 +250,10 @@ def _detected_hardware(run: Run) -> dict[str, Any]:
 
 
 def _cached_fraction(run: Run) -> float:
-    """Return the fraction of prompt tokens that the server had in its cache. 0 for workloads that repeat prompts."""
+    """Return the fraction of prompt tokens that the server had in its prefix cache.
+
+    Return 0 for workloads that repeat prompts on purpose, and for servers that do not report cached tokens.
+    """
     samples = [
         line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values
     ]
@@ -285,7 +301,7 @@ def _describe_twin(fitted_twin: Twin) -> str:
 def _comparison_table(measured: Mapping[str, float | None], predicted: Mapping[str, Sequence[float | None]]) -> str:
     """Return a table of measured and predicted figures with the error of each prediction.
 
-    A prediction is a value, optionally followed by the ends of its interval.
+    Each prediction is a tuple `(value,)` or `(value, low, high)`.
     """
     from loadgen.analysis.format import figure_title, significant, unit_of
     from loadgen.analysis.hardware import align_columns

@@ -1,4 +1,4 @@
-"""The command `ui`: Locust's web page with exact latencies, or the same load without a page (--headless)."""
+"""The command `ui`: apply load from Locust's web page with exact latencies, or without a page (--headless)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
 STOP_TIMEOUT_S = 60
-"""Time for users to finish their requests at the end of a --headless run. After it they are cancelled."""
+"""Time for users to finish their requests at the end of a --headless run. Then the requests are cancelled."""
 
 
 def _output(
@@ -50,22 +50,23 @@ def ui(
         bool, Option("--headless", help="Start without a page and stop after --run-time.", **LOAD)
     ] = False,
     host: Annotated[
-        str, Option(help="Address of the page. Other machines cannot reach a loopback address.", **ADVANCED)
+        str,
+        Option(help="Address on which to serve the page. Other machines cannot reach a loopback address.", **ADVANCED),
     ] = "127.0.0.1",
     port: Annotated[int, Option(help="Port of the page.", **ADVANCED)] = 8089,
     locustfile: Annotated[
         Path | None,
-        Option(help="Python file with your own users, derived from those in loadgen.interactive.user.", **ADVANCED),
+        Option(help="Python file with your own user classes, derived from loadgen.interactive.user.", **ADVANCED),
     ] = None,
-    out: Annotated[Path | None, Option(help="Folder of the first run, which must be new.", **OUTPUT)] = None,
+    out: Annotated[Path | None, Option(help="Folder of the first run: new or empty.", **OUTPUT)] = None,
     **shared: Any,
 ) -> None:
     """Control the load by hand on Locust's web page.
 
-    Latencies are exact, and each start of the load is a separate run. The page is on loopback. Needs the extra `ui`.
-    With --headless it ends like `loadgen burst`. Exit codes: 0 all requests complete; 1 some requests failed; 2 usage
-    error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6 an
-    --assert is inconclusive; 130 interrupted.
+    Latencies are exact, and each start of the load is a separate run. The page is served on loopback. The command needs
+    the extra `ui`. With --headless it prints results and exits like `loadgen burst`. Exit codes: 0 all requests
+    complete; 1 some requests failed; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert
+    failed; 5 the client was the limit; 6 an --assert is inconclusive; 130 interrupted.
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Limit the run with --run-time.")
@@ -100,7 +101,10 @@ def ui(
 
 
 def _check_locustfile(file: Path | None) -> None:
-    """Refuse what Python cannot import, such as a device. Raises PlanError. Locust reports missing files itself."""
+    """Raise PlanError if Python cannot read the locustfile, for example because it is a device.
+
+    Locust itself reports missing files.
+    """
     if file is None or file.is_dir() or not file.exists():
         return
     try:
@@ -110,7 +114,10 @@ def _check_locustfile(file: Path | None) -> None:
 
 
 def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
-    """Run Locust until it ends. gevent then controls this process, so asyncio cannot be used in it."""
+    """Run Locust until it ends, and return the session.
+
+    Locust patches this process with gevent, so asyncio cannot be used in it.
+    """
     try:
         from locust.main import main
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Interactive load: Locust's web page and its users, timed by the measuring transport in gevent's hub.
+"""Interactive load for `loadgen ui`: Locust's web page and users, with the exact timestamps of loadgen.
 
-session   the state of one Locust process, Locust's events, and loadgen's part of the page
-live_run  the target of the users, and one run from Start to Stop: its file, client health and figures
-user      the base class for locustfiles, and a user's connection
+session   the state of one Locust process, listeners to Locust's events, and loadgen's section of the page
+live_run  the server under test, and one run from Start to Stop: its file, client health and figures
+user      the base class for locustfiles, and the connection of a user
 """
 
 from collections.abc import Mapping
@@ -20,5 +20,8 @@ def interactive_plan(settings: Mapping[str, Any]) -> Plan:
 
 
 def locust_option(field: str) -> str:
-    """Return the option name of a Plan field under Locust, which has its own --timeout."""
+    """Return the name of a Plan field's option under Locust.
+
+    `timeout_s` becomes --request-timeout, because Locust has its own option --timeout.
+    """
     return "--request-timeout" if field == "timeout_s" else option_name(field)

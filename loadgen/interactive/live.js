@@ -1,4 +1,4 @@
-// The section under Locust's page: asks for the run's figures once a second and draws them. Loads nothing else.
+// The section below Locust's tables. It requests the run's figures once a second, draws them, and loads nothing else.
 (() => {
   "use strict";
   const home = document.getElementById("loadgen");
@@ -9,10 +9,10 @@
     { title: "Output tokens per second", unit: "tokens/s", times: 1, lines: [["tokens_per_s", "arriving"]] },
     { title: "Streams in flight", unit: "requests", times: 1, lines: [["streams", "streaming"], ["waiting", "waiting for the first token"]] },
   ];
-  const SPANS = { last: "Last 10 s", level: "This level of users", run: "Whole run" };
+  const SPANS = { last: "Last 10 s", level: "Since the number of users changed", run: "Whole run" };
   let points = [], seen = 0, folder = null, span = "level";
 
-  // Text goes in as text nodes: what a server says is never markup.
+  // Text is inserted as text nodes, so that text from a server is never markup.
   function node(tag, attributes, ...children) {
     const svg = ["svg", "path", "line", "text", "circle", "title"].includes(tag);
     const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -109,7 +109,7 @@
     for (let at = Math.ceil(first / every) * every; at <= first + span; at += every)
       drawn.append(node("text", { x: x(at), y: HEIGHT - 6, "text-anchor": "middle" }, `${number(at)} s`));
     let free = 0;
-    for (const { at, users } of levels()) {  // where the number of users changed, and to what
+    for (const { at, users } of levels()) {  // mark each change of the number of users
       drawn.append(node("line", { class: "level", x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
       const text = free ? `${users}` : `${users} users`, from = Math.min(x(at), WIDTH - 7 * text.length);
       if (from < free) continue;
@@ -121,7 +121,7 @@
     return node("figure", { style: "margin:0" }, node("h3", {}, `${title}, ${unit}`), key, drawn);
   }
 
-  // A ramp is one change: only a number that stayed for another second counts.
+  // A ramp counts as one change: a number of users counts only if it stays the same for another second.
   function levels() {
     let before = 0;
     return points.filter(({ users }, index) => {
@@ -154,7 +154,7 @@
     return [1, 2, 5, 10].find(each => each * power >= rough) * power;
   }
 
-  // Each part has a box of its own and is replaced only when it has changed: a link must not go while it is clicked.
+  // Each part has its own box, which is replaced only if it has changed. Otherwise a link could vanish during a click.
   function show(name, parts) {
     let box = document.getElementById(`loadgen-part-${name}`);
     if (!box) home.append(box = node("div", { id: `loadgen-part-${name}` }));
@@ -171,17 +171,17 @@
     show("failures", run ? failures(run) : []);
     show("charts", run ? [node("h2", {}, "Second by second"), node("div", { class: "charts" }, ...CHARTS.map(chart)),
       node("p", { class: "note" },
-        "Latencies are of the requests that ended in that second. A read of an unfinished answer counts as one token.")] : []);
+        "Latencies are of the requests that ended in that second. While a response is unfinished, each read counts as one token.")] : []);
   }
 
-  // The workload stands in Locust's form under "Custom parameters", which is folded at first.
+  // The workload is in Locust's form under "Custom parameters", which is collapsed at first.
   function unfold() {
     const button = [...document.querySelectorAll("#root button[aria-expanded=false]")].find(each => each.textContent.includes("Custom parameters"));
     if (button && !unfold.done) { unfold.done = true; button.click(); }
   }
 
-  // What Locust's page leaves out: names of its buttons and of its dialog, a way to scroll tables by keys.
-  function mend() {
+  // Add what Locust's page lacks for accessibility: names of buttons and dialogs, and tables that scroll by keyboard.
+  function addAccessibility() {
     for (const button of document.querySelectorAll("#root button:not([aria-label]), .MuiModal-root button:not([aria-label])")) {
       if (button.textContent.trim()) continue;
       const place = button.closest("header") ? "Light or dark" : button.closest(".MuiModal-root") ? "Close" : "Choose columns";
@@ -193,7 +193,7 @@
       dialog.setAttribute("aria-label", (dialog.querySelector("h2") || {}).textContent || "Dialog");
     }
   }
-  new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
+  new MutationObserver(addAccessibility).observe(document.body, { childList: true, subtree: true });
 
   let next = 0;
   async function look() {
@@ -201,7 +201,7 @@
     const shown = span;
     try {
       let live = await ask(seen);
-      if (live.run && live.run.folder !== folder) {  // another run: its points from the first on
+      if (live.run && live.run.folder !== folder) {  // a new run: request all of its points
         folder = live.run.folder;
         points = [];
         if (seen) live = await ask(0);
@@ -210,11 +210,11 @@
         points = points.concat(live.run.points).slice(-live.run.point_limit);
         seen = points.length ? points.at(-1).at + 1 : 0;
       }
-      if (shown !== span) return;  // another choice was made meanwhile, and is being asked for
+      if (shown !== span) return;  // the user has chosen another span, which is being requested
       draw(live, shown);
       unfold();
     } catch (error) {
-      home.dataset.error = String(error);  // the process has ended: the last figures stay
+      home.dataset.error = String(error);  // the process has ended: keep showing the last figures
     }
     clearTimeout(next);
     next = setTimeout(look, 1000);

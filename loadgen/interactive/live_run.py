@@ -1,10 +1,11 @@
-"""The target of an interactive run, and the run from Start to Stop: its file, client health and live figures.
+"""The server under test in `loadgen ui`, and one run from Start to Stop: its file, client health and live figures.
 
-Records are written as requests end and flushed once a second, so a killed process loses at most one second. The file
-begins with its header and needs no merging. `loadgen report` and `compare` can read it while the run goes on.
+Records are written when requests end, and flushed once a second. A killed process loses at most one second. The run
+file begins with its header and needs no merging. `loadgen report` and `loadgen compare` can read it during the run.
 
-Figures are exact, by the definitions of loadgen.analysis.metrics, without buckets. The newest samples of each metric
-are kept up to a limit. The page states the limit once it is reached. The run file keeps every record.
+Figures are computed from individual samples, not from histogram buckets, as defined in loadgen.analysis.metrics. For
+each metric the newest samples are kept, up to a limit. The page states the limit once it is reached. The run file
+contains every record.
 """
 
 from __future__ import annotations
@@ -60,26 +61,27 @@ from loadgen.workloads.request import Request
 from loadgen.workloads.workload import Prompts
 
 TEXT_PROMPTS = 2_000
-"""Number of prompts built in advance for a server that takes only text. After the last, the first is used again."""
+"""Number of prompts built in advance for a server that accepts only text. After the last, the first is used again."""
 SIMULATED_STREAMS = 4_000
 SIMULATED_TOKENS = 32_768
 SOCKET_CHECK_S = 1e-6
-"""Sleep that lets the hub read the sockets first. Timers run after the sockets; a sleep of 0 s sets no timer."""
+"""Duration of a sleep that lets the hub read the sockets. The hub runs timers after sockets; 0 s sets no timer."""
 REQUEST_SAMPLES = 1_000_000
 TOKEN_SAMPLES = 4_000_000
-"""Newest samples kept of a metric per request, and of a metric per token, 8 bytes each."""
+"""Maximum number of samples kept of a metric per request, and of a metric per token. A sample takes 8 bytes."""
 MAX_FAILURE_TEXTS = 1_000
 """Distinct failure texts that are counted separately. A server may put a new value into each text."""
 POINTS = 3_600
-"""Seconds shown in the charts."""
+"""Maximum number of seconds shown in the charts."""
 LAST_S = 10
 SPANS = ("last", "level", "run")
-"""Spans of the latency table: the last LAST_S seconds, since the number of users changed, since Start."""
+"""Spans of the latency table: the last LAST_S seconds, since the last change of the number of users, since Start."""
 BATCH_RECORDS = 32
-"""Records whose latencies are computed before the sockets are read again."""
+"""Number of records whose latencies are computed before the sockets are read again."""
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
-"""Metrics left out of the page to keep it short. Reports have all of them; users send as soon as they are due."""
+"""Metrics that the page omits to stay short. Reports show them. The `*_due_s` metrics add nothing here: users send each
+request as soon as it is due."""
 CHARTED = ("ttft_s", "tpot_s")
 MAXIMA = ("stall_ns_max", "clock_disagreement_ns")
 """Health figures whose maximum over the run is kept."""
@@ -105,7 +107,11 @@ class LiveTarget(msgspec.Struct):
     _ids: Iterator[int] = msgspec.field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
-        """Return the server's dialect on an endpoint, resolved once. Raises what `dialect_for` raises."""
+        """Return the dialect of the server for an endpoint. Results are cached.
+
+        If `endpoint` is None, the endpoint of the plan or the server's native endpoint is used. Raises the errors of
+        `dialect_for`.
+        """
         name = endpoint_dialect(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
         if name not in self._dialects:
             access = access_for(self.plan)
@@ -113,7 +119,10 @@ class LiveTarget(msgspec.Struct):
         return self._dialects[name]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
-        """Return the next Request for this endpoint, or one with the given prompt. It has no id yet."""
+        """Return the next Request of the plan for this endpoint, or a Request with the given prompt.
+
+        The Request does not have its final id. Pass it to `numbered` when it is sent.
+        """
         if prompt is not None:
             return Request(
                 id=0,
@@ -128,12 +137,14 @@ class LiveTarget(msgspec.Struct):
         return next(self._draws[dialect.endpoint])
 
     def numbered(self, request: Request) -> Request:
-        """Return the Request with the next id."""
+        """Return a copy of the Request with the next id."""
         return replace(request, id=next(self._ids))
 
     def prompts(self, dialect: Dialect) -> Prompts:
-        """Return the prompts for an endpoint. The first use builds them; the server may have to count tokens. Raises
-        PlanError, WorkloadError."""
+        """Return the prompts for an endpoint. The first call builds them.
+
+        To build prompts of exact length, the server may have to count tokens. Raises PlanError and WorkloadError.
+        """
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_for(self.plan)
             if not (dialect.token_ids or self._is_from_file):
@@ -145,7 +156,7 @@ class LiveTarget(msgspec.Struct):
         return self._prompts[dialect.endpoint]
 
     def describe_prompts(self, dialect: Dialect) -> str:
-        """Say how prompt lengths are made exact, and whether prompts repeat."""
+        """Return text for the run file: how prompt tokens were counted, and whether the prompts repeat."""
         method = self.prompts(dialect).counting_method
         endless = dialect.token_ids and not self._is_from_file
         return method if endless else f"{method}; repeated from the first after the last"
@@ -155,17 +166,19 @@ class LiveTarget(msgspec.Struct):
         return isinstance(self.plan.prompt_source, Dataset)
 
     def with_plan(self, plan: Plan) -> LiveTarget:
-        """Return the same server with another plan."""
+        """Return a LiveTarget for the same server with another plan."""
         return replace(self, plan=plan, _prompts={}, _draws={}, _ids=count())
 
     def restarted(self) -> LiveTarget:
-        """Return the same target, beginning again with the first prompt and id 0."""
+        """Return a copy that starts again with the first prompt and id 0."""
         return replace(self, _draws={}, _ids=count())
 
 
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
-    """Find the server as `loadgen burst` does. The built-in simulated server runs until `stack` is closed. Raises
-    loadgen.servers.errors.ServerError."""
+    """Find the server of the plan, or start the built-in simulated one, as `loadgen burst` does.
+
+    The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError.
+    """
     access = access_for(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
@@ -190,18 +203,24 @@ class NewestSamples:
         self.seen = 0
 
     def extend(self, values: Floats) -> None:
-        """Add samples. Once the limit is reached, they replace the oldest."""
+        """Add samples. Once the limit is reached, new samples replace the oldest."""
         self._values[(self.seen + np.arange(len(values))) % len(self._values)] = values
         self.seen += len(values)
 
     def copy(self, since: int = 0) -> Floats:
-        """Return a copy of the samples after the first `since`, in no order. Another thread may use the copy."""
+        """Return a copy of the stored samples, in any order, without the first `since` samples of the run.
+
+        Another thread may use the copy.
+        """
         retained = min(self.seen - since, len(self._values))
         return self._values[np.arange(self.seen - retained, self.seen) % len(self._values)]
 
 
 def summarise_samples(values: Floats) -> dict[str, float | int | None]:
-    """Return n, mean, exact percentiles, min and max as loadgen.analysis.stats computes them; None without samples."""
+    """Return n, mean, exact percentiles, min and max, as loadgen.analysis.stats computes them.
+
+    Without samples, all values except n are None.
+    """
     ordered = np.sort(values)
     if not len(ordered):
         return {"n": 0, "mean": None, **dict.fromkeys(SHARES), "min": None, "max": None}
@@ -211,12 +230,12 @@ def summarise_samples(values: Floats) -> dict[str, float | int | None]:
 
 
 def detail_of(record: Record) -> str:
-    """Return the text of a failure without its digits, so that equal failures are counted together."""
+    """Return the error message of a Record with `#` for each digit, so that equal failures are counted together."""
     return one_line("".join("#" if letter.isdigit() else letter for letter in record.error_detail), 200)
 
 
 class LiveFigures:
-    """All figures that the page shows of one run."""
+    """The figures of one run that the page shows."""
 
     def __init__(self) -> None:
         self.states = Counter[str]()
@@ -237,14 +256,14 @@ class LiveFigures:
         """Per TTFT sample, the maximum error of its timestamp in seconds."""
         self._pending: list[Record] = []
         self._seen = deque([dict.fromkeys(self.samples, 0)], maxlen=LAST_S + 1)
-        """Number of samples of each metric, second by second."""
+        """Number of samples of each metric at the end of each of the last LAST_S seconds."""
         self.level = {"at": 0, "users": 0}
-        """The present number of users, and the second since which it holds."""
+        """The current number of users, and the second in which it was reached."""
         self._level_seen = self._seen[0]
         self._recent: dict[str, list[Floats]] = {name: [] for name in CHARTED}
 
     def add(self, record: Record) -> None:
-        """Count a Record. `digest` computes its latencies later."""
+        """Count a request that has ended. `digest` computes its latencies later."""
         self.states[record.state] += 1
         self.tokens += generated_tokens(record)
         self._pending.append(record)
@@ -256,8 +275,10 @@ class LiveFigures:
             self.failures[key if known else (record.error_kind, "(other words)")] += 1
 
     def digest(self, pause: Callable[[], object] = lambda: None) -> None:
-        """Compute the latencies of new Records, from complete requests as in every report. `pause` is called between
-        batches."""
+        """Compute the latencies of the Records that were added since the last call.
+
+        As in every report, only complete requests have latencies. `pause` is called between batches.
+        """
         while self._pending:
             records = self._pending[:BATCH_RECORDS]
             self._pending = self._pending[BATCH_RECORDS:]
@@ -272,12 +293,15 @@ class LiveFigures:
             pause()
 
     def since(self, span: str) -> Mapping[str, int]:
-        """Return the number of samples of each metric before `span`, one of SPANS."""
+        """Return how many samples of each metric were added before `span` began. `span` is one of SPANS."""
         begins = {"last": self._seen[0], "level": self._level_seen}
         return begins.get(span, dict.fromkeys(self.samples, 0))
 
     def add_point(self, users: int, **values_now: Any) -> None:
-        """Add one second to the charts: percentiles of the requests that ended in it, and `values_now`."""
+        """Add one second to the charts.
+
+        The point has percentiles of the requests that ended in this second, and `values_now`.
+        """
         self.digest()
         second = self.points[-1]["at"] + 1 if self.points else 0
         self._seen.append({name: samples.seen for name, samples in self.samples.items()})
@@ -295,7 +319,10 @@ class LiveFigures:
 
 
 def warm_up() -> None:
-    """Run every computation once. The first time takes a third of a second, during which no socket would be read."""
+    """Run every computation once before the load starts.
+
+    The first execution takes a third of a second, during which no socket would be read.
+    """
     figures = LiveFigures()
     figures.add(Record(id=0, state="complete", sent_ns=0, chunk_ns=[1, 2], chunk_tokens=[1, 1], output_tokens=2))
     figures.add_point(1)
@@ -334,7 +361,7 @@ class LiveRun:
         self._clocks = ClockPairs()
         self._health = Health()
         self.mark: Mark | None = None
-        """The mark of a simulated server, once a response has carried it."""
+        """The mark that says SIMULATED, from the first response that carries it."""
         self._arrived = 0
         self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._computing = RLock()
@@ -352,7 +379,7 @@ class LiveRun:
             self._priority = raised.pop_all()
 
     def take(self, exchange: Exchange, request: Request, dialect: Dialect, due_ns: int, connected_ns: int) -> Record:
-        """Record a request that was sent and has ended."""
+        """Record a request that was sent and has ended. Return its Record."""
         self.in_flight.discard(exchange)
         while not self._stamps.ready(exchange):
             gevent.sleep(RETRY_S)
@@ -362,12 +389,12 @@ class LiveRun:
         return self._add(record, due_ns)
 
     def give_up(self, request: Request, due_ns: int, error: OSError) -> Record:
-        """Record a request for which no connection could be opened, so that nothing was sent."""
+        """Record a request that was not sent, because no connection could be opened. Return its Record."""
         kind: ErrorKind = "client_limit" if isinstance(error, LocalLimitError) else "connect"
         return self._add(unsent_record(request, kind, connection_error(error)), due_ns)
 
     def not_encoded(self, request: Request, error: Exception) -> Record:
-        """Record a request that could not be turned into bytes, so that nothing was sent."""
+        """Record a request that was not sent, because it could not be encoded. Return its Record."""
         return self._add(unsent_record(request, "not_encoded", encoding_problem(error)), time.monotonic_ns())
 
     def _add(self, record: Record, due_ns: int) -> Record:
@@ -377,12 +404,15 @@ class LiveRun:
         return record
 
     def tick(self, late_ns: int) -> None:
-        """Note how late the event loop ran a timer, and compute new latencies. Called many times a second."""
+        """Record by how many ns the event loop ran a timer late, and compute new latencies."""
         self._health.stall(late_ns)
         self.figures.digest(lambda: gevent.sleep(SOCKET_CHECK_S))
 
     def sample(self, users: int) -> None:
-        """Read the clocks, write the client's health, flush, and add a point to the charts. Called once a second."""
+        """Write a sample of the client's health, flush the run file, and add a point to the charts.
+
+        The caller calls this method once a second.
+        """
         self._clocks.take()
         self.mark = self.mark or self._health.mark
         values = self._health.sample() | self._stamps.counts()
@@ -400,8 +430,10 @@ class LiveRun:
         self.figures.add_point(users, tokens_per_s=rate, streams=len(streaming), waiting=waiting)
 
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
-        """Write the footer. Return the file that holds the rest if the disk was full, else None. A second call does
-        nothing."""
+        """End the run and write its footer. Further calls do nothing.
+
+        Return None, or, if the disk was full, the file that contains the end of the run file.
+        """
         if self.ended:
             return None
         self.ended = True
@@ -423,18 +455,25 @@ class LiveRun:
         return rescued
 
     def latency(self, span: str = "run") -> list[dict[str, Any]]:
-        """Return one row per metric: name, title and exact figures of the requests that ended in `span`. Samples are
-        sorted in another thread, so that the loop goes on."""
+        """Return one row per metric: name, title and exact figures of the requests that ended in `span`.
+
+        Samples are sorted in another thread, so that this thread continues to read sockets.
+        """
         return self._cached(f"latency {span}", lambda: self._latency_rows(span))
 
     def client(self) -> dict[str, Any]:
         """Return the client's health so far, with the names, formulas and limits of `client` in summary.json.
-        `cpu_share` leaves out the first, partial second."""
+
+        `cpu_share` leaves out the first, partial second.
+        """
         latency = {row["name"]: row for row in self.latency()}
         return self._cached("client", lambda: self._judge(latency))
 
     def _cached(self, name: str, compute: Callable[[], T]) -> T:
-        """Return the result of `compute`, at most CACHE_S old. Several pages may ask; one of them computes."""
+        """Return the result of `compute`, cached for CACHE_S seconds.
+
+        If several browser windows request the result at the same time, it is computed once.
+        """
         with self._computing:
             now_s = time.monotonic()
             key = (name, self.ended)
@@ -458,7 +497,7 @@ class LiveRun:
         return rows
 
     def _fold(self, values: Mapping[str, Any]) -> None:
-        """Add one health sample to the total, which keeps a constant size."""
+        """Add one sample of the client's health to the total of the run."""
         total = self._total
         total |= {name: total[name] + values[name] for name in EVENT_COUNTERS}
         total |= {name: max(total[name], values[name]) for name in MAXIMA}

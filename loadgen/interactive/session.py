@@ -1,15 +1,17 @@
-"""The state of one Locust process: the server, the current run, Locust's events, and loadgen's part of the page.
+"""The state of one Locust process: the server, the current run, Locust's events, and loadgen's section of the page.
+
+loadgen listens to these events of Locust:
 
 init_command_line_parser    add options made from the Plan's fields; some become fields of the start form
 init                        find the server (or start the simulated one) and extend the page
-test_start, test_stop       begin and end a LiveRun: one run, one folder
-quitting                    end the last run; the simulated server ends with the process
+test_start, test_stop       start and end a LiveRun, which writes one run folder
+quitting                    end the current run and stop the simulated server
 
 Locust's page is served unchanged except for two lines before `</body>`. They load a script that fills a section below
 Locust's tables. Nothing is loaded from the network.
 
-Locust answers requests of any origin (CORS *). A page that can start load and read files must not do so. Therefore
-requests from other origins are refused here and, on loopback, requests for other host names (DNS rebinding).
+Locust accepts requests from any origin (CORS *). This is unsafe for a page that can start load and read files.
+Therefore loadgen refuses requests from other origins and, on loopback, requests for other host names (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ TICK_S = 0.05
 TICKS_PER_SAMPLE = 20
 CONNECTIONS = 10_000
 YOUNG_ONLY = (10_000, 1_000, 1_000)
-"""Thresholds of the garbage collector: automatic collections visit young objects only and take below a millisecond."""
+"""Thresholds of the garbage collector. Automatic collections visit only young objects and take less than 1 ms."""
 EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError)
-"""Errors that are meant for the user."""
+"""Errors that are shown to the user without a traceback."""
 DEFAULTS = {"label": "ui"}
 """Defaults under plain `locust` that differ from the Plan's."""
 SERVER = "vllm"
@@ -79,10 +81,10 @@ INSERTED = (
     b'<script src="./loadgen/live.js"></script></body>'
 )
 BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
-"""Title of Locust's column of response lengths, and the title for our users, who report tokens."""
+"""Locust's title for the column of response lengths, and the replacement, because LoadgenUser reports tokens."""
 REPORT_LIMIT_S = 300
 LOCUST_FIELDS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
-"""Fields of Locust's own form: how much load, for how long, by which users."""
+"""Fields of Locust's own start form."""
 TABLE = {
     "key": "latencies",
     "title": "Latencies",
@@ -92,11 +94,14 @@ TABLE = {
         *({"key": name, "title": f"{name} (ms)"} for name in (*SHARES, "max")),
     ],
 }
-"""An additional tab next to Locust's own."""
+"""The table of exact latencies, which is an additional tab on Locust's page."""
 
 
 class LocustSession:
-    """The state of this process. It is a singleton, because Locust creates users without passing them anything."""
+    """The state of loadgen in a Locust process.
+
+    The only instance is SESSION. It is global, because Locust passes only its environment to the users that it creates.
+    """
 
     def __init__(self) -> None:
         self.target: LiveTarget | None = None
@@ -107,7 +112,7 @@ class LocustSession:
         self.command = list(sys.argv)
         """The command that the run file records."""
         self.files: set[str] = set()
-        """The files named at the start. The form may name no other file."""
+        """Files named on the command line. The start form may name only these."""
         self.stamps: TimestampSource = PLAIN
         self._environment: Any = None
         self._attached = False
@@ -115,12 +120,12 @@ class LocustSession:
         self._stack = ExitStack()
         self._interrupted = False
         self._sampler: SamplerProcess | None = None
-        """A sampler process that waits for the next run."""
+        """Telemetry sampler that was started in advance for the next run."""
         self._claims = ExitStack()
         """Holds the claim on the folder of the current run."""
 
     def attach(self) -> None:
-        """Listen to Locust's events. A second call does nothing."""
+        """Register listeners for Locust's events. Further calls do nothing."""
         if self._attached:
             return
         self._attached = True
@@ -138,21 +143,23 @@ class LocustSession:
 
     @property
     def running(self) -> bool:
-        """Whether a run is in progress."""
+        """True while a run is in progress."""
         return self.run is not None and not self.run.ended
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Serialise the longer work of users, such as decoding a response and building the next request.
+        """Serialise the longer work of users, such as decoding a response or building the next request.
 
-        The hub reads the sockets before each turn. Without turns gevent would run fifty greenlets before it reads the
-        sockets again. Streams that began together also end together, so many tokens would share one timestamp."""
+        Only one user at a time is inside this context, and gevent's hub reads the sockets before each of them. Without
+        turns, gevent would run fifty greenlets before it reads the sockets again. Streams that start together also end
+        together, so many tokens would share one timestamp.
+        """
         with self._turns:
             gevent.sleep(SOCKET_CHECK_S)
             yield
 
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
-        """Return the Plan of the command line, with these fields of the start form. Raises PlanError."""
+        """Return the Plan for the command-line options. Fields of the start form override them. Raises PlanError."""
         options = vars(self._environment.parsed_options)
         settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
@@ -160,15 +167,17 @@ class LocustSession:
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
     def choose(self, plan: Plan, url: str = "") -> None:
-        """Use this plan from the next start on, at another URL if one is named, and build its prompts now.
+        """Set the plan of the next run, and build its prompts now.
 
-        Raises ServerError, PlanError and what LiveTarget.prompts raises. After an error nothing has changed."""
+        If `url` is not empty, the next run uses the server at this URL. Raises ServerError, PlanError, and the errors
+        of LiveTarget.prompts. After an error the session is unchanged.
+        """
         assert self.target is not None
         target = self.target if plan == self.target.plan else self.target.with_plan(plan)
         if url:
             if target.headers:
                 raise PlanError(
-                    "this server gets headers or a key that another server must not see",
+                    "this server receives headers or an API key, which another server must not see",
                     "Restart loadgen ui to use another server.",
                 )
             target = find_target(interactive_plan(vars(plan) | {"url": url}), self._stack, LOG.info)
@@ -182,7 +191,10 @@ class LocustSession:
             self.output_tokens = max_length(plan.output_tokens)
 
     def fail(self, error: Exception) -> None:
-        """Report an error and end the run. With a page the user can start again; without one the process ends."""
+        """Report an error and end the run.
+
+        With the web page, the user can start another run. Without the page, the process ends.
+        """
         if self.failed is None:
             self.failed = error
             LOG.error("%s %s", error, getattr(error, "hint", ""))
@@ -269,7 +281,11 @@ class LocustSession:
         self._stack.close()
 
     def _tick(self) -> None:
-        """Compute stalls and new latencies at every tick, and health and charts once a second."""
+        """Update the current run in an endless loop.
+
+        Every TICK_S, record the delay of the event loop and compute new latencies. Once a second, also update client
+        health and charts.
+        """
         ticks = 0
         while True:
             before_ns = time.monotonic_ns()
@@ -284,7 +300,10 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """Return the Plan fields that are options here: of the `form`, or fixed at the `start`."""
+    """Return the names of the Plan fields whose RunOption.interactive is one of `when`.
+
+    `form` selects the fields of the start form, and `start` selects the fields that are fixed at the start.
+    """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
 
@@ -334,7 +353,11 @@ def _extend_page(web_ui: Any, session: LocustSession) -> None:
 
 
 def _refuse_foreign(bound_host: str) -> Response | None:
-    """Refuse requests from other origins and, on loopback, requests for names that are not loopback."""
+    """Return a response with status 403 if a request must be refused, or None.
+
+    Requests from other origins are refused. On loopback, requests for host names other than loopback names are refused
+    too.
+    """
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return Response("requests from other pages are refused", 403)
@@ -345,7 +368,10 @@ def _refuse_foreign(bound_host: str) -> Response | None:
 
 
 def _check_start_form(session: LocustSession, environment: Any, base: str) -> Response | None:
-    """Answer an invalid start form with its mistakes. The form then changes nothing."""
+    """Apply a submitted start form.
+
+    Return a response with the mistakes if the form is invalid, or None otherwise. An invalid form changes nothing.
+    """
     if request.method == "POST" and request.path == f"{base}/swarm":
         try:
             _apply_start_form(session, environment, request.form)
@@ -356,16 +382,17 @@ def _check_start_form(session: LocustSession, environment: Any, base: str) -> Re
 
 
 def _apply_start_form(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
-    """Use the form's settings from the next start on.
+    """Apply the settings of the start form to the next run.
 
-    The form may change the load, but not the files that are read, nor the server that gets the secrets. Raises
-    PlanError, ValueError, and what `LocustSession.choose` raises."""
+    The form may change the load. It must not name new files, and it must not send secrets to another server. Raises
+    PlanError, ValueError, and the errors of `LocustSession.choose`.
+    """
     unknown = form.keys() - LOCUST_FIELDS - {*_fields("form")}
     if unknown:
         raise PlanError(f"Only the command line of loadgen ui can set: {', '.join(sorted(unknown))}.")
     missing = 0 if environment.shape_class else -1  # with a load shape, Locust's form has no numbers
     if int(form.get("user_count", missing)) < 0 or not 0 < float(form.get("spawn_rate", missing + 1)) < math.inf:
-        raise PlanError("Enter the number of users and the users started per second. The second must be above 0.")
+        raise PlanError("Enter the number of users, and the number of users to start per second (above 0).")
     parse_timespan(form.get("run_time") or "1s")
     plan = session.plan(form)
     url = form.get("host", "").rstrip("/")
@@ -376,11 +403,11 @@ def _apply_start_form(session: LocustSession, environment: Any, form: Mapping[st
     if not session.running:
         session.choose(plan, url)
     elif url or any(getattr(plan, name) != getattr(session.plan(), name) for name in _fields("form")):
-        raise PlanError("The workload and the server cannot change during a run: stop it first.")
+        raise PlanError("The workload and the server cannot change during a run: stop the run first.")
 
 
 def _files(plan: Plan) -> set[str]:
-    """Return the files that this plan reads."""
+    """Return the files that a plan reads, as written in its settings."""
     length_specs = (str(plan.input_tokens), str(plan.output_tokens).removeprefix("max:"))
     files = {spec for spec in length_specs if spec.startswith("empirical:")}
     path = plan.workload_file
@@ -388,7 +415,7 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, session: LocustSession, base: str) -> Response:
-    """Add loadgen's section and figures to a response of Locust."""
+    """Add loadgen's section and figures to a response of Locust's web server."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:
         response.direct_passthrough = False
@@ -408,7 +435,7 @@ def _complete(response: Response, session: LocustSession, base: str) -> Response
 
 
 def _live(session: LocustSession) -> Response:
-    """Return the state of the current run for the page's script."""
+    """Return the state of the current run as JSON, for the script of the page."""
     shown = ("name", "version", "model", "url", "simulated", "speed")
     run = session.run
     server = None
@@ -439,7 +466,10 @@ def _live(session: LocustSession) -> Response:
 
 
 def _download(session: LocustSession, what: str) -> Response:
-    """Return the run file so far, or its report. The report is made in a separate process, so that this one goes on."""
+    """Return the run file as written so far, or its report (`what` is `run` or `report`).
+
+    A separate process builds the report, so that this process continues to read sockets.
+    """
     if session.run is None:
         return Response("no run yet", 404)
     folder = session.run.folder.resolve()

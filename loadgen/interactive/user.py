@@ -1,4 +1,4 @@
-"""The base class for locustfiles: a user whose requests are timed as exactly as a burst.
+"""The base class for locustfiles: a Locust user whose requests are timed as exactly as those of a burst.
 
     from loadgen.interactive.user import LoadgenUser, task, constant
 
@@ -10,15 +10,15 @@
             self.ask("Summarise: ...", output_tokens=64, endpoint="chat")
 
 A locustfile runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`. In both cases this module adds
-loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module itself: its users send the
-prompts of the start form.
+loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module as the locustfile: its users
+send the prompts of the start form.
 
-Users wait in gevent. loadgen.servers.wire.transport sends, reads and timestamps:
+Users wait in gevent. loadgen.servers.wire.transport sends requests, reads responses and takes timestamps:
 
     greenlet of a user ── send ──> socket ──> waits for the Exchange's end
     hub of gevent      ── readable ──> Exchange: recvmsg, append, "ended?" ── ended ──> wakes the greenlet
 
-The hub itself reads, so no switch of greenlets lies between the kernel and a read.
+The hub itself reads from the sockets, so no switch between greenlets delays a read.
 """
 
 from __future__ import annotations
@@ -57,18 +57,23 @@ READ, WRITE = 1, 2  # libev's event flags
 
 
 class RequestError(Exception):
-    """The exception that Locust is given for a request that was not complete: its error kind and its text."""
+    """The exception that loadgen reports to Locust for a request that was not complete.
+
+    Its text contains the error kind and the error message.
+    """
 
 
 class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
-    """One user with one connection and one request at a time. Without tasks of its own it sends the prompts of the
-    start form, one after the other."""
+    """A Locust user with one connection and at most one request in flight.
+
+    A subclass without tasks sends the prompts of the start form, one after the other.
+    """
 
     abstract = True
     wait_time = constant(0)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Attach loadgen's options, page and run file to any locustfile with such a user."""
+        """Add loadgen's options, page and run file to the locustfile that defines the subclass."""
         super().__init_subclass__(**kwargs)
         SESSION.attach()
 
@@ -94,10 +99,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def ask(
         self, prompt: str | None = None, *, output_tokens: int | None = None, endpoint: str | None = None
     ) -> Record:
-        """Send one request, wait for its end, report it to Locust and the run file, and return its Record.
+        """Send one request and wait for its end. Report it to Locust and the run file, and return its Record.
 
-        Without a `prompt` the next prompt of the start form is sent. The length of your own prompt is not checked.
-        `endpoint` is completions, chat or generate; the default is the server's native endpoint."""
+        Without `prompt`, the next prompt of the start form is sent. The length of your own prompt is not checked.
+        `endpoint` is completions, chat or generate. The default is the server's native endpoint.
+        """
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
             raise StopUser  # the run could not begin, and the reason has been reported
@@ -143,7 +149,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def _report(self, record: Record, dialect: Dialect) -> None:
         """Report a request to Locust's own table, history and CSV, with the milliseconds from send to end.
 
-        A request that was cut off because its user was stopped has not failed, so it is not reported."""
+        A request that was cut off because its user was stopped has not failed, so it is not reported.
+        """
         if record.error_kind == "cancelled":
             return
         took_ns = 0
@@ -163,11 +170,14 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
 
 
 class PromptUser(LoadgenUser):
-    """Sends one prompt of the start form after the other, without a pause."""
+    """A user that sends the prompts of the start form one after the other, without pauses."""
 
 
 class UserConnection:
-    """One user's connection. It also acts as the Poller and the event loop of its Exchanges, in gevent's hub."""
+    """The connection of one user.
+
+    It also implements the interfaces of Poller and event loop that an Exchange needs, with gevent's hub.
+    """
 
     late = False
     largest_read = 0
@@ -182,13 +192,15 @@ class UserConnection:
         self._ended = Event()
 
     def open(self) -> None:
-        """Open a connection before the first request. If this fails, the request itself tries again."""
+        """Open a connection before the first request. Errors are ignored: the first request tries again."""
         with contextlib.suppress(OSError):
             self._idle = self._connect()
 
     def take(self) -> Connection:
-        """Return the idle connection, or open a new one. Raises OSError, which includes TimeoutError and
-        ssl.SSLError."""
+        """Return the idle connection, or a new one if there is none or the server has closed it.
+
+        Raises OSError, which includes TimeoutError and ssl.SSLError.
+        """
         idle = self._idle
         self._idle = None
         if idle is not None:
@@ -198,7 +210,7 @@ class UserConnection:
         return self._connect()
 
     def send(self, connection: Connection, request: bytes) -> Exchange:
-        """Send a request. The caller calls `wait` next."""
+        """Send a request and return its Exchange. The caller must call `wait` next."""
         ended = self._ended = Event()
         exchange = Exchange(cast("Poller", self), lambda _: ended.set())
         exchange.prepare(connection, connection.seal(request))
@@ -207,8 +219,11 @@ class UserConnection:
         return exchange
 
     def wait(self, exchange: Exchange) -> None:
-        """Wait for the end of the response, for the timeout, or until this greenlet is killed. The Exchange records
-        which. A kill cancels the Exchange and continues."""
+        """Wait until the response has ended, the timeout has passed, or this greenlet is killed.
+
+        The Exchange records which of these happened. If the greenlet is killed, the Exchange is cancelled and
+        GreenletExit is raised again.
+        """
         try:
             if not self._ended.wait(self._timeout_s):
                 exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
@@ -226,12 +241,15 @@ class UserConnection:
             self._idle = None
 
     def _watch(self, event: int, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Have the hub call back whenever `sock` is readable (or closed), or writable."""
+        """Call `callback` in the hub whenever the socket is ready for `event`.
+
+        READ means readable or closed by the server, and WRITE means writable.
+        """
         watcher = self._watchers[sock.fileno(), event] = get_hub().loop.io(sock.fileno(), event)
         watcher.start(callback)
 
     def _forget(self, event: int, sock: socket.socket) -> None:
-        """Stop calling back, before the socket is closed. A socket that is not watched is ignored."""
+        """Stop watching a socket before it is closed. Sockets that are not watched are ignored."""
         watcher = self._watchers.pop((sock.fileno(), event), None)
         if watcher is not None:
             watcher.stop()
@@ -242,10 +260,11 @@ class UserConnection:
 
 
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
-    """Open one connection, including the TLS handshake, while other greenlets run.
+    """Open one connection, including the TLS handshake. Other greenlets run in the meantime.
 
-    Addresses of the target are tried in the order of `rotation`. Raises OSError: a LocalLimitError if this machine is
-    the reason."""
+    The addresses of the target are tried in the order of `rotation`. Raises OSError, which is a LocalLimitError if this
+    machine is the reason.
+    """
     errors = list[OSError]()
     addresses = rotation.order()
     for address in addresses:

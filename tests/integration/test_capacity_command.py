@@ -52,7 +52,7 @@ def test_a_plan_file_says_the_load(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("--rate", "5"), "Name one or more: --objective"),
-        (("--rate", "5", "--objective", "complete >= 99%"), "complete >= 99%: a capacity needs upper bounds"),
+        (("--rate", "5", "--objective", "complete >= 99%"), "complete >= 99%: plan-capacity needs upper bounds"),
         (("--rate", "5", "--objective", "ttft.p99 <"), "--objective 'ttft.p99 <'"),
         ((*LOAD, "--gpu", "H1000"), "H1000"),
         ((*LOAD, "--gpu", "H100=cheap"), "the price is not a number"),

@@ -82,7 +82,7 @@ def test_a_twin_takes_runs_at_real_speed_only(command: str, runs: Path) -> None:
     words = ("fit", "real/run", "fast/run") if command == "fit" else ("check", "real.json", "fast/run")
     code, _, problems = in_process(runs, "twin", *words)
     assert code == 2
-    assert "fast/run is of a simulated server at 4 times real time" in problems
+    assert "fast/run is a run of a simulated server at 4 times real time" in problems
     assert "--speed 1" in problems
 
 

@@ -108,7 +108,7 @@ def test_what_was_simulated_is_no_measurement(runs: Path, tmp_path: Path) -> Non
     """A run in virtual time is refused."""
     burst(tmp_path, "--server", "vllm", "--n", "12", "--no-report", command="simulate")
     code, _, problems = in_process(runs, "twin", "fit", str(tmp_path / "run"))
-    assert (code, "was simulated" in problems) == (2, True)
+    assert (code, "is a simulated run" in problems) == (2, True)
 
 
 def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:

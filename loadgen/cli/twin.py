@@ -42,7 +42,7 @@ MAX_REQUESTS = 100_000
 
 twin = Typer(
     no_args_is_help=True,
-    help="Fit a twin (a simulated server) to runs of a real server, and check its predictions.",
+    help="Fit a twin (a simulated server) to real runs and check it.",
     **TYPER_DEFAULTS,
 )
 Runs = Annotated[list[Path], Argument(help="Folders of real runs of one server in one configuration.")]

@@ -124,7 +124,7 @@ def _member(members: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _pattern_of(operation: Any, argument: Any) -> str:
-    """Return the regular expression of one member of a parsed character set, such as `a-f`."""
+    """Return one member of a parsed character set as a part of a regular expression, such as `a-f`."""
     if str(operation) == "RANGE":
         return f"{re.escape(chr(argument[0]))}-{re.escape(chr(argument[1]))}"
     if str(operation) == "CATEGORY":

@@ -31,9 +31,9 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
 
     The format differs from the OpenAI routes:
 
-    - Events have no blank after `data:`.
+    - Events have no space after `data:`.
     - A stream does not end with `[DONE]`.
-    - A response without streaming has no content type, and its `generated_text` is a list.
+    - A non-streamed response has no content type, and its `generated_text` is a list.
     """
     body = request.body
     for name in ("inputs", "parameters"):

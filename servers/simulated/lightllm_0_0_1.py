@@ -159,7 +159,7 @@ def _event(
     tgi_api: bool,
     details: bool,
 ) -> bytes:
-    """Encode one event, with the blanks of Python's `json.dumps`.
+    """Encode one event, with the spaces of Python's `json.dumps`.
 
     The first event also contains `mark`, the field that identifies a simulated server.
     """
@@ -201,7 +201,7 @@ def _token_details(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """Return the response without streaming. It has no content type and the blanks of Python's `json.dumps`."""
+    """Return the non-streamed response. It has no content type and the spaces of Python's `json.dumps`."""
     response: dict[str, Any] = {
         "generated_text": [completion.text],
         "count_output_tokens": completion.output_tokens,
@@ -213,7 +213,7 @@ def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bo
 
 
 def _whole_tgi_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """Return the response without streaming under the option `--use_tgi_api`: a list with one object."""
+    """Return the non-streamed response under the option `--use_tgi_api`: a list with one object."""
     reason = completion.finish_reason
     output_tokens = completion.output_tokens
     response: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Types and helpers that all simulated backends share: requests, completions and their encoding as bytes.
 
-As in the real servers, request bodies are parsed leniently, and JSON is written without blanks.
+As in the real servers, request bodies are parsed leniently, and JSON is written without spaces.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Completion:
 
         With `anywhere`, a token may continue after the stop string. Otherwise the stop string must be at the end of a
         token. If a token completes several stop strings, the first one in `stops` counts. The vocabulary consists of
-        ASCII letters and blanks, so positions in bytes and in characters are equal.
+        ASCII letters and spaces, so positions in bytes and in characters are equal.
         """
         whole = b"".join(self.texts)
         for index, end in enumerate(accumulate(map(len, self.texts))):
@@ -156,12 +156,12 @@ answer)."""
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The response to one request in bytes, both with and without streaming."""
+    """The response to one request in bytes, both as a stream and as a non-streamed response."""
 
     completion: Completion
     encode: EventEncoder
     answer: Callable[[float], Reply]
-    """Function that returns the response without streaming, from the duration of the request in seconds."""
+    """Function that returns the non-streamed response, from the duration of the request in seconds."""
     failure: Events
     """Events that the server sends when a stream fails, up to the end of the stream."""
     merges: bool = False
@@ -214,7 +214,7 @@ def merge_events(
 
 
 def sse_event(payload: bytes) -> bytes:
-    """Return `payload` as a server-sent event, with one blank after `data:`."""
+    """Return `payload` as a server-sent event, with one space after `data:`."""
     return b"data: %b\n\n" % payload
 
 

@@ -129,8 +129,8 @@ class Scheduler:
     """The waiting jobs, the running jobs and the KV cache of one engine.
 
     `kv_tokens` is the size of the KV cache in tokens. Each decoding job gets one token per step, and one block of cache
-    every `block_size` steps. The scheduler counts these effects once for all decoding jobs, so a step has the same cost
-    for any number of decoding jobs.
+    every `block_size` steps. The scheduler counts these effects once for all decoding jobs, so its own work per step
+    does not grow with their number.
     """
 
     def __init__(self, policy: Policy, kv_tokens: int) -> None:
@@ -366,8 +366,9 @@ class Scheduler:
 
         The use is largest just before a job ends and frees its cache. Sort the jobs by their remaining tokens, so that
         `r_1 >= r_2 >= ...`, and let `f_i` be the final length of job `i`. Just before job `k` ends, jobs 1 to `k` are
-        running, and each has grown by `r_k` tokens. The result is the maximum over `k` of `sum(f_i - r_i for i in 1..k)
-        + k * r_k`.
+        running, and each has grown by `r_k` tokens. The result is:
+
+            max over k of (sum(f_i - r_i for i in 1..k) + k * r_k)
         """
         jobs = [  # (remaining tokens, final length)
             (job.last_decode_step - self.decode_steps, job.prompt_tokens + job.output_tokens) for job in self.decoding
@@ -445,7 +446,7 @@ class Scheduler:
             ended.append(job)
 
     def _start_decoding(self, job: Job) -> None:
-        """Give the first token to a job whose prompt is computed. The job decodes from the next step on."""
+        """Give one token to a job whose prompt is computed. The job decodes from the next step on."""
         job.emitted += 1
         job.last_decode_step = self.decode_steps + job.output_tokens - job.emitted
         self.decoding[job] = None

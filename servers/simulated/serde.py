@@ -89,7 +89,7 @@ class Reader:
         return json_type.read(self)
 
     def peek(self) -> bytes:
-        """Skip blanks and return the next byte without reading it. At the end of the body, return no bytes."""
+        """Skip whitespace and return the next byte without reading it, or empty bytes at the end of the body."""
         blanks = _BLANKS.match(self.data, self.offset)
         self.offset = blanks.end() if blanks else self.offset
         return self.data[self.offset : self.offset + 1]

@@ -310,7 +310,7 @@ class HttpServer:
         self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """Return the request body after the checks that the real server makes before reading. Raises ErrorReply."""
+        """Read the request body, after the checks that the real server makes first. Raises ErrorReply."""
         protocol = self.protocol
         api_key = self.state.config.api_key
         if api_key and protocol.needs_api_key(request.path):
@@ -531,7 +531,7 @@ class CompletionHandler:
         stream.job.arrived_ns = time.monotonic_ns()
 
     async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
-        """Send a response without streaming, when its last token is due.
+        """Send a non-streamed response, when its last token is due.
 
         Return a Reply, True or False, as `run` does.
         """

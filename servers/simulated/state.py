@@ -76,7 +76,7 @@ class ServerProtocol:
     unhealthy: Reply
     """Response of pages such as /health when the engine has failed."""
     generation_failure: Reply | None = None
-    """Response to a request without streaming whose generation fails. None: the response with status 500."""
+    """Response to a non-streamed request whose generation fails. None: the response with status 500."""
     reason_phrases: Mapping[int, str] = field(default_factory=dict)
     """Reason phrases that differ from Python's, by status."""
     hyper_order: bool = False

@@ -61,7 +61,10 @@ class StepDurations(Protocol):
 class LinearStepTime:
     """Step durations of an engine on unknown hardware, as a linear model. All coefficients are in seconds.
 
-    step = step_s + sequence_s * sequences + token_s * prompt_tokens + context_s * context
+        step = step_s + sequence_s * sequences + token_s * prompt_tokens + context_s * context
+
+    `sequences` is the number of prompts and decoding sequences in the step, and `context` is the total number of tokens
+    of the decoding sequences.
     """
 
     step_s: float

@@ -162,7 +162,7 @@ of their tokens). A hook may set `Stream.ending`."""
 def withhold_all(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
     """Fault hook that sends nothing.
 
-    Responses without streaming use it, because they are sent after their last token.
+    Non-streamed responses use it, because they are sent after their last token.
     """
     return [], 0
 

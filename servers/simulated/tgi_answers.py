@@ -155,12 +155,12 @@ def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: st
 
 
 def _escape(piece: bytes) -> bytes:
-    """Return the bytes of a token as the content of a JSON string, without an incomplete UTF-8 character."""
+    """Return the bytes of a token, escaped for a JSON string, without an incomplete UTF-8 character."""
     return protocol.dumps(piece.decode("utf-8", "ignore"))[1:-1]
 
 
 def _unescape(text: bytes) -> str:
-    """Return the text of a token from the content of a JSON string."""
+    """Return the text of a token that is escaped for a JSON string."""
     if b"\\" not in text:
         return text.decode()
     unescaped: str = msgspec.json.decode(b'"%b"' % text)
@@ -195,8 +195,8 @@ def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
 def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool, mark: Mapping[str, Any]) -> Encoding:
     """Encode the response to a request on a native route: /generate, /generate_stream or /.
 
-    With `best_of`, there are several `responses`, and the first one is the best. With `listed`, the body of a response
-    without streaming is a list with one object.
+    With `best_of`, there are several `responses`, and the first one is the best. With `listed`, the body of a
+    non-streamed response is a list with one object.
     """
     best = responses[0]
     parameters = prompt.parameters
@@ -242,7 +242,7 @@ def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool
 
 
 def _details(response: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
-    """Return the field `details` of a response without streaming."""
+    """Return the field `details` of a non-streamed response."""
     prefill: list[dict[str, Any]] = []
     if prompt.parameters.get("decoder_input_details"):
         ids = [tokenizer.BOS_ID, *tokenizer.encode(prompt.text)][-response.completion.prompt_tokens :]
@@ -310,7 +310,7 @@ def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any],
 
 
 def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
-    """Return an encoder for events that are already encoded. `events` has one entry per token."""
+    """Return an encoder that takes events from the list `events`, which has one entry per token."""
     return lambda index, _tokens, _last: events[index]
 
 
@@ -342,7 +342,7 @@ def _chat_logprob(response: TgiResponse, index: int, top: int) -> dict[str, Any]
 
 
 def _whole_chat(response: TgiResponse, identity: Mapping[str, Any], options: ChatOptions) -> dict[str, Any]:
-    """Return the body of a chat response without streaming.
+    """Return the body of a non-streamed chat response.
 
     Raises ErrorReply if the limit on output tokens cut a tool call short.
     """
@@ -422,7 +422,7 @@ def _encoding(
 ) -> Encoding:
     """Return the encoding of one or several responses, with the parts that all routes have in common.
 
-    These parts are response headers, error events and token counts. With `timed`, a response without streaming has the
+    These parts are response headers, error events and token counts. With `timed`, a non-streamed response has the
     header x-compute-time.
     """
     completions_ = [response.completion for response in responses]

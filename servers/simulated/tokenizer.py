@@ -31,7 +31,7 @@ _FIRST_BYTE = len(SPECIALS)
 # At most 30 letters: WordPiece takes time quadratic in the length of a word, and some tools make words of thousands.
 _UNITS = re.compile(r" ?[A-Za-z]{1,30}|[\s\S]")
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
-_MAX_PIECE = 1 + max(map(len, _WORDS))  # characters, including the blank before a word
+_MAX_PIECE = 1 + max(map(len, _WORDS))  # characters, including the space before a word
 # The chat template of `chat_text`: every message is on separate lines. The servers put BOS before a chat.
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] + ':\\n' }}"

@@ -248,7 +248,7 @@ class ResponseStyle:
         )
 
     def prompt_logprobs_of(self, prompt: Sequence[int]) -> list[Any] | None:
-        """Return the field `prompt_logprobs` of a response without streaming.
+        """Return the field `prompt_logprobs` of a non-streamed response.
 
         Return None if the request does not select this field.
         """
@@ -312,7 +312,7 @@ def _whole_reply(
     usage: bytes,
     _duration_s: float,
 ) -> Reply:
-    """Return the response without streaming, which contains all answers.
+    """Return the non-streamed response, which contains all answers.
 
     The order of its fields differs from the order in events.
     """

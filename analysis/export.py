@@ -74,6 +74,7 @@ REQUESTS = (
         for metric in METRICS.values()
         if metric.per == "request"
     ),
+    Column("marks", "string", "Further facts of the response as a JSON object: instants (`*_ns`) and counts."),
     Column("http_status", "int64", "HTTP status of the response."),
     Column("finish_reason", "string", "Finish reason as reported by the server."),
     Column("error_kind", "string", "Kind of error of an incomplete request."),
@@ -242,6 +243,7 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
             "last_token_ns": record.chunk_ns[-1] if record.chunk_ns else None,
             "chunks": len(record.chunk_ns),
             "chunk_tokens": sum(record.chunk_tokens),
+            "marks": json.dumps(record.marks) if record.marks else None,
         }
         row = (values[name] if name in values else getattr(record, name) for name, *_ in REQUESTS)
         yield tuple(None if value == "" else value for value in row)

@@ -142,6 +142,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Index of the row's outcome in `outcomes`."""
     outcomes: Mapping[Outcome, OutcomeCount]
     sources: Mapping[CountSource, int]
+    marks: Mapping[str, Floats] = {}
+    """Columns of `Record.marks` by name, NaN for a row without the mark. Use `mark` to read them."""
     window: Window | None = None
     """None for a burst or interactive users: the whole run counts."""
 
@@ -151,6 +153,10 @@ class Frame(msgspec.Struct, frozen=True):
     def ended_as(self, state: str) -> Booleans:
         """Return which requests ended in this state."""
         return np.array([outcome.state == state for outcome in self.outcomes], np.bool_)[self.outcome_index]
+
+    def mark(self, name: str) -> Floats:
+        """Return a column of `Record.marks`: an instant in ns or a count, NaN for a row without it."""
+        return self.marks.get(name, np.full(len(self), np.nan))
 
     @property
     def chunk_counts(self) -> Integers:
@@ -342,10 +348,16 @@ class FrameBuilder:
         self._outcomes: dict[Outcome, OutcomeCount] = {}
         self._indices: dict[Outcome, int] = {}
         self._sources = Counter[CountSource]()
+        self._marks: dict[str, dict[int, int]] = {}
+        """Marks by name and row."""
+        self._rows = 0
 
     def add(self, record: Record) -> None:
         """Add one Record."""
         self._pending.append(record)
+        for name, value in record.marks.items():
+            self._marks.setdefault(name, {})[self._rows] = value
+        self._rows += 1
         if len(self._pending) == RECORDS_PER_BLOCK:
             self._close_block()
 
@@ -355,7 +367,15 @@ class FrameBuilder:
         columns: dict[str, Any] = {name: column.array() for name, column in self._columns.items()}
         offsets = offsets_of(columns.pop("chunk_counts"))
         instants = ChunkInstants(columns.pop("steps"), columns["first_ns"], offsets)
-        return Frame(**columns, chunk_ns=instants, offsets=offsets, outcomes=self._outcomes, sources=self._sources)
+        marks = {name: self._mark_column(values) for name, values in self._marks.items()}
+        return Frame(
+            **columns, chunk_ns=instants, offsets=offsets, outcomes=self._outcomes, sources=self._sources, marks=marks
+        )
+
+    def _mark_column(self, values: Mapping[int, int]) -> Floats:
+        column = np.full(self._rows, np.nan)
+        column[np.fromiter(values, np.int64)] = np.fromiter(values.values(), np.float64)
+        return column
 
     def _close_block(self) -> None:
         records, self._pending = self._pending, []

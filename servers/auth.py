@@ -74,11 +74,6 @@ def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     return secret
 
 
-def bearer_header(key: str | None) -> dict[str, str]:
-    """Return the Authorization header for an API key; an empty dict without a key."""
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def register_secret(text: str, *, source: str = "") -> None:
     """Make `hide_secrets` remove this text and each of its words from now on.
 

@@ -99,6 +99,9 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """Number of chunks that hold more than one word. 0 under the same condition as `text_bytes`."""
     refuted_total: Tokens | None = None
     """The server's total if the stream contradicts it, such as 0 tokens for a response with text; else None."""
+    marks: dict[str, Integer] = {}
+    """Further facts that the dialect found in the response, by name: instants (their names end in `_ns`) and counts.
+    The names are listed in loadgen.servers.backends.dialect.Answer."""
     stamps: str = ""
     """Name of the timestamp source (loadgen.servers.wire.timestamps): `ring`, `socket` or `user`."""
     late_ns_max: Count = 0
@@ -146,4 +149,6 @@ def shift_record(record: Record, offset_ns: int) -> Record:
     This converts a Record to another time origin, for example from the start of the warm-up to the start of the run."""
     instants = {name: getattr(record, name) for name in INSTANTS}
     shifted = {name: instant + offset_ns for name, instant in instants.items() if instant is not None}
-    return msgspec.structs.replace(record, **shifted, chunk_ns=[instant + offset_ns for instant in record.chunk_ns])
+    marks = {name: mark + offset_ns if name.endswith("_ns") else mark for name, mark in record.marks.items()}
+    chunk_ns = [instant + offset_ns for instant in record.chunk_ns]
+    return msgspec.structs.replace(record, **shifted, marks=marks, chunk_ns=chunk_ns)

@@ -20,8 +20,9 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from loadgen.cli import TYPER_DEFAULTS
 from loadgen.cli.options import SettingsCommand, seconds, seconds_with_unit
 from loadgen.errors import EXIT_SERVER, PlanError
-from loadgen.servers.auth import Access, bearer_header, read_secret
+from loadgen.servers.auth import Access, read_secret
 from loadgen.servers.backends import BACKENDS, join_or, launchable_backends
+from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import check_limits, probe
 from loadgen.servers.errors import LaunchError, ServerError
 from loadgen.servers.launch import compose, process

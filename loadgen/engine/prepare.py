@@ -26,7 +26,15 @@ import msgspec
 from msgspec.structs import asdict
 
 from loadgen import folders, machine
-from loadgen.engine.resolve_server import Say, access_for, dialect_for, max_length, server_for, simulated_name
+from loadgen.engine.resolve_server import (
+    Say,
+    access_for,
+    dialect_for,
+    max_length,
+    request_headers,
+    server_for,
+    simulated_name,
+)
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
@@ -128,6 +136,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         target = select_addresses(resolve_target(facts.url, access.tls))
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
+        headers = request_headers(plan, dialect)
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             WorkerTask(
                 worker=worker,
@@ -138,7 +147,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
                 target=target,
                 dialect=dialect,
                 model=facts.model,
-                headers=access.headers if dialect.streams else {"Accept": "application/json", **access.headers},
+                headers=headers,
                 stamps=plan.stamps,
                 client_priority=plan.client_priority,
                 part=folder / f"part-{worker}.jsonl",
@@ -262,8 +271,7 @@ def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: Serv
         outputs = lengths.Fixed(1)
         request_fields["output_tokens"] = 0
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
-    chat = dialect.endpoint == "chat"
-    if plan.image and not chat:
+    if plan.image and not dialect.chat:
         raise PlanError("--image: only chat messages can hold images", "Use --endpoint chat.")
     spec = WorkloadSpec(
         source,
@@ -276,7 +284,9 @@ def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: Serv
         request_fields=request_fields,
         image_sizes=tuple(map(images.parse_size, plan.image)),
     )
-    return prepare_prompts(spec, token_ids=dialect.token_ids, local=local, server=server, chat=chat, by=plan.lengths)
+    return prepare_prompts(
+        spec, token_ids=dialect.token_ids, local=local, server=server, chat=dialect.chat, by=plan.lengths
+    )
 
 
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:

@@ -273,6 +273,8 @@ def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int
     record.hidden_tokens = answer.hidden_tokens
     record.text_bytes = answer.text_bytes
     record.phrase_chunks = answer.phrase_chunks
+    if answer.counts or answer.events:
+        record.marks = answer.counts | {name: instants[event] - start_ns for name, event in answer.events.items()}
     if answer.end_event is not None:
         record.end_ns = instants[answer.end_event] - start_ns
 

@@ -19,7 +19,6 @@ from loadgen.plan import Plan
 from loadgen.servers.auth import (
     HEADER,
     Access,
-    bearer_header,
     normalise_url,
     read_secret,
     redact_header,
@@ -27,7 +26,7 @@ from loadgen.servers.auth import (
     tls_context,
 )
 from loadgen.servers.backends import BACKENDS
-from loadgen.servers.backends.dialect import round_up_to_pieces
+from loadgen.servers.backends.dialect import bearer_header, round_up_to_pieces
 from loadgen.servers.errors import SecretError
 from loadgen.workloads import arrival_processes, lengths, workload
 from loadgen.workloads.sessions import MultiTurn
@@ -48,18 +47,26 @@ Say = Callable[[str], None]
 """Prints one line per step."""
 
 
-def access_for(plan: Plan) -> Access:
-    """Return the plan's headers and API key, with environment variables filled in, and its TLS settings. Raises
-    SecretError, and PlanError if the plan names a variable that is not set."""
+def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] = bearer_header) -> Access:
+    """Return the plan's headers and API key, with environment variables filled in, and its TLS settings.
+
+    `key_headers` returns the headers that carry the API key, as `Dialect.headers` does. A header of the plan wins over
+    one of the same name. Raises SecretError, and PlanError if the plan names a variable that is not set."""
     headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
     if not key and plan.api_key_env != Plan.api_key_env:
         name = plan.api_key_env
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
-    if "authorization" not in {name.lower() for name in headers}:
-        headers |= bearer_header(key)
+    own = {name.lower() for name in headers}
+    headers |= {name: value for name, value in key_headers(key).items() if name.lower() not in own}
     tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
     return Access(headers, tls)
+
+
+def request_headers(plan: Plan, dialect: Dialect) -> dict[str, str]:
+    """Return the headers of every request on the dialect's endpoint. Raises what `access_for` raises."""
+    headers = access_for(plan, dialect.headers).headers
+    return headers if dialect.streams else {"Accept": "application/json", **headers}
 
 
 def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:

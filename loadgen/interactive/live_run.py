@@ -40,7 +40,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import whole_lines
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.record_builder import build_records
-from loadgen.engine.resolve_server import access_for, dialect_for, server_for
+from loadgen.engine.resolve_server import access_for, dialect_for, request_headers, server_for
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
@@ -99,9 +99,9 @@ class LiveTarget(msgspec.Struct):
     facts: ServerFacts
     address: Target
     rotation: Rotation
-    headers: Mapping[str, str]
     say: Callable[[str], None]
     _dialects: dict[str, Dialect] = {}
+    _headers: dict[str, dict[str, str]] = {}
     _prompts: dict[str, Prompts] = {}
     _draws: dict[str, Iterator[Request]] = {}
     _ids: Iterator[int] = msgspec.field(default_factory=count)
@@ -117,6 +117,12 @@ class LiveTarget(msgspec.Struct):
             access = access_for(self.plan)
             self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name)
         return self._dialects[name]
+
+    def headers(self, dialect: Dialect) -> Mapping[str, str]:
+        """Return the headers of every request on the dialect's endpoint."""
+        if dialect.endpoint not in self._headers:
+            self._headers[dialect.endpoint] = request_headers(self.plan, dialect)
+        return self._headers[dialect.endpoint]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """Return the next Request of the plan for this endpoint, or a Request with the given prompt.
@@ -167,7 +173,7 @@ class LiveTarget(msgspec.Struct):
 
     def with_plan(self, plan: Plan) -> LiveTarget:
         """Return a LiveTarget for the same server with another plan."""
-        return replace(self, plan=plan, _prompts={}, _draws={}, _ids=count())
+        return replace(self, plan=plan, _headers={}, _prompts={}, _draws={}, _ids=count())
 
     def restarted(self) -> LiveTarget:
         """Return a copy that starts again with the first prompt and id 0."""
@@ -185,7 +191,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     target = select_addresses(resolve_target(facts.url, access.tls))
     if len(target.addresses) > 1 or target.unused:
         say(describe_addresses(target))
-    return LiveTarget(plan, facts, target, Rotation(target.addresses), access.headers, say)
+    return LiveTarget(plan, facts, target, Rotation(target.addresses), say)
 
 
 def _endless(prompts: Prompts) -> Iterator[Request]:

@@ -38,7 +38,7 @@ from locust import events
 from locust.util.timespan import parse_timespan
 
 from loadgen import machine as host
-from loadgen.engine.resolve_server import max_length, with_detected_server
+from loadgen.engine.resolve_server import access_for, max_length, with_detected_server
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, run_folder
@@ -175,7 +175,7 @@ class LocustSession:
         assert self.target is not None
         target = self.target if plan == self.target.plan else self.target.with_plan(plan)
         if url:
-            if target.headers:
+            if access_for(target.plan).headers:
                 raise PlanError(
                     "this server receives headers or an API key, which another server must not see",
                     "Restart loadgen ui to use another server.",

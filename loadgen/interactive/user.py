@@ -133,7 +133,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             return record
         # A user who is stopped while connecting has sent nothing: a request exists only from here on.
         request = target.numbered(request)
-        headers = {**target.headers, "X-Request-Id": str(request.id)}
+        headers = {**target.headers(dialect), "X-Request-Id": str(request.id)}
         payload = encode_post(target.address.path + dialect.path, target.address.host_field, headers, body)
         exchange = self._connection.send(connection, payload)
         run.in_flight.add(exchange)

@@ -7,7 +7,7 @@ functions without I/O, which the asyncio driver, the interactive users and the t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -22,6 +22,11 @@ running total (`usage`), a server that sends one event per token (`event`), or o
 nothing states how many it holds (`chunk`). Empty: unknown, in runs of earlier versions."""
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """A number of tokens as a server states it. An event with a number out of range is unreadable."""
+
+
+def bearer_header(key: str | None) -> dict[str, str]:
+    """Return the Authorization header for an API key; an empty dict without a key."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @dataclass(slots=True)
@@ -42,6 +47,11 @@ class Answer:
     text_bytes: int = 0  # UTF-8 bytes of the text. Only set if `tokens` counts chunks and the server's total is larger.
     phrase_chunks: int = 0  # Chunks of more than one word. Set like `text_bytes`.
     refuted_total: int | None = None  # The server's total of 0, if tokens were streamed nevertheless
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts for `Record.marks`. `cached_prompt_tokens`: prompt tokens that the server had in its prefix cache."""
+    events: dict[str, int] = field(default_factory=dict)
+    """Indices of events whose arrival becomes an instant in `Record.marks`. `first_answer_ns`: the first chunk with
+    text that is not reasoning, if reasoning came before it."""
 
 
 class Route(msgspec.Struct, Generic[ResultT], frozen=True):
@@ -84,6 +94,8 @@ class Dialect(msgspec.Struct, frozen=True):
     """Takes a server's refusal and returns the dialect without the first field that it names, or with the field's other
     name. Returns None for a refusal that names no field. None if all servers of this backend take the same fields."""
     dropped_fields: tuple[str, ...] = ()  # Fields that this server refuses
+    chat: bool = False  # The request is a list of messages, which may have images, and a chat template is applied to it
+    headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key, if there is one, to additional headers
 
     def misleading_reason(self, version: str) -> str | None:
         """Return why figures of this version would be misleading; None if they are not."""

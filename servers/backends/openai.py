@@ -85,6 +85,12 @@ class ReasoningCount(msgspec.Struct, gc=False):
     reasoning_tokens: TokenCount | None = None
 
 
+class CachedCount(msgspec.Struct, gc=False):
+    """`prompt_tokens_details`."""
+
+    cached_tokens: TokenCount | None = None
+
+
 class UsageDetails(msgspec.Struct, gc=False):
     """Every count of a usage. Most events need only the two counts of Usage."""
 
@@ -93,6 +99,12 @@ class UsageDetails(msgspec.Struct, gc=False):
     total_tokens: TokenCount | None = None
     reasoning_tokens: TokenCount | None = None
     completion_tokens_details: ReasoningCount | None = None
+    prompt_tokens_details: CachedCount | None = None
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens that the server had in its prefix cache; None if it does not state them."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
     @property
     def reasoning(self) -> int:
@@ -203,6 +215,7 @@ def decode(
         answer.counted_by = "chunks"
     if answer.counted_by == "server" or answer.chunk_counts != "chunk":
         _note_hidden(answer, payloads, hidden)
+    _note_marks(answer, choices, runs, details)
     return answer
 
 
@@ -246,6 +259,7 @@ def openai_dialect(
         server,
         endpoint,
         PATHS[endpoint],
+        chat=endpoint == "chat",
         encode=encode,
         decode=partial(decode, empty_is_token=empty_rule, always_done=always_done, one_per_event=one_per_event),
         text=answer_text,
@@ -362,6 +376,23 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
     if choice.finish_reason:
         answer.end_event = index
         note_finish(answer, choice.finish_reason, payload)
+
+
+def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails) -> None:
+    """Store the cached prompt tokens if the server states them, and the first event with text that is not reasoning if
+    the response begins with reasoning."""
+    if details.cached is not None:
+        answer.counts["cached_prompt_tokens"] = details.cached
+    with_text = (index for index, choice in enumerate(choices) if _tokens_in(choice))
+    first = next(with_text, None)
+    delta = None if first is None else choices[first].delta
+    if delta is None or not _shows_reasoning(delta):
+        return
+    for index in with_text:
+        delta = choices[index].delta
+        if delta is not None and not _shows_reasoning(delta):
+            answer.events["first_answer_ns"] = index + sum(runs[:index])
+            return
 
 
 def _last_usage(

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from loadgen.servers.auth import HIDDEN, Access, bearer_header, hide_secrets, read_secret, redact
+from loadgen.servers.auth import HIDDEN, Access, hide_secrets, read_secret, redact
 from loadgen.servers.backends import BACKENDS, join_or, launchable_backends
 from loadgen.servers.backends.base import KnownFault
+from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.errors import HostsError, LaunchError, ServerError, read_toml
 from loadgen.servers.json_client import JsonClient
 

@@ -21,6 +21,19 @@ USUALLY_COUNTED_BY: dict[tuple[str, str], ChunkCounts] = {
 """How the tokens of a chunk are known in nearly all streams of a dialect: TGI and LightLLM send one event per token."""
 
 
+CACHED_TOKENS = {
+    "sglang-0.5.23/stream-interval-4/chat_stream_cont.txt": 19,
+    "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt": 19,
+    "sglang-0.5.23/overload_chat_stream_usage.txt": 0,
+    "written/lightllm-1.2.0/chat.txt": 0,
+    "written/lightllm-1.2.0/completions.txt": 0,
+    "written/lightllm-00eb78eb/completions_usage_after_done.txt": 0,
+}
+"""Transcripts whose usage states how many prompt tokens were cached."""
+FIRST_ANSWER = {"written/vllm-0.33.0/chat_reasoning.txt": 3}
+"""Transcripts that begin with reasoning: the first event with other text."""
+
+
 @dataclass(frozen=True)
 class Stream:
     """One response. `proven` is how many of its events prove it complete, where that is not the end marker's place.
@@ -34,6 +47,10 @@ class Stream:
 
     def __post_init__(self) -> None:
         self.answer.chunk_counts = self.by or USUALLY_COUNTED_BY.get(self.key, "chunk")
+        if self.file in CACHED_TOKENS:
+            self.answer.counts = {"cached_prompt_tokens": CACHED_TOKENS[self.file]}
+        if self.file in FIRST_ANSWER:
+            self.answer.events = {"first_answer_ns": FIRST_ANSWER[self.file]}
 
     @property
     def dialect(self) -> Dialect:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from loadgen.servers.auth import Access, bearer_header
+from loadgen.servers.auth import Access
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UnauthorizedError, UncountableError
 from loadgen.workloads.prompts import load_tokenizer

@@ -16,9 +16,10 @@ import pytest
 import trustme
 from msgspec import structs
 
-from loadgen.servers.auth import Access, bearer_header
+from loadgen.servers.auth import Access
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
+from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import probe, resolve
 from loadgen.servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
 from tests.support.stub_server import (

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from loadgen.servers import telemetry
-from loadgen.servers.auth import Access, bearer_header
+from loadgen.servers.auth import Access
+from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
 from tests.support.raw_server import CLOSE, DRIP, HANG, page, serving

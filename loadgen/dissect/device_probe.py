@@ -84,7 +84,7 @@ def _known_gpu(name: str) -> Gpu | None:
 def group_device_limits(device: str, dtype: str) -> DeviceLimits:
     """Return the limits of each process while all processes of the group are busy, and the links between them.
 
-    The limits are medians of the attempts. Predictions of a training step use them.
+    Each limit is the median of several attempts. Predictions of a training step use these limits.
     """
     if not distributed.is_initialized():
         return device_limits(device, dtype, median)
@@ -144,7 +144,7 @@ def time_call(device: str, step: Callable[[], Any]) -> float:
 
 
 def _probe(device: str, step: Callable[[], Any], statistic: Statistic = min) -> float:
-    """Measure the time of `step` in several attempts after one warm-up. Return the statistic of the attempts in s."""
+    """Measure the seconds of `step` in several attempts after one warm-up, and return their `statistic`."""
     step()
     end = time.perf_counter() + PROBE_S
     seconds = [time_call(device, step)]

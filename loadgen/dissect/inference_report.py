@@ -1,4 +1,4 @@
-"""Text and page of `loadgen dissect inference`: times, rates and limits of modules and operators."""
+"""Text and HTML page of `loadgen dissect inference`: times, rates and limits of modules and operators."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ MAX_DEVIATION = 0.05
 """Maximum relative difference between a sum of parts and the whole. Larger differences get a warning."""
 FLAME = """One step from left to right, in the order of the data flow. The upper row shows modules, summed over all
 layers, and the lower row their operators. Click on the legend to hide a module."""
-ROOFLINE = """FLOP/s that the device allows, by FLOPs per byte that is read or written. Each dot is an operator;
-operators other than GEMMs count one FLOP per value. An operator above the line found its data in a cache."""
+ROOFLINE = """Maximum FLOP/s of the device, by FLOPs per byte that is read or written. Each dot is an operator.
+Operators other than GEMMs count as one FLOP per value. An operator above the line read its data from a cache."""
 
 
 def headings(result: InferenceResult) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> f
 
 
 def module_rows(case: StepCase, direction: str) -> Rows:
-    """Return one table row per module with operators in this direction. MODULE_HEADS names the columns."""
+    """Return one table row per module with operators in `direction`. MODULE_HEADS names the columns."""
     all_operators_s = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
     for module in _modules(case, direction):

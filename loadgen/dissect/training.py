@@ -211,7 +211,7 @@ def _measure_technique(spec_and_technique: tuple[TrainingSpec, Technique]) -> Te
 
 
 def _now(device: str) -> float:
-    """Return the time in seconds once the device has finished its work."""
+    """Wait until the device has finished its work, and return the current time in seconds."""
     device_probe.synchronize(device)
     return time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Text and page of `loadgen dissect training`: time and memory of a step, measured and predicted."""
+"""Text and HTML page of `loadgen dissect training`: time and memory of a step, measured and predicted."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ The vertical line is the predicted total."""
 MEMORY_CHART = """Memory of one process at its peak, by kind. The vertical line is the predicted total."""
 COLLECTIVES = "collectives"
 MIN_BARS = 4
-"""Minimum number of bars that a chart has room for, so that a single bar does not fill its height."""
+"""A chart has space for at least this number of bars, so that a single bar does not fill its height."""
 MEANING = """Collectives run during the forward and backward pass and count as part of them. Memory is that of one
-process at its peak, as the allocator reports it; activations include everything temporary, such as gathered weights and
+process at its peak, as the allocator reports it. Activations include everything temporary, such as gathered weights and
 buffers. Predictions (loadgen.servers.hardware) add up memory by tensor and time by operator, from the limits that each
-process reached just before. Bus bandwidth counts each byte once on the busiest link, as in nccl-tests."""
+process reached just before the measurement. Bus bandwidth counts each byte once on the busiest link, as in
+nccl-tests."""
 
 
 def headings(result: TrainingResult) -> tuple[str, str]:

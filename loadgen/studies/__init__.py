@@ -1,1 +1,4 @@
-"""Studies plan, make and evaluate several runs: capacity searches, sweeps, matrices and simulated servers."""
+"""Studies plan, execute and evaluate several runs: capacity searches, sweeps, matrices and fits of twins.
+
+A twin is a simulated server that is fitted to a measured one.
+"""

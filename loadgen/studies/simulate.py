@@ -544,7 +544,7 @@ class VirtualRun:
         self._keep(request, record, end_ns)
 
     def _keep(self, ended: VirtualRequest, record: Record, end_ns: int) -> None:
-        """Write the Record of a request that has ended, and schedule the requests that depend on it."""
+        """Write the Record of a request that has ended. Schedule the next request of its session or client, if any."""
         self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)

@@ -131,8 +131,8 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     ) -> Deployment | None:
         """Return the deployment of the twin, or None if its hardware is unknown.
 
-        Arguments replace values of the fitted deployment. Raises HardwareError for unknown hardware, and PlanError for
-        arguments that need a twin with known hardware.
+        The arguments replace values of the fitted deployment. Raises HardwareError for unknown hardware, and PlanError
+        for arguments that need a twin with known hardware.
         """
         if not self.gpu:
             if gpu or model or tensor or number_format or changes:

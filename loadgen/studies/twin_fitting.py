@@ -105,10 +105,10 @@ class ObservedRun:
         return np.array(self.output_tokens) - 1
 
     def prefill_steps(self, ttft_s: Floats) -> int:
-        """Estimate the number of engine steps that completed a prompt from the TTFT of each request.
+        """Estimate the number of prefill steps of the engine from the TTFT of each request.
 
-        First tokens that arrive less than `median(TPOT) / 4` apart are counted as one step. `ttft_s` contains measured
-        or simulated values.
+        A prefill step completes at least one prompt. First tokens that arrive less than `median(TPOT) / 4` apart are
+        counted as one step. `ttft_s` contains measured or simulated values.
         """
         first_token_s = np.array(self.sent_ns) / 1e9 + ttft_s
         first_token_s = np.sort(first_token_s[~np.isnan(self.ttft_s + ttft_s)])
@@ -118,7 +118,7 @@ class ObservedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Limits of one engine step. None means the engine's default."""
+    """Limits of one engine step. None stands for the default of the engine."""
 
     rules: Engine
     kv_tokens: int
@@ -322,8 +322,8 @@ class FitProblem:
     def solve(self) -> Floats:
         """Return the logarithms of the constants that fit best.
 
-        The search starts at the best of several pairs of request constants. A single start would not be enough, because
-        the residuals change in steps with these constants: the front end handles requests in batches.
+        The search starts at the best of several values of `request_s` and `path_s`. A single start is not enough,
+        because the residuals change in steps with these constants: the front end handles requests in batches.
         """
         from scipy.optimize import least_squares
 
@@ -358,7 +358,7 @@ class FitProblem:
         return np.array(draws)
 
     def fit_errors(self, solution: Floats) -> dict[str, float]:
-        """Return the errors of the fit by figure, in the form of `Twin.residual`."""
+        """Return the errors of the fit by figure. `Twin.residual` describes the errors."""
         errors: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
             ttft_s, tpot_s, ended_s = self.replay_run(run, solution)

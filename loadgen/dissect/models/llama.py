@@ -196,7 +196,7 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state after the last layer."""
+        """Return the hidden state after the last layer. In this class, the state is already the hidden state."""
         hidden: Tensor = carried
         return hidden
 
@@ -335,8 +335,8 @@ def build_model(
 ) -> Llama:
     """Return a model with random weights, or this device's part of the model. Raises HardwareError.
 
-    `layers` is the number of layers; by default, that of `shape`. All devices of a group must use the same torch seed,
-    because each device has a copy of the whole embedding and all norms.
+    `layers` is the number of layers. By default, it is that of `shape`. All devices of a group must use the same torch
+    seed, because each device has a copy of the whole embedding and all norms.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

@@ -18,7 +18,7 @@ ALL_GATHER = "all-gather"
 
 
 class _AllReduced(torch.autograd.Function):
-    """Autograd function that returns the finished sum of an all-reduce.
+    """Autograd function that returns the completed sum of an all-reduce.
 
     In the backward pass, each partial result gets the gradient of the sum.
     """

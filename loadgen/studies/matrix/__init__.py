@@ -9,21 +9,21 @@ Two terms are specific to a matrix:
 This package consists of these modules:
 
     __init__  the plan, its cells, the order of the starts, and which repeats are finished
-    run       starts the servers and makes the remaining runs
+    run       starts the servers and executes the remaining runs
     estimate  predicts how long the remaining runs take
     result    reads the files of a matrix and writes its results
 
 The repeats of a cell are spread over `starts` rounds:
 
 - A round starts every server on every host once, in random order.
-- A start makes the runs of all its workloads in random order.
+- A start executes the runs of all its workloads in random order.
 - With two or more rounds, a drift over hours affects all cells alike. With one round, only effects within a start
   average out (randomised blocks: Montgomery, "Design and Analysis of Experiments", chapter 4).
 - A sweep is measured once, in the first round, because a sweep has several runs and a confidence interval.
 - With `equal_work`, the named server comes first in each round, because the other servers need its output lengths.
 
-The state of a matrix is stored in its files. A repeat is finished if its run file has a footer that does not say
-interrupted, or if its sweep has ended. The append-only file `matrix.jsonl` contains what the run files do not:
+The state of a matrix is stored in its files. A repeat is finished if the footer of its run file does not say
+"interrupted", or if its sweep has ended. The append-only file `matrix.jsonl` contains what the run files do not:
 
     {"type": "plan", "plan": {...}, ...}                         the first line
     {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server is ready
@@ -184,7 +184,7 @@ class CellOverride(_Strict):
 
 
 class Reference(_Strict):
-    """A published result from another source. The report quotes it, but the charts show only measurements."""
+    """A published result from another source. The report quotes the result, but its charts show only measurements."""
 
     of: str
     says: str
@@ -328,7 +328,7 @@ class Repeat(NamedTuple):
 
 
 class Start(NamedTuple):
-    """One launch of a server, and its runs in order."""
+    """One launch of a server, and the runs of this server in order."""
 
     number: int
     """Number of the start in the whole matrix, from 1."""
@@ -512,7 +512,7 @@ def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
 
 
 def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
-    """Return the launch options of a start. Specific options override general ones.
+    """Return the launch options of a start (one launch of a server). Specific options override general ones.
 
     For a simulated server, the GPU of the host and the shape of the model are default options.
     """
@@ -581,7 +581,7 @@ def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
     """Yield a message for each of these mistakes with simulated servers:
 
     - Servers have different speeds, so that their cells cannot be compared.
-    - Sweeps have GPU prices although time is not real.
+    - The plan has GPU prices for sweeps that do not run in real time.
     """
     speeds = set()
     for setup in _setups(plan):

@@ -1,6 +1,6 @@
 """Estimates how long a matrix takes, and formats the text of the dry run.
 
-An estimate is the mean of the finished runs of the matrix. If there are none yet, the estimate is the result of a
+An estimate is the mean of the finished runs of the matrix. Before the first run, an estimate is the result of a
 simulation or a guess.
 """
 
@@ -49,7 +49,7 @@ ESTIMATE_SOURCES = {
 
 
 class Estimate(NamedTuple):
-    """The estimated duration of a start or a run, and the source of this estimate."""
+    """The estimated duration of a server start or a run, and the source of this estimate."""
 
     seconds: float
     source: Literal["measured", "modelled", "guessed"]
@@ -215,7 +215,7 @@ def gpus_of_start(start: Start) -> str:
 
 
 def count_gpus(start: Start) -> tuple[int, str]:
-    """Return the number and the name of the GPUs of a start, or 0 and "" if the plan names no known GPU."""
+    """Return the number and the name of the GPUs for a server start, or 0 and "" if the plan names no known GPU."""
     from loadgen.servers.hardware import HardwareError, parse_gpus
 
     if not start.host.gpu:

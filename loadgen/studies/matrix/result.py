@@ -1,4 +1,7 @@
-"""Reads the files of a matrix, and writes matrix.json, matrix.html and the frontier pages of its sweeps."""
+"""Reads the files of a matrix, and writes matrix.json, matrix.html and the frontier pages of its sweeps.
+
+A frontier page shows throughput against speed per user at each load of the sweeps of one workload.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def read_matrix(folder: Path) -> tuple[MatrixSummary, list[CellRunData]]:
     """Read the files of a matrix, and return its summary and the data of each run.
 
     Runs are read one at a time. Only the summary and a few samples of each run stay in memory. Raises OutputError if
-    the folder contains no matrix, or a corrupted one.
+    the matrix is missing or corrupted.
     """
     from loadgen.analysis.matrix import CellName, summarise_matrix
     from loadgen.servers.backends import BACKENDS
@@ -169,7 +172,7 @@ def _read_cell_run(folder: Path, repeat: Repeat, begin_line: JournalLine) -> Cel
 
 
 def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
-    """Return the state and the result so far of a sweep in the matrix."""
+    """Return the state of a sweep in the matrix, and its result so far."""
     from loadgen.analysis.matrix import CellSweep
 
     result = read_sweep(folder / repeat.folder) if is_sweep(folder / repeat.folder) else None

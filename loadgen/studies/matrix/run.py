@@ -1,4 +1,4 @@
-"""Measures a matrix: starts each server in turn, makes its runs and stops it.
+"""Measures a matrix: starts each server in turn, executes its runs and stops it.
 
 If a run fails, the journal records the reason, and the matrix continues. Only an interruption or an output error, such
 as a full disk, ends the matrix early.
@@ -74,7 +74,7 @@ class EqualWorkError(LoadgenError):
 
 
 def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> bool:
-    """Make the remaining runs of a matrix, and return True if the matrix was interrupted.
+    """Execute the remaining runs of a matrix, and return True if the matrix was interrupted.
 
     Raises OutputError or PlanError.
     """
@@ -90,7 +90,7 @@ def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> boo
 
 
 def _run_starts(matrix: Matrix, book: Journal, output: MatrixOutput) -> bool:
-    """Make all starts that have remaining runs. Return True if the matrix was interrupted."""
+    """Execute all server starts that have remaining runs. Return True if the matrix was interrupted."""
     with _handle_termination():
         try:
             stop_leftover_server(matrix, book, output.say)
@@ -187,7 +187,7 @@ def _launch_spec(matrix: Matrix, start: Start) -> LaunchSpec:
 
 
 class StartRunner:
-    """Starts a server, makes its runs and stops the server."""
+    """Starts a server, executes its runs and stops the server."""
 
     def __init__(self, matrix: Matrix, book: Journal, start: Start, output: MatrixOutput) -> None:
         self._matrix = matrix
@@ -198,7 +198,7 @@ class StartRunner:
         """Repeats that have finished or failed."""
 
     def serve(self) -> bool:
-        """Make the remaining runs of this start. Return True if the runs were interrupted."""
+        """Execute the remaining runs of this server start. Return True if the runs were interrupted."""
         start = self._start
         remaining = [repeat for repeat in start.repeats if not is_finished(self._matrix.folder, repeat)]
         if not remaining:
@@ -225,7 +225,7 @@ class StartRunner:
             return False
 
     def _serve_runs(self, plans: dict[Repeat, Plan]) -> bool:
-        """Start the server, make the given runs and stop the server. Return True if the runs were interrupted."""
+        """Start the server, execute the given runs and stop the server. Return True if a run was interrupted."""
         start = self._start
         began_s = time.monotonic()
         with launched_server(_launch_spec(self._matrix, start), self._say_indented) as server:
@@ -277,7 +277,7 @@ class StartRunner:
             return None
 
     def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
-        """Make one run or one sweep. Return True if the run or sweep was interrupted."""
+        """Execute one run or one sweep. Return True if the run or sweep was interrupted."""
         name = f"{repeat.cell.workload}, repeat {repeat.number}"
         folder = self._matrix.folder / repeat.folder
         options = sweep_options(self._matrix.plan, repeat.cell.workload)
@@ -307,7 +307,7 @@ class StartRunner:
         return False
 
     def _measure_function(self, server: RunningServer) -> Measure:
-        """Return the function that makes a run on the given server."""
+        """Return the function that executes a run on the given server."""
         matrix = self._matrix
         # The memory of the server's processes is measured only if psutil is installed: the plan did not request it.
         pids = server.pids if find_spec("psutil") else ()
@@ -325,12 +325,12 @@ class StartRunner:
         return measure
 
     def _run(self, plan: Plan, folder: Path, measure: Measure) -> bool:
-        """Make one run. Return True if the run was interrupted."""
+        """Execute one run. Return True if the run was interrupted."""
         with self._output.progress(plan, plain=False) as on_progress:
             return measure(plan, folder, on_progress).interrupted
 
     def _sweep(self, options: SweepOptions, plan: Plan, folder: Path, measure: Measure) -> bool:
-        """Make the remaining steps of a sweep. Return True if the sweep was interrupted."""
+        """Execute the remaining steps of a sweep. Return True if the sweep was interrupted."""
         targets = _sweep_targets(options)
         search_settings = {
             "precision": options.precision,

@@ -59,7 +59,7 @@ journal = partial(open_journal, SWEEP)
 read_lines = partial(read_journal, SWEEP)
 
 Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
-"""Makes the run of a plan and writes its files to a folder."""
+"""Executes the run of a plan and writes its files to a folder."""
 Judge = Callable[[Path, float, bool], dict[str, Any]]
 """Summarises a run. The arguments are its folder, its load, and True if it was stopped as an overload. Returns the
 fields of the step's `end` line in the journal."""

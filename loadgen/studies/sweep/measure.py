@@ -116,7 +116,7 @@ def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: Se
 
 
 def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: list[str], say: Say) -> Measure:
-    """Return the function that makes the run of one step.
+    """Return the function that executes the run of one step.
 
     The run is simulated if there is a virtual model. Otherwise its requests are sent to a server.
     """
@@ -163,7 +163,7 @@ class StepRunner:
     search_settings: Mapping[str, Any]
     """Settings of the search, as the journal stores them: `precision`, `confidence`, `start`, ..."""
     measure: Measure
-    """Makes the run of one step."""
+    """Executes the run of one step."""
     say: Callable[[str], None]
     on_progress: OnProgress
     max_runs: int

@@ -1,4 +1,7 @@
-"""Reads the result of a sweep from its files, and writes sweep.json and the frontier page."""
+"""Reads the result of a sweep from its files, and writes sweep.json and the frontier page.
+
+The frontier page shows throughput against speed per user at each load of a sweep.
+"""
 
 from __future__ import annotations
 

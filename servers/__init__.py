@@ -1,1 +1,1 @@
-"""Servers under test: protocols, transport, telemetry, launching, and the simulated servers."""
+"""The servers under test: protocols, transport, telemetry, launching and simulation."""

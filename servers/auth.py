@@ -1,6 +1,6 @@
 """Access to the server under test: its address, request headers with an API key, and TLS settings.
 
-The module also knows every secret of the process and removes them from all text that is stored or shown.
+The module also registers every secret of the process, and removes registered secrets from text that is stored or shown.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
 HIDDEN = "***"
 CA_BYTES = 1 << 24
-"""Maximum size of a file of certificate authorities; those of an operating system are about 0.2 MB."""
+"""Maximum size in bytes of a file of CA certificates. The file of an operating system has about 0.2 MB."""
 MIN_SECRET_LENGTH = 6
-"""Length in characters of the shortest secret that `hide_secrets` removes. Shorter ones occur in ordinary words."""
+"""Minimum length in characters of a secret that `hide_secrets` removes. Shorter texts occur in ordinary words."""
 _FRAMING = ("content-length", "transfer-encoding", "connection")
 """Headers that define where a request ends. Only the code that writes the request may set them."""
 _SECRET_NAME = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"(?i:bearer|basic) +[^ $]|\b(?:sk|pk|hf|gh[a-z]|xox[a-z])[-_]\w{4}|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[^\s$]{32}"
 )
-"""Matches how secrets begin, whatever the name of the header."""
+"""Matches the beginning of a secret in a header value, whatever the name of the header."""
 _SECRET_OPTION = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
 """Names of options and environment variables that hold secrets. `--max-tokens` and `--api-key-env` do not match."""
 _CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password|secret|sig|token).*)")
@@ -47,7 +47,7 @@ _known: set[str] = set()
 
 
 class Access(NamedTuple):
-    """Credentials and TLS settings for one server. They are never written to the Run."""
+    """Credentials and TLS settings for one server. They are never written to a run file."""
 
     headers: dict[str, str] = {}  # noqa: RUF012 - never modified
     """Headers of every request."""
@@ -60,10 +60,11 @@ NO_AUTH = Access()
 
 
 def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the secret in an environment variable and register it; "" if the variable is not set.
+    """Return the secret in the environment variable `variable`, or "" if the variable is not set.
 
-    White space around it is dropped, because mounted secrets end in a newline. Raises SecretError, whose message does
-    not contain the secret."""
+    The secret is also registered with `register_secret`. White space around the secret is removed, because mounted
+    secret files end with a newline. Raises SecretError if the secret cannot be sent in a header, or is too short to be
+    hidden. The error message does not contain the secret."""
     secret = environ.get(variable, "").strip()
     if not re.fullmatch("[ -~]*", secret):
         raise SecretError(
@@ -75,10 +76,11 @@ def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def register_secret(text: str, *, source: str = "") -> None:
-    """Make `hide_secrets` remove this text and each of its words from now on.
+    """Register a secret, so that `hide_secrets` removes it from now on.
 
-    The forms in JSON, URLs and HTML are registered too, each also in lower and upper case. With `source`, the name of
-    the option or variable that holds the secret, raises SecretError if every word is too short to be hidden."""
+    Each word of `text` is registered if it has at least MIN_SECRET_LENGTH characters. The forms of the word in JSON,
+    URLs and HTML are registered too, each also in lower and upper case. `source` names the option or variable that
+    contains the secret. If `source` is given and no word is long enough, SecretError is raised."""
     parts = {word.strip("\"'") for word in _WORD.findall(text)}
     if text.count(" ") != 1:
         parts.add(text)
@@ -102,8 +104,8 @@ def register_secret(text: str, *, source: str = "") -> None:
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Return the text with every registered secret replaced by `***`.
 
-    The first or last part of a secret that was cut is replaced too if it has 16 characters or half of the secret's
-    length. With `whole` only complete secrets are replaced."""
+    By default, a truncated secret is replaced too: its beginning or end, if that part has at least `min(16,
+    max(MIN_SECRET_LENGTH, len(secret) // 2))` characters. With `whole`, only complete secrets are replaced."""
     if not (_known and text):
         return text
     if isinstance(text, bytes):
@@ -126,14 +128,18 @@ def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
 
 
 def _hide_part(text: str, begin: str, rest: str) -> str:
-    """Replace every occurrence of `begin`, and as much of `rest` as follows it, by `***`."""
+    """Replace every occurrence of `begin` in `text` by `***`.
+
+    Characters after an occurrence are replaced too, as far as they match `rest`."""
     first, *others = text.split(begin)
     return first + "".join(HIDDEN + part[len(commonprefix([part, rest])) :] for part in others)  # noqa: RUF071 - texts, not paths
 
 
 def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
-    """Return a context that checks certificates against the system's authorities, or those of `ca_file`, unless
-    `insecure`. Raises OSError for a file that cannot be read or holds no certificates."""
+    """Return a TLS context that verifies the server's certificate.
+
+    Certificates are checked against the authorities in `ca_file`, by default those of the operating system. With
+    `insecure`, certificates are not checked. Raises OSError if `ca_file` cannot be read or contains no certificates."""
     import ssl  # 30 ms that plain HTTP must not cost
 
     if ca_file is None:
@@ -148,7 +154,9 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
 
 
 def require_no_credentials(url: str) -> str:
-    """Return the URL unchanged. Raises SecretError for a URL with credentials, because URLs are stored with the run."""
+    """Return the URL unchanged, or raise SecretError if the URL contains credentials.
+
+    URLs are stored in run files, so they must not contain secrets."""
     result = _CREDENTIALS.match(url)
     if result:
         register_secret((result[1] or result[2]).replace(":", " ").replace("&", " "))
@@ -160,7 +168,7 @@ def require_no_credentials(url: str) -> str:
 
 
 def check_ca_file(file: Path | None) -> Path | None:
-    """Return the path unchanged. Raises ValueError unless the file holds certificates of authorities in PEM."""
+    """Return the path unchanged, or raise ValueError if the file contains no CA certificates in PEM format."""
     try:
         if file:
             tls_context(file)
@@ -171,9 +179,9 @@ def check_ca_file(file: Path | None) -> Path | None:
 
 
 def normalise_url(url: str) -> str:
-    """Return the URL with an international host name in its ASCII form.
+    """Return the URL, with an international host name converted to ASCII (IDNA).
 
-    Raises ValueError for an invalid URL, and SecretError for one with credentials."""
+    Raises ValueError for an invalid URL, and SecretError for a URL with credentials."""
     require_no_credentials(url)
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
@@ -195,7 +203,9 @@ def normalise_url(url: str) -> str:
 
 
 def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the header lines unchanged. Raises ValueError for a malformed one and for a header that loadgen sets."""
+    """Return the header lines unchanged if all of them are valid.
+
+    Raises ValueError for a malformed line, and for a header that loadgen sets itself, such as `Content-Length`."""
     for line in lines:
         result = HEADER.fullmatch(line)
         if not result:
@@ -206,7 +216,9 @@ def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def redact_header(line: str) -> str:
-    """Return a header line that may be stored. A secret is replaced by the name of an environment variable for it."""
+    """Return a header line in a form that may be stored.
+
+    A secret value is replaced by the name of an environment variable: `Authorization: $AUTHORIZATION`."""
     name, colon, value = line.partition(":")
     if not colon:  # not a header
         return line if re.fullmatch("[A-Za-z-]*", line) else "..."
@@ -218,10 +230,10 @@ def redact_header(line: str) -> str:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """Return settings or the words of a command line in a form that may be stored.
+    """Return settings or command-line arguments in a form that may be stored.
 
-    Secrets in headers, options and environment variables are replaced, and registered with `hide_secrets`. `name` is
-    the key of a setting, or the word before this one."""
+    Secrets in headers, options and environment variables are replaced, and registered with `register_secret`. `name` is
+    the key of the setting, or the command-line argument before `value`."""
     if isinstance(value, Mapping):
         return {key: redact(member, str(key)) for key, member in value.items()}
     if isinstance(value, list | tuple):
@@ -253,7 +265,7 @@ def address_text(address: Address) -> str:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The resolved address of the server under test, and the TLS settings of connections to it."""
+    """The resolved address of the server under test, and the TLS settings for connections to this server."""
 
     host: str
     port: int
@@ -265,22 +277,25 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def host_field(self) -> str:
-        """The value of the Host header: IPv6 addresses in brackets, and the port unless it is the default."""
+        """The value of the Host header.
+
+        An IPv6 address is written in brackets. The port is omitted if it is the default port, 80 or 443 with TLS."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default_port = 443 if self.tls else 80
         return host if self.port == default_port else f"{host}:{self.port}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The addresses, as the header of a run stores them."""
+        """The used and unused IP addresses of the server, as stored in the header of a run file."""
         unused = {"addresses_unused": dict(self.unused)} if self.unused else {}
         return {"addresses": [address_text(address) for address in self.addresses], **unused}
 
 
 def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve an http:// or https:// URL to every address of its host.
+    """Resolve the host of an http:// or https:// URL to all of its addresses.
 
-    Without `tls` the system's certificate authorities are trusted. Raises OSError if the host name has no address."""
+    `tls` holds the TLS settings for https. By default, the certificate authorities of the operating system are trusted.
+    Raises OSError if the host name has no address."""
     parts = urlsplit(url)
     host = parts.hostname or "127.0.0.1"
     secure = parts.scheme == "https"
@@ -293,7 +308,10 @@ def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
 
 
 def connection_error(error: OSError | TimeoutError) -> str:
-    """Return the reason of a failed connection in the system's words. asyncio's message names only the address."""
+    """Return the reason why a connection failed, as text.
+
+    The operating system's message for the error number is preferred, because asyncio's message names only the address.
+    """
     import ssl
 
     if isinstance(error, TimeoutError):

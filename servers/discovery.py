@@ -1,6 +1,6 @@
-"""Finds the server under test and reads its version, model and limits before a run sends anything.
+"""Finds the server under test, and reads its version, model and limits before the run sends requests.
 
-The module also compares a load with the server's limits, and lets the server count the tokens of prompts.
+The module also compares the planned load with the server's limits, and counts prompt tokens on the server.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def resolve(
     model: str | None = None,
     access: Access = NO_AUTH,
 ) -> ServerFacts | None:
-    """Find the requested server. Return None if none runs, so that a simulated server can take its place.
+    """Find the requested server and return its facts, or None if a simulated server should replace it.
 
-    The URL comes from `url` or from LOADGEN_<SERVER>_URL, and the requested server must answer there. Without a URL the
-    server's default port on this machine is tried. With `real` a missing server is an error. Raises the errors of
-    `probe`."""
+    The URL of the server is `url`, or else the environment variable LOADGEN_<SERVER>_URL. If there is a URL, the
+    requested server must answer at this URL. Without a URL, the backend's default port on this machine is tried. If no
+    such server answers there, the result is None. With `real`, or if the backend has no simulated server,
+    UnreachableError is raised instead of returning None. The errors of `probe` are raised too."""
     backend = BACKENDS[server]
     requested_url = url or environ.get(backend.url_variable)
     if requested_url:
@@ -85,11 +86,16 @@ def resolve(
 
 
 def probe(url: str, server: str = "", *, model: str | None = None, access: Access = NO_AUTH) -> ServerFacts:
-    """Identify the server at `url` and read its facts.
+    """Identify the server at `url`, and return its version, model and limits.
 
-    `server` is a key of BACKENDS; "" accepts any backend. `model` is the model to request; by default the first that
-    the server lists. Raises UnreachableError, UnauthorizedError, WrongServerError for another server than the requested
-    one or for an unknown one, and ModelError if the server lists only other models."""
+    `server` is a key of BACKENDS, or "" to accept any backend. `model` is the model to request, by default the first
+    model that the server lists. Raises
+
+    - UnreachableError if no server answers;
+    - UnauthorizedError if the server requires an API key, or refuses the one that was sent;
+    - WrongServerError if the server is not the requested one, or not a server of any known backend;
+    - ModelError if the server lists only other models.
+    """
     from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers
 
     base = base_url(url)
@@ -113,16 +119,19 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """Return the facts, changed to those of a simulated server if one of its responses had a mark."""
+    """Return the facts of a simulated server if `mark` is given, otherwise the unchanged facts.
+
+    `mark` is the mark that says SIMULATED in one of the server's responses. The mark also states the clock speed."""
     if mark is None or facts.simulated:
         return facts
     return replace(facts, simulated=True, speed=mark.speed)
 
 
 def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
-    """Return the container's URL behind Docker's docker-proxy; "" if no proxy serves this URL.
+    """Return the URL of the container behind a port that Docker publishes, or "" if `url` leads to no such port.
 
-    The engine starts a proxy for each published port. Every byte from loopback passes through that process."""
+    Docker starts a `docker-proxy` process for each published port. Every byte from loopback passes through this
+    process."""
     requested = urlsplit(url)
     if requested.hostname not in ("localhost", "127.0.0.1", "::1"):
         return ""
@@ -145,14 +154,18 @@ def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
 
 
 def base_url(url: str) -> str:
-    """Return the URL to which a server's paths are appended. A final `/v1`, which many users paste, is dropped."""
+    """Return the URL to which a server's paths are appended.
+
+    A final `/v1` is removed, because many users paste it. Raises SecretError for a URL with credentials."""
     parts = urlsplit(require_no_credentials(url))
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
-    """Return the server's dialect on this endpoint, by default its native one. Raises EndpointError if it has none."""
+    """Return the dialect of a server for an endpoint, by default for the server's native endpoint.
+
+    Raises EndpointError if the server does not have the endpoint."""
     backend = BACKENDS[server]
     dialect = backend.dialects.get(endpoint or backend.native)
     if dialect is None:
@@ -163,9 +176,10 @@ def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
 
 
 def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, force: bool) -> Dialect:
-    """Return the dialect for the server's version.
+    """Return the dialect, adapted to the version of the server.
 
-    Raises VersionError if the figures of this version are known to be misleading, unless `force` is set."""
+    Raises VersionError if measurements of this version are known to be misleading. With `force`, the reason is passed
+    to `say` instead of raising the error."""
     reason = dialect.misleading_reason(facts.version)
     if reason:
         if not force:
@@ -181,10 +195,10 @@ def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str
 def drop_refused_fields(
     dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = NO_AUTH
 ) -> Dialect:
-    """Return the dialect without the fields that this server refuses.
+    """Return the dialect without the request fields that the server refuses.
 
-    Requests for one token find out which fields the server refuses. Other refusals are left to the run, which records
-    them."""
+    To find these fields, the function sends requests for one token until the server names no further field. Refusals
+    for other reasons are ignored here, because the run records them."""
     from loadgen.servers.json_client import JsonClient
 
     with closing(JsonClient(facts.url, access, timeout_s)) as client:
@@ -205,12 +219,12 @@ def drop_refused_fields(
 def check_limits(
     facts: ServerFacts, n: int, input_tokens: int, output_tokens: int, *, over_limit: bool = False
 ) -> None:
-    """Compare a burst of `n` requests with the server's limits. Raises LimitError, which names every exceeded limit.
+    """Raise LimitError if a burst of `n` requests exceeds the server's limits.
 
-    Servers handle too much work silently: vLLM and LightLLM shorten the output, and TGI answers 200 with an error
-    inside the stream. The burst is therefore refused before it is sent. With `over_limit` the number of requests is not
-    compared, because the caller wants to see which requests the server rejects.
-    """
+    The message lists every exceeded limit. The burst is refused before it is sent, because servers do not report the
+    problem clearly: vLLM and LightLLM shorten the output, and TGI answers 200 with an error inside the stream. With
+    `over_limit`, the number of requests is not checked, because the user wants to see which requests the server
+    rejects."""
     load = f"{input_tokens} prompt + {output_tokens} output tokens"
     exceeded = _exceeded(facts, "total", input_tokens + output_tokens, load)
     exceeded += _exceeded(facts, "prompt", input_tokens, f"{input_tokens} prompt tokens")
@@ -227,11 +241,11 @@ def check_limits(
 
 
 def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) -> int:
-    """Return the number of output tokens that this server generates for a request of `output_tokens`.
+    """Return the number of output tokens that the server generates for a request of `output_tokens` tokens.
 
-    A server that generates in pieces ends a longer response with the piece that reaches the requested number, or
-    earlier if the next piece does not fit behind the prompt and the tokens generated so far.
-    """
+    Some servers generate long responses in pieces of fixed size. Such a response ends with the piece that reaches
+    `output_tokens`. The response ends earlier if the next piece would exceed a limit of the server. The prompt and the
+    tokens generated so far count toward this limit."""
     piece_tokens = facts.notes.get("prompt_piece_tokens", 0)
     tokens = round_up_to_pieces(output_tokens, piece_tokens)
     if tokens <= piece_tokens:
@@ -246,14 +260,14 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
 
 
 def exceeded_request_limit(facts: ServerFacts, n: int) -> str:
-    """Return a sentence if `n` concurrent requests exceed the server's limit; "" otherwise."""
+    """Return a message if `n` concurrent requests exceed the server's limit, otherwise ""."""
     return "; ".join(sentence for sentence, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
 
 
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
-    """Return a sentence for each limit of this type that `value` exceeds, and the server option that raises the limit.
+    """Return the limits that `value` exceeds, as pairs of a message and the server option that raises the limit.
 
-    `load` describes the value in the sentence."""
+    `bounds` is the type of the limits, as in ServerLimit. `load` is the description of `value` in the message."""
     return [
         (f"{load} exceed its {name} of {facts.limits[name]}", limit.flag)
         for name, limit in BACKENDS[facts.name].limits.items()
@@ -262,33 +276,37 @@ def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tu
 
 
 class ServerTokenizer(msgspec.Struct, frozen=True):
-    """Counts tokens by asking the server under test over one kept connection.
+    """Counts tokens with HTTP requests to the server under test, over one persistent connection.
 
-    Raises UncountableError if the server answers anything but a count, UnreachableError and UnauthorizedError."""
+    Raises UncountableError if a response contains no count, and UnreachableError or UnauthorizedError if a request
+    fails."""
 
     ask: Callable[[str, object], tuple[int, Any]]
     route: Route[int]
     model: str
-    id_route: Route[list[int]] | None  # Route that returns token ids. None: the server has none, or takes no ids.
-    plain: ServerTokenizer | None = None  # If counting generates: counts text alone, without running it
+    id_route: Route[list[int]] | None  # Route that returns token ids. None: the server has no such route.
+    plain: ServerTokenizer | None = None
+    """Counts a text without the chat template and without running it. None: the server cannot do this."""
     words: tuple[str, ...] = ()
 
     @property
     def mark(self) -> Mark | None:
-        """The mark of a simulated server in the responses to these calls."""
+        """The mark that says SIMULATED in the server's responses, or None for a real server."""
         return getattr(self.ask, "mark", None)
 
     @property
     def generates(self) -> bool:
-        """True if counting makes the server run the text, which then stays in its prefix cache."""
+        """True if the server runs the model on a text to count its tokens.
+
+        The text then stays in the server's prefix cache."""
         return self.route.generates
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text as a prompt, including special tokens and the chat template."""
+        """Return the number of prompt tokens of each text, including special tokens and the chat template."""
         return [self._post(self.route, text) for text in texts]
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text without special tokens; an empty list if the server does not return ids."""
+        """Return the token ids of a text without special tokens, or an empty list if the server does not return ids."""
         return self._post(self.id_route, text) if self.id_route else []
 
     def _post(self, route: Route[ResultT], text: str) -> ResultT:
@@ -307,9 +325,10 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 def open_tokenizer(
     facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = NO_AUTH
 ) -> Iterator[ServerTokenizer]:
-    """Open a connection on which the server counts prompts for this dialect.
+    """Connect to the server, and yield a tokenizer that counts prompt tokens for the dialect.
 
-    `timeout_s` limits a response if the server has to generate in order to count."""
+    `timeout_s` is the time limit of a response in seconds. It applies only if the server must generate a token to
+    count."""
     from loadgen.servers.json_client import JsonClient
 
     def if_available(route: Route[ResultT] | None) -> Route[ResultT] | None:
@@ -325,14 +344,16 @@ def open_tokenizer(
 
 
 def _most_specific_first() -> list[Backend]:
-    """Return every backend, the generic one last, because most servers also answer like the generic one."""
+    """Return every backend, with the generic OpenAI-style backend last.
+
+    The generic backend would also recognise most servers of the other backends."""
     return sorted(BACKENDS.values(), key=lambda backend: backend.port is None)
 
 
 def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerFacts | None:
-    """Return the facts from the first backend that recognises the server; None if none does.
+    """Return the server's facts from the first backend that recognises the server, or None if no backend does.
 
-    Raises UnauthorizedError only if no backend recognises the server."""
+    Raises UnauthorizedError if no backend recognises the server and the server required an API key."""
     refusal = None
     for backend in backends:
         try:
@@ -348,7 +369,9 @@ def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerF
 
 
 def _checked_model(client: GetJson, facts: ServerFacts, model: str | None) -> str:
-    """Return the model to request. Raises ModelError if the server does not list it."""
+    """Return the model to request: `model`, or by default the server's first model.
+
+    Raises ModelError if the server lists only other models."""
     if model is None:
         return facts.model
     known = {facts.model} - {""}
@@ -364,7 +387,7 @@ def _checked_model(client: GetJson, facts: ServerFacts, model: str | None) -> st
 
 
 def _wrong_server(client: GetJson, url: str, requested: Backend | None) -> WrongServerError:
-    """Return an error that names the server at `url`, or says that it is unknown."""
+    """Return a WrongServerError that names the server at `url`, or says that no backend recognises the server."""
     facts = None
     with suppress(UnauthorizedError):
         facts = _identify(client, url, _most_specific_first())

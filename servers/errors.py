@@ -1,7 +1,7 @@
-"""Errors about the server under test, and safe readers of files and bodies that come from outside.
+"""Errors about the server under test, and safe readers for external files and response bodies.
 
-Every error that is found before the first request is a ServerError. The readers limit sizes, so that no content takes
-long to read, and they raise only the errors that they document.
+Every error that is detected before the first request is a ServerError. The readers limit the size of their input, so
+that no content takes long to read. They raise only the errors that they document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from loadgen.workloads.input_files import open_input
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Every exception that msgspec raises on bytes: no JSON, another type than expected, no UTF-8, nested too deeply."""
+"""Every exception that msgspec raises on bytes: invalid JSON, unexpected type, invalid UTF-8, too deep nesting."""
 
 SETTINGS_LIMIT_BYTES = 1 << 20
 """Maximum size of a settings file that a user wrote."""
@@ -27,7 +27,9 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
 
 
 def read_settings(path: Path) -> str:
-    """Return the text of a settings file. Raises OSError, and ValueError for a file that is too large or not UTF-8."""
+    """Return the text of a settings file.
+
+    Raises OSError if the file cannot be read, and ValueError if the file is too large or not UTF-8."""
     with open_input(path) as file:
         content = file.read(SETTINGS_LIMIT_BYTES + 1)
     if len(content) > SETTINGS_LIMIT_BYTES:
@@ -36,7 +38,9 @@ def read_settings(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file. Raises OSError and ValueError."""
+    """Return the content of a TOML file.
+
+    Raises OSError if the file cannot be read, and ValueError if the file is too large or not valid TOML."""
     text = read_settings(path)
     long_key = _LONG_KEY.search(text)
     if long_key:
@@ -48,7 +52,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class ServerError(Exception):
-    """An error about the server, with a hint that says what to do about it."""
+    """Base class of errors about the server. The `hint` tells the user how to fix the problem."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -60,27 +64,29 @@ class UnreachableError(ServerError):
 
 
 class ClientLimitError(UnreachableError):
-    """This machine cannot open a connection: no free port or file, no route, no permission.
+    """This machine cannot open a connection: no free port or file descriptor, no route, or no permission.
 
-    The server is not to blame. Commands end with the exit code for a client that was the limit."""
+    The server did not cause the error. Commands exit with the code that means "the client was the limit"."""
 
 
 class LocalLimitError(OSError):
-    """A limit of this machine prevented a connection (see loadgen.servers.wire.local_limits).
+    """An OSError that replaces the original error if a limit of this machine prevented a connection.
 
-    `strerror` names the cause and the remedy."""
+    `strerror` names the cause and the remedy (see loadgen.servers.wire.local_limits)."""
 
 
 class WrongServerError(ServerError):
-    """A server answers at the URL, but not the one that was requested."""
+    """The server that answers at the URL is not the requested one."""
 
 
 class UnauthorizedError(ServerError):
-    """The server requires an API key, or refuses the one that was sent."""
+    """The server requires an API key, or refuses the key that was sent."""
 
 
 class SecretError(ServerError):
-    """A key cannot be sent, or a secret stands where it would be stored. The message does not show the secret."""
+    """An API key cannot be sent, or the user gave a secret where it would be stored.
+
+    The message does not contain the secret."""
 
 
 class EndpointError(ServerError):
@@ -88,38 +94,39 @@ class EndpointError(ServerError):
 
 
 class ModelError(ServerError):
-    """The server does not list the requested model. The message names the models that it lists."""
+    """The server does not list the requested model. The message names the models that the server lists."""
 
 
 class LimitError(ServerError):
-    """The server would refuse or shorten requests of the plan. The message lists every exceeded limit."""
+    """The server would refuse or shorten the planned requests. The message lists every exceeded limit."""
 
 
 class VersionError(ServerError):
-    """Figures of this server version are known to be misleading on the requested endpoint."""
+    """Measurements of this server version are known to be misleading on the requested endpoint."""
 
 
 class UncountableError(ServerError):
-    """The server does not report how many tokens a prompt has."""
+    """The server does not report the number of tokens of a prompt."""
 
 
 class HostsError(ServerError):
-    """The hosts file is invalid. The message lists every mistake."""
+    """The hosts file, which lists the hosts of a test matrix, is invalid. The message lists every mistake."""
 
 
 class LaunchError(ServerError):
-    """The server could not be started, or ended during startup."""
+    """The server could not be started, or exited during startup."""
 
     def __init__(self, message: str, hint: str = "", *, log_tail: str = "") -> None:
         super().__init__(message, hint)
         self.log_tail = log_tail
-        """The last lines of the server's log. Empty without a log."""
+        """The last lines of the server's log. Empty if there is no log."""
 
 
 def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """Return at most `limit_bytes` of a body that was compressed with gzip or deflate.
+    """Return at most `limit_bytes` of a decompressed gzip or deflate body.
 
-    A body in another coding, or a corrupted one, is returned unchanged."""
+    `coding` is the Content-Encoding of the body. The body is returned unchanged if it has another coding or is
+    corrupted."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
     try:

@@ -1,8 +1,9 @@
-"""Ends child processes when the process that started them ends, even if it was killed with SIGKILL.
+"""Ends child processes when their parent process ends, even if the parent was killed with SIGKILL.
 
-A child watches its parent with a pidfd (Linux) and with the pipe or socket that connects both. A thread does this, so
-that a child which is busy or blocked ends as well. The thread sleeps in poll() until the parent is gone. A forked
-sibling inherits the parent's end of such a pipe and would keep it open: it calls `close_inherited` first.
+A child watches its parent in a separate thread, so that the child also ends if its main thread is busy or blocked. The
+thread sleeps in poll() until the parent's pidfd (Linux), or the pipe or socket to the parent, reports the end of the
+parent. A forked sibling inherits the parent's end of such a pipe and would keep it open. The sibling therefore calls
+`close_inherited` first.
 """
 
 from __future__ import annotations
@@ -18,46 +19,48 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 GRACE_S = 2.0
-"""Time in seconds that a child has to write its data after its parent has ended. Then it is killed."""
+"""Time in seconds between the end of the parent and SIGKILL for the child, which writes its data meanwhile."""
 CHECK_EVERY_MS = 500.0
 
 _open: list[Closable] = []
-"""The parent's ends of the pipes that tell children of its end."""
+"""The parent's ends of the pipes through which its children detect that the parent has ended."""
 
 
 class Closable(Protocol):
-    """A file or a socket."""
+    """An object that can be closed, such as a file or a socket."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the object."""
 
 
 @contextmanager
 def lifeline(end: Closable | None) -> Iterator[None]:
-    """Within this block, `end` is the parent's end of a pipe to a child. A process that is forked meanwhile closes it
-    with `close_inherited`."""
+    """Register `end`, the parent's end of a pipe to a child, while the block runs.
+
+    Processes that are forked during the block close `end` with `close_inherited`."""
     assert end is not None
     _open.append(end)
     try:
         yield
     finally:
-        with suppress(ValueError):  # A forked process has closed it and forgotten it
+        with suppress(ValueError):  # A forked process has already closed and removed it
             _open.remove(end)
 
 
 def close_inherited() -> None:
-    """Close the parent's ends of pipes to its other children. A forked process calls this first."""
+    """Close the inherited ends of the parent's pipes to its other children.
+
+    A forked process calls this function before any other."""
     while _open:
         with suppress(OSError):
             _open.pop().close()
 
 
 def end_with_parent(parent: int | None = None, pipe: int | None = None) -> None:
-    """End this process when the process `parent` ends; by default its current parent.
+    """End this process when the process with the pid `parent` ends (default: the current parent).
 
-    `pipe` is this side's end of a pipe or socket whose other end the parent holds. The process gets SIGTERM first, and
-    SIGKILL after GRACE_S.
-    """
+    `pipe` is the file descriptor of a pipe or socket whose other end the parent holds. When the parent ends, this
+    process receives SIGTERM, and SIGKILL after GRACE_S seconds."""
     parent = os.getppid() if parent is None else parent
     threading.Thread(target=_watch, args=(parent, pipe), name="lifeline", daemon=True).start()
 

@@ -1,8 +1,8 @@
-"""The mark that identifies a simulated server, and the functions that write and find it.
+"""The mark that identifies a simulated server, and the functions that write and find this mark.
 
 A gateway may hide the server's status page, remove headers or rewrite ids. A simulated server therefore repeats its
-mark in the headers, the model card, the version pages, the metrics page and every response to a request for tokens.
-The mark contains the speed of the server's clock.
+mark in the headers, the model card, the version pages, the metrics page and every response to a request for tokens. The
+mark states the speed of the server's clock relative to real time.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ _NAMES = ("id", "system_fingerprint", "docker_label")
 
 
 class Mark(NamedTuple):
-    """The mark of a simulated server, as it was found."""
+    """The mark of a simulated server, as found in one of its responses."""
 
     speed: float | None
-    """Speed of the server's clock relative to real time. None: the mark does not state it."""
+    """Speed of the server's clock relative to real time. None: the mark does not state the speed."""
 
 
 def header(speed: float) -> tuple[str, str]:
-    """Return the name and value of the header that marks every response."""
+    """Return the name and value of the HTTP header that marks a response as simulated."""
     return HEADER, f"{speed:g}"
 
 
 def fields(speed: float) -> dict[str, float]:
-    """Return the field that marks a JSON body."""
+    """Return the JSON field that marks a response body as simulated."""
     return {FIELD: speed}
 
 
 def word(speed: float) -> str:
-    """Return the part of an id or version that marks it, such as `simulated-x5`."""
+    """Return the text that marks an id or a version as simulated, such as `simulated-x5`."""
     return f"simulated-x{speed:g}"
 
 
 def in_header(value: str | None) -> Mark | None:
-    """Return the mark in the value of HEADER; None if the header is missing."""
+    """Return the mark in the value of the header HEADER, or None if the header is missing."""
     return None if value is None else Mark(_speed(value))
 
 
 def in_head(head: bytes) -> Mark | None:
-    """Return the mark in the raw head of a response; None if there is none."""
+    """Return the mark in the raw head of an HTTP response, or None if the head contains no mark."""
     result = _IN_HEAD.search(head)
     return Mark(_speed(result[1].decode("latin-1"))) if result else None
 
 
 def in_payload(payload: bytes) -> Mark | None:
-    """Return the mark in an event or a body, which need not be JSON; None if there is none."""
+    """Return the mark in a stream event or response body, or None if the payload contains no mark or is not JSON."""
     if b"simulated" not in payload:
         return None
     try:
@@ -67,9 +67,9 @@ def in_payload(payload: bytes) -> Mark | None:
 
 
 def in_value(value: Any) -> Mark | None:
-    """Return the mark in a JSON value; None if there is none.
+    """Return the mark in a decoded JSON value, or None if the value contains no mark.
 
-    The mark is a field of the value, a field of its first model, or a part of an id."""
+    The mark is a field of the value, a field of the first model in the value, or part of an id."""
     if isinstance(value, list):
         value = value[0] if value else None
     if not isinstance(value, dict):
@@ -86,7 +86,7 @@ def in_value(value: Any) -> Mark | None:
 
 
 def _speed(value: Any) -> float | None:
-    """Return a speed that is a number or text; None for any other value."""
+    """Return a clock speed that is given as a number or text, or None if the value is no positive finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

@@ -1,23 +1,23 @@
-"""Reads what servers, GPUs and hosts report about themselves during a run, outside the path of the load.
+"""Reads the metrics that servers, GPUs and hosts report during a run, separately from the load.
 
-A Source is read at intervals and may fail without failing the run:
+Metrics are read from a `Source` at intervals. A source may fail without failing the run:
 
-GapError               one reading failed: the time series has a gap, with the reason
-└── NotMeasuredError   the source cannot be read on this machine or server at all
+    GapError               One reading failed. The time series has a gap, with the reason.
+    └── NotMeasuredError   The source cannot be read at all on this machine or server.
 
-A page may contain several samples of one metric. Their labels decide how they are combined:
+A metrics page may contain several samples of one metric. Their labels decide how the samples are combined:
 
     tp_rank, pp_rank, ...   Ranks of one engine work on the same requests, so only the largest sample counts.
-    pid                     Processes in front of one engine. Each publishes its last known gauge of the engine, which
-                            is old or 0 in an idle process, so the largest sample counts. Each process counts its own
-                            requests, so counters are added.
-    engine, dp_rank, ...    Every other label stands for a separate part: samples are added. For KV-cache use, the mean
-                            over the engines and the value of the fullest engine are kept.
+    pid                     Processes in front of one engine. Each process publishes its last known gauge of the
+                            engine, which is old or 0 in an idle process, so the largest sample counts. Each process
+                            counts its own requests, so counters are added.
+    engine, dp_rank, ...    Every other label distinguishes separate parts of the server, so samples are added. For
+                            KV-cache use, the mean over the engines and the value of the fullest engine are reported.
 
 Server metrics get common names: running and waiting requests, KV-cache use, tokens, preemptions, rejections. Pages are
-fetched with limits on time and size, and parsed by the official parser of prometheus-client. For vLLM's page of 55 kB
-that takes 4 ms of CPU once a second, in a process that does not receive tokens. Latencies are not read: the servers'
-buckets are too coarse (the first one of vLLM ends at 0.3 s), and TGI has no metric for the time to first token.
+fetched with limits on time and size, and parsed with the official prometheus-client parser. Parsing vLLM's page of 55
+kB takes 4 ms of CPU once a second, in a process that does not receive tokens. Latencies are not read: the servers'
+histogram buckets are too coarse (vLLM's first bucket ends at 0.3 s), and TGI has no metric for the time to first token.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ _WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_fin
 COUNTERS = frozenset((*_WORK, "preemptions", "rejections"))  # Grow until the server restarts. Other metrics are gauges.
 AVERAGED = frozenset({"kv_used"})  # Averaged over engines, which have equal size. Other metrics are added.
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")
-"""Matches labels of ranks that share the model of one engine: tp_rank, pp_rank, moe_ep_rank. A dp_rank is an engine."""
+"""Matches labels of ranks that share the model of one engine: tp_rank, pp_rank, moe_ep_rank. A label dp_rank does not
+match, because each dp_rank is a separate engine."""
 RANK_OR_PROCESS = re.compile(rf"{RANK.pattern}|pid")
-"""Matches the labels of ranks, and the label of processes that publish metrics of one engine."""
+"""Matches labels of ranks, and the label `pid` of processes that publish metrics of the same engine."""
 MIB = 1 << 20
 DCGM: Mapping[str, tuple[str, float]] = {
     "memory_used_bytes": ("DCGM_FI_DEV_FB_USED", MIB),
@@ -70,42 +71,42 @@ DCGM: Mapping[str, tuple[str, float]] = {
     "tensor_active": ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 1.0),
     "dram_active": ("DCGM_FI_PROF_DRAM_ACTIVE", 1.0),
 }
-"""Name of a value to the exporter's name and the factor that converts its unit (MiB, percent, MHz)."""
+"""Maps loadgen's name of a value to the exporter's name and a factor that converts its unit (MiB, percent, MHz)."""
 
 
 class GapError(Exception):
-    """One reading failed. The message is the reason."""
+    """One reading of a telemetry source failed. The message is the reason."""
 
 
 class NotMeasuredError(GapError):
-    """The source cannot be read here at all. The message is the reason."""
+    """A telemetry source cannot be read at all on this machine or server. The message is the reason."""
 
 
 class Source(Protocol):
-    """A source of measurements that is read repeatedly, by one thread at a time.
+    """A telemetry source that is read repeatedly, by one thread at a time.
 
-    Constructors raise NotMeasuredError if a library or the measured device is missing."""
+    Constructors raise NotMeasuredError if a required library or the measured device is missing."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Properties that do not change during the run, for its header."""
+        """Properties of the source that do not change during the run. They are stored in the header of the run file."""
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return the current values. Takes at most about `limit_s`. Raises GapError."""
+        """Return the current values, within about `limit_s` seconds. Raises GapError if the values cannot be read."""
 
     def close(self) -> None:
-        """Close connections and libraries. The next `read` opens them again."""
+        """Close connections and libraries. The next call of `read` opens them again."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The parsed content of a metrics page."""
+    """The parsed content of a Prometheus metrics page."""
 
     samples: Mapping[str, list[tuple[Labels, float]]]  # Finite values by metric name
     declared: frozenset[str]  # Families with a TYPE line, without `_total`. One without samples has counted nothing.
 
 
 class ServerMetrics:
-    """Reads a server's /metrics over one kept connection. `url` is the base of the server's paths."""
+    """Reads a server's /metrics page over one persistent connection. `url` is the base URL of the server."""
 
     def __init__(self, url: str, server: str, access: Access = NO_AUTH) -> None:
         self._client = _metrics_client(url, access)
@@ -132,7 +133,9 @@ class ServerMetrics:
 
 
 class Dcgm:
-    """Reads a DCGM exporter over one kept connection. `url` is the exporter's URL, with or without `/metrics`."""
+    """Reads GPU metrics from a DCGM exporter over one persistent connection.
+
+    `url` is the URL of the exporter, with or without `/metrics`."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
@@ -141,7 +144,7 @@ class Dcgm:
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return `gpus`, one entry per GPU or MIG instance."""
+        """Return the key `gpus`, a list with the current values of each GPU or MIG instance."""
         page = _fetch(self._client, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
         gpus: dict[str, dict[str, Any]] = {}
         for value_name, (metric, factor) in DCGM.items():
@@ -174,7 +177,7 @@ class Dcgm:
 
 
 class Nvml:
-    """Reads every GPU of the driver through NVML in this process, as nvidia-smi does."""
+    """Reads the metrics of every GPU of this machine through NVML, the library that nvidia-smi uses."""
 
     def __init__(self) -> None:
         self._nvml = _library("pynvml", "nvidia-ml-py")
@@ -196,7 +199,10 @@ class Nvml:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """Return `gpus`, one entry per GPU. Values that a GPU does not support are left out; a lost GPU has a `gap`."""
+        """Return the key `gpus`, a list with the current values of each GPU.
+
+        Values that a GPU does not support are omitted. If a GPU cannot be read, its entry contains the reason as `gap`.
+        """
         if not self._handles:
             self._open()
         gpus = [self._read_gpu(index, handle) for index, handle in enumerate(self._handles)]
@@ -259,7 +265,9 @@ class Nvml:
         return values
 
     def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call an NVML function. Return None if the GPU or driver does not support it; raises other NVMLErrors."""
+        """Call an NVML function and return its result, or None if the GPU or driver does not support the function.
+
+        Raises NVMLError for every other failure."""
         nvml = self._nvml
         unsupported = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NO_PERMISSION)
         try:
@@ -270,13 +278,13 @@ class Nvml:
             return None
 
     def _query_or_none(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call an NVML function. Return None after any NVMLError."""
+        """Call an NVML function and return its result, or None after any NVMLError."""
         with suppress(self._nvml.NVMLError):
             return function(*arguments)
 
 
 class HostMemory:
-    """Reads the memory of the host and of the processes `pids`."""
+    """Reads the memory use of the host and of the processes `pids`."""
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         psutil = _library("psutil", "psutil")
@@ -293,16 +301,16 @@ class HostMemory:
             self.facts["processes"].append({"pid": pid, "name": name})
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - reads of /proc: 3 ms, most of it to find descendants
-        """Return the memory in use on the host, and `rss_bytes` per process.
+        """Return the memory in use on the host, and the resident memory of each process in `pids`, in bytes.
 
-        `rss_bytes` is the resident memory of a process and its descendants. A page that several of them share counts
-        several times."""
+        `rss_bytes` is the sum over a process and its descendants. A memory page that several of these processes share
+        is counted several times."""
         memory = self._psutil.virtual_memory()
         used_bytes = int(memory.total - memory.available)
         return {"memory_used_bytes": used_bytes, "processes": [self._tree(pid) for pid in self._pids]}
 
     def close(self) -> None:
-        """Do nothing: this source keeps nothing open."""
+        """Do nothing, because this source keeps nothing open."""
 
     def _tree(self, pid: int) -> dict[str, Any]:
         psutil = self._psutil
@@ -319,7 +327,9 @@ class HostMemory:
 
 
 def is_this_machine(url: str) -> bool:
-    """Return whether the host of `url` is this machine: a socket can be bound to its address. False if unknown."""
+    """Return True if the host of `url` is this machine, which means that a socket can be bound to its address.
+
+    Returns False for any other host, and for a host name that cannot be resolved."""
     try:
         family, _, _, _, address = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -330,11 +340,12 @@ def is_this_machine(url: str) -> bool:
 
 
 def parse_page(content: bytes, prefixes: tuple[str, ...] = ("",)) -> Page:
-    """Parse the metrics whose names begin with one of the prefixes, without the buckets of histograms.
+    """Parse the metrics whose names begin with one of the prefixes. Histogram buckets are skipped.
 
-    Other lines are ignored: the DCGM exporter can write `ERROR - FAILED TO CONVERT TO STRING` in place of a number. If
-    no line has such a prefix, the whole page is parsed to find out whether it is a metrics page. Raises GapError if the
-    selected lines are malformed, and NotMeasuredError for a page of another format."""
+    Lines without such a prefix are ignored. They may be malformed: the DCGM exporter can write `ERROR - FAILED TO
+    CONVERT TO STRING` in place of a number. If no line has such a prefix, the whole page is parsed to check that it is
+    a metrics page. Raises GapError if the selected lines are malformed, and NotMeasuredError if the page has another
+    format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     selected: list[str] = []
@@ -356,18 +367,17 @@ def parse_page(content: bytes, prefixes: tuple[str, ...] = ("",)) -> Page:
 
 
 def metric_tables() -> dict[str, MetricNames]:
-    """Return the metric names of every server that publishes some, by the name of their owner.
+    """Return the metric names of every server that publishes metrics, by the name of the server.
 
-    For a generic OpenAI server the table with the most names on its page is used."""
+    A generic OpenAI server is read with the table that has the most names on the server's page."""
     return {backend.metrics.owner or backend.name: backend.metrics for backend in BACKENDS.values() if backend.metrics}
 
 
 def page_values(page: Page, server: str) -> dict[str, Any]:
-    """Return the values on a page under loadgen's names. Values that are not on the page are left out.
+    """Return the values of a metrics page under loadgen's names. Values that are not on the page are omitted.
 
-    `server` is a key of BACKENDS. With several engines `kv_used` is their mean, `kv_used_max` the value of the fullest
-    engine, and `engines` their number.
-    """
+    `server` is a key of BACKENDS. If the server has several engines, `kv_used` is their mean, `kv_used_max` is the
+    value of the fullest engine, and `engines` is the number of engines."""
     table = BACKENDS[server].metrics
     if table is None or table.owner:
 
@@ -403,7 +413,9 @@ def _library(module: str, package: str) -> Any:
 
 
 def _metrics_client(url: str, access: Access) -> JsonClient:
-    """Return a client for `_fetch`, and import the parser (0.1 s, once) before anything is timed."""
+    """Return an HTTP client for `_fetch`.
+
+    The metrics parser is imported here, because its import takes 0.1 s and must not be part of the first reading."""
     from loadgen.servers.json_client import JsonClient
 
     _library("prometheus_client.parser", "prometheus-client")
@@ -411,10 +423,10 @@ def _metrics_client(url: str, access: Access) -> JsonClient:
 
 
 def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: float) -> Page:
-    """Return the metrics at `path` whose names begin with one of the prefixes.
+    """Fetch the page at `path`, and return its metrics whose names begin with one of the prefixes.
 
-    The content type is ignored, because LightLLM sends none. Raises GapError, and NotMeasuredError if the page does not
-    exist."""
+    The content type of the page is ignored, because LightLLM sends none. Raises NotMeasuredError if the page is missing
+    or forbidden, and GapError if the request fails for another reason."""
     try:
         status, content = client.page(path, "text/plain;version=0.0.4", limit_s=limit_s, limit_bytes=PAGE_LIMIT_BYTES)
     except ServerError as error:
@@ -426,7 +438,9 @@ def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: fl
 
 
 def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list[float] | None:
-    """Return one value per engine (see the module's docstring); None if no metric for the value is on the page."""
+    """Return one value per engine of the server, or None if the page has no value under any of the names.
+
+    The docstring of the module describes how the samples of one engine are combined."""
     metric = _name_on_page(page, names)
     if metric is None:
         return None
@@ -449,7 +463,7 @@ def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list
 
 
 def _without(labels: Labels, names: re.Pattern[str]) -> frozenset[tuple[str, str]]:
-    """Return the labels whose names do not match."""
+    """Return the labels of a sample without those whose names match the pattern `names`."""
     return frozenset((name, value) for name, value in labels.items() if not names.fullmatch(name))
 
 
@@ -459,9 +473,10 @@ def _distinct(samples: Sequence[Labels]) -> list[Labels]:
 
 
 def _name_on_page(page: Page, names: Sequence[str]) -> str | None:
-    """Return the first of the names that has samples on the page or is declared there.
+    """Return the first name in `names` that has samples on the page or is declared there, or None if there is none.
 
-    A declaration is enough: a counter that gets its first sample between two readings must not change its meaning."""
+    A declaration is enough. A counter may get its first sample between two readings, and the chosen name must not
+    change."""
     for candidate in names:
         name = candidate.partition("{")[0]
         if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared:
@@ -470,11 +485,16 @@ def _name_on_page(page: Page, names: Sequence[str]) -> str | None:
 
 
 def _samples(page: Page, name: str) -> list[tuple[Labels, float]]:
-    """Return the samples of a metric. The parser adds `_total` to every counter, also to TGI's, which have none."""
+    """Return the samples of a metric on the page.
+
+    The parser adds the suffix `_total` to every counter, even if the server publishes the counter without it, as TGI
+    does."""
     return page.samples.get(name) or page.samples.get(f"{name}_total") or []
 
 
 def _index(labels: Labels) -> str:
-    """Return the index of a GPU, such as `0`, or of a MIG instance, such as `0:3`, because each has its own memory."""
+    """Return the index of a GPU, such as `0`, or of a MIG instance, such as `0:3`.
+
+    MIG instances are listed separately, because each instance has its own memory."""
     instance = labels.get("GPU_I_ID")
     return labels.get("gpu", "?") + (f":{instance}" if instance else "")

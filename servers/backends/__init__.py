@@ -1,4 +1,7 @@
-"""The backends that loadgen knows. To add one, add a module to this package and an entry to BACKENDS."""
+"""The supported backends (server programs).
+
+To add a backend, add a module to this package and an entry to BACKENDS.
+"""
 
 from collections.abc import Iterable
 
@@ -12,23 +15,25 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (VLLM, TGI,
 
 
 def launchable_backends() -> tuple[str, ...]:
-    """Return the backends that loadgen can start. The generic OpenAI backend is a protocol without a program."""
+    """Return the names of the backends that loadgen can start.
+
+    The generic OpenAI backend is a protocol without a program, so it cannot be started."""
     return tuple(backend.name for backend in BACKENDS.values() if backend.port)
 
 
 def simulated_backends() -> tuple[str, ...]:
-    """Return the backends that have a simulated server."""
+    """Return the names of the backends that have a simulated server."""
     return tuple(backend.name for backend in BACKENDS.values() if backend.simulated)
 
 
 def simulated_versions() -> dict[str, tuple[str, ...]]:
-    """Return the additional versions that simulated servers can imitate, by backend."""
+    """Return the additional versions that can be simulated, by the name of the backend."""
     return {
         backend.name: tuple(backend.simulated_versions) for backend in BACKENDS.values() if backend.simulated_versions
     }
 
 
 def join_or(names: Iterable[str]) -> str:
-    """Return the names as a choice in a sentence: `vllm, tgi or lightllm`."""
+    """Return the names as a choice for a message: `vllm, tgi or lightllm`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,7 +1,7 @@
-"""Defines a `Backend`: everything that loadgen knows about one server program.
+"""Defines `Backend`, the description of one server program.
 
-A backend has a `Dialect` for each of its endpoints. It consists of data and pure functions without I/O.
-`loadgen.servers.discovery`, `loadgen.servers.launch` and `loadgen.servers.telemetry` read the same entries.
+A backend has one `Dialect` per endpoint. It consists of data and pure functions without I/O. Discovery, launching and
+telemetry (`loadgen.servers.discovery`, `loadgen.servers.launch` and `loadgen.servers.telemetry`) use the same backends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from loadgen.servers.backends.dialect import Dialect, Route
 from loadgen.servers.errors import UnauthorizedError
 
 GetJson = Callable[[str], tuple[int, Any]]
-"""Sends GET for a path. Returns the HTTP status and the JSON, which is None for a response that is not JSON."""
+"""Function that sends GET for a path. It returns the HTTP status and the JSON (None if the response is not JSON)."""
 
 
 class ServerLimit(msgspec.Struct, frozen=True):
-    """A limit that a server states."""
+    """A limit that a server reports about itself, such as the maximum number of concurrent requests."""
 
     flag: str  # The server option that raises the limit
     bounds: Literal["total", "prompt", "requests", ""] = ""
@@ -28,24 +28,25 @@ class ServerLimit(msgspec.Struct, frozen=True):
 
 
 class MetricNames(msgspec.Struct, frozen=True):
-    """Names on a server's /metrics page for the values that telemetry reads."""
+    """The names of a server's metrics on its /metrics page, for the values that telemetry reads."""
 
     prefix: str  # Prefix of every name
     names: Mapping[str, tuple[str, ...]]
-    """Value of loadgen.servers.telemetry to the names that the server has used for it, newest first.
-    `name{label=a|b}` selects samples by the value of a label."""
+    """Maps the name of a value in loadgen.servers.telemetry to the server's names for the value, newest first.
+    `name{label=a|b}` selects the samples whose label has the value a or b."""
     owner: str = ""  # Server that defines the names, if it is not the backend
     labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
-    """A metric whose labels contain values, and the function that reads them."""
+    """A metric whose labels contain values, and the function that reads these values from the labels."""
     kv_used: tuple[str, Callable[[Any], float]] | None = None
-    """For a page without a gauge of KV-cache use: a route with JSON, and the function that reads the value from it.
-    The function may raise LookupError, TypeError or ValueError."""
+    """For a server without a gauge of KV-cache use: a route that returns JSON, and the function that reads the value
+    from the JSON. The function may raise LookupError, TypeError or ValueError."""
 
 
 class ProcessCommand(msgspec.Struct, frozen=True):
     """The command that starts a server from a Python environment.
 
-    `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}` are filled in."""
+    The placeholders `{model}`, `{name}`, `{host}`, `{port}` and `{tensor_parallel}` are replaced when the server
+    starts."""
 
     module: tuple[str, ...]  # Module and first arguments after `python -m`
     arguments: tuple[str, ...]
@@ -58,15 +59,15 @@ class ProcessCommand(msgspec.Struct, frozen=True):
 
 
 class KnownFault(NamedTuple):
-    """A failure that is recognised by its output."""
+    """A known startup failure of a server, recognised by a pattern in the server's output."""
 
-    pattern: str  # Regular expression, matched without regard to case
+    pattern: str  # Regular expression, matched case-insensitively
     what: str  # Description. `{0}`, also in the hint, is the first group of the pattern that matched.
     hint: str
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """Properties that a server reports about itself."""
+    """Facts about the server under test, such as its version, model and limits."""
 
     name: str  # A key of loadgen.servers.backends.BACKENDS
     url: str  # Base of all paths, without a trailing slash and without `/v1`
@@ -84,7 +85,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """Everything that loadgen knows about one server program. Entries of `loadgen.servers.backends.BACKENDS`."""
+    """The description of one server program. Instances are the entries of `loadgen.servers.backends.BACKENDS`."""
 
     name: str  # Value of `--server`, service in docker-compose.yml and, in capitals, part of LOADGEN_NAME_URL
     title: str
@@ -101,9 +102,9 @@ class Backend(msgspec.Struct, frozen=True):
     simulated_versions: Mapping[str, str] = {}  # `module:attribute` for other versions
     phrase: str = ""  # Name in sentences, if the title alone reads badly
     notes: Mapping[str, Any] = {}
-    """Facts that matter for reading the figures, stored with each run:
+    """Facts that matter for the interpretation of the figures, stored with each run:
 
-    - `memory_option` and `memory_taken`: share of GPU memory that the server reserves, and the option that sets it.
+    - `memory_taken` and `memory_option`: share of GPU memory that the server reserves, and the option that sets it.
     - `prompt_piece_tokens`: longer responses are generated in pieces. Each piece counts the prompt again, and a
       response ends with a whole piece.
     - `split_endpoint`: the server may run and count each text of a request separately on this endpoint.
@@ -114,46 +115,53 @@ class Backend(msgspec.Struct, frozen=True):
 
     @property
     def display_name(self) -> str:
-        """Name of the backend in a sentence."""
+        """The name of the backend for use in a sentence."""
         return self.phrase or self.title
 
     @property
     def url_variable(self) -> str:
-        """Environment variable with the server's URL."""
+        """The name of the environment variable that contains the server's URL."""
         return f"LOADGEN_{self.name.upper()}_URL"
 
 
 def version_at_least(version: str, *numbers: int) -> bool:
-    """Return whether the first X.Y.Z in a version is at least this version; False for a version without numbers."""
+    """Return True if the first `X.Y.Z` in `version` is at least `numbers`.
+
+    Returns False if the version is lower, or if `version` contains no `X.Y.Z`."""
     result = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
     return result is not None and tuple(map(int, result.groups())) >= numbers
 
 
 def route_exists(get_json: GetJson, path: str) -> bool:
-    """Return whether a POST route exists. If it does, GET is answered with another error than 404."""
+    """Return True if the server has a POST route at `path`.
+
+    The function sends a GET request. A server without the route answers 404, and a server with the route answers with
+    another status."""
     try:
         return get_json(path)[0] != 404
-    except UnauthorizedError:  # some gateways answer a GET so
+    except UnauthorizedError:  # some gateways answer 401 or 403 to a GET
         return True
 
 
 def model_cards(models: object) -> list[dict[str, Any]]:
-    """Return the models in a response to /v1/models."""
+    """Return the models in a response to /v1/models, or an empty list if the response has another form."""
     listed = as_dict(models).get("data")
     return [as_dict(card) for card in listed] if isinstance(listed, list) else []
 
 
 def first_model_card(models: object) -> dict[str, Any]:
-    """Return the first model in a response to /v1/models; an empty dict if there is none."""
+    """Return the first model in a response to /v1/models, or an empty dict if there is none."""
     return next(iter(model_cards(models)), {})
 
 
 def as_dict(answer: object) -> dict[str, Any]:
-    """Return the response if it is a JSON object; an empty dict otherwise."""
+    """Return the decoded response if it is a JSON object, otherwise an empty dict."""
     return answer if isinstance(answer, dict) else {}
 
 
 def known_limits(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of these limits that are in the server's facts."""
+    """Return the values of the given limits in the server's facts.
+
+    Limits that are missing or not positive integers are omitted."""
     values = {name: facts.get(name) for name in limits}
     return {name: value for name, value in values.items() if type(value) is int and value > 0}

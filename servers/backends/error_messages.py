@@ -1,13 +1,13 @@
-"""Finds the error message in a server's response, whatever its form, and returns it as one line.
+"""Finds the error message in a server's response and returns the message as one line.
 
-Forms of errors:
+Servers report errors in these forms:
 
-{"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams
-{"object":"error","message":..,"type":..}        vLLM up to 0.6.6
-{"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}
-{"message":".."}                                 LightLLM up to 1.1
-{"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI
-plain text, HTML                                 axum, uvicorn, proxies
+    {"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams
+    {"object":"error","message":..,"type":..}        vLLM up to 0.6.6
+    {"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}
+    {"message":".."}                                 LightLLM up to 1.1
+    {"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI
+    plain text, HTML                                 axum, uvicorn, proxies
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 
 def error_text(status: int, body: bytes) -> str:
-    """Return the server's error message as one line of at most 300 characters, whatever the form of the body."""
+    """Return the error message in a response body, as one line of at most 300 characters.
+
+    The body may have any form. If it contains no text, the message states the HTTP status."""
     try:
         message = _message(msgspec.json.decode(body))
     except DECODE_ERRORS:
@@ -71,11 +73,15 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def error_in(payload: bytes) -> str:
-    """Return the error message of this event as one line; "" if the event is not an error.
+    """Return the error message of a stream event as one line, or "" if the event is not an error.
 
-    The payload need not be JSON. An event is an error if it has an error field that is not empty, or if it has no
-    content and calls itself an error: by its type or status, by an HTTP status or code with a message, or by
-    FastAPI's `detail`."""
+    The payload of the event need not be JSON. An event is an error if it has an error field that is not empty. An event
+    without content is also an error in these cases:
+
+    - Its type or status ends in "error", or its `success` is false.
+    - It has an HTTP error status or an error code, together with a message.
+    - It has FastAPI's field `detail`.
+    """
     if not _MAY_BE_AN_ERROR.search(payload):
         return ""
     event = parse(payload)
@@ -83,7 +89,7 @@ def error_in(payload: bytes) -> str:
 
 
 def error_inside(payload: bytes) -> str:
-    """Return the message of an error object anywhere in an unreadable payload; "" if there is none."""
+    """Return the message of a JSON error object within an unreadable payload, or "" if there is none."""
     text = payload.decode("utf-8", "replace")
     for start in islice(_ERROR_OBJECT.finditer(text), ERRORS_INSIDE_MAX):
         try:
@@ -97,11 +103,14 @@ def error_inside(payload: bytes) -> str:
 
 
 def is_rejection(status: int, body: bytes) -> bool:
-    """Return whether a response says that the server, or a proxy in front of it, was too busy to take the request.
+    """Return True if the server, or a proxy in front of the server, was too busy to take the request.
 
-    `status` is the HTTP status. `body` is the body of a response, or one event of a stream with status 200. The status
-    decides if it is one of REJECTION_STATUSES. Otherwise the error in the body decides: by its status code, by its
-    type, and, where it has no code or only TGI's 422, by its message.
+    `status` is the HTTP status. `body` is the body of the response, or one event of a stream with status 200. The
+    response is a rejection in these cases:
+
+    - The HTTP status, or a status code in the error, is one of REJECTION_STATUSES.
+    - The type of the error is one that means overload, such as `rate_limit_error`.
+    - The error has no status code, or only TGI's 422, and its message says that the server is overloaded.
     """
     if status in REJECTION_STATUSES:
         return True
@@ -124,20 +133,23 @@ def is_rejection(status: int, body: bytes) -> bool:
 
 
 def _status_code(value: object) -> int:
-    """Return the HTTP status that a field holds as a number or as digits; 0 if it holds none."""
+    """Return the HTTP status in a field as an integer, or 0 if the field contains none.
+
+    The field may contain the status as a number or as digits."""
     if isinstance(value, str) and re.fullmatch(r"[1-5]\d\d", value):
         return int(value)
     return value if type(value) is int and 100 <= value <= 599 else 0
 
 
 def _bare_type(value: object) -> str:
-    """Return the type of an error in lower case and without punctuation: `SERVICE_UNAVAILABLE` and
-    `ServiceUnavailable` are one."""
+    """Return the type of an error in lower case and without punctuation, or "" if the value is not a type.
+
+    For example, `SERVICE_UNAVAILABLE` and `ServiceUnavailable` both become `serviceunavailable`."""
     return re.sub(r"[^a-z]", "", value.lower()) if isinstance(value, str) and len(value) <= 100 else ""
 
 
 def _error_text(event: dict[str, Any]) -> str:
-    """Return the error message of an event as one line; "" if the event is not an error."""
+    """Return the error message of a decoded event as one line, or "" if the event is not an error."""
     has_content = any(event.get(field) for field in CONTENT_FIELDS)
     error = next((event[field] for field in ERROR_FIELDS if event.get(field)), None)
     response = event.get("response")  # of the Responses API
@@ -164,9 +176,10 @@ def _calls_itself_an_error(event: dict[str, Any]) -> bool:
 
 
 def one_line(text: str, max_length: int = LIMIT_CHARACTERS) -> str:
-    """Return the text on one line, with runs of white space and control characters as one space.
+    """Return the text as one line of at most `max_length` characters.
 
-    A longer text loses its middle, because the end of a message often names the type of the error."""
+    Each run of white space and control characters becomes one space. If the text is too long, its middle is cut out,
+    because the end of a message often names the type of the error."""
     if len(text) > 8 * max_length:
         text = f"{text[: 4 * max_length]} {text[-4 * max_length :]}"
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
@@ -177,7 +190,7 @@ def one_line(text: str, max_length: int = LIMIT_CHARACTERS) -> str:
 
 
 def _message(answer: Any) -> str:
-    """Return the message in a JSON error, followed by its type or code."""
+    """Return the message in a decoded JSON error, followed by the type or code of the error."""
     if isinstance(answer, list):
         return "; ".join(_message(item) for item in answer[:3])
     if not isinstance(answer, dict):

@@ -1,14 +1,14 @@
-"""Reads events that differ from what a typed decoder expects.
+"""Decodes events that a typed decoder refuses.
 
-Typed decoding is fast and strict, and handles nearly every event. The events that it refuses are read here, by these
+Typed decoding is fast and strict, and handles nearly every event. This module decodes the remaining events by these
 rules:
 
-* Text is UTF-8. Invalid bytes and halves of surrogate pairs (a character split over two chunks) are accepted.
-* A payload of white space is a heartbeat. `[DONE]` may have white space or quotation marks around it.
-* A field of another type than expected counts as absent. Unknown fields are always skipped.
-* Three mistakes make an event unreadable and so fail the response: a payload that is not a JSON object; another type in
-  a field that holds the tokens (`choices`, `token`, `data`, `results`); and an impossible count (negative, above
-  10,000,000, fractional, or a boolean).
+- Text is UTF-8. Invalid bytes and unpaired surrogates (halves of a character split over two chunks) are accepted.
+- A payload of white space is a heartbeat. `[DONE]` may be surrounded by white space or quotation marks.
+- A field whose value has an unexpected type counts as absent. Unknown fields are always skipped.
+- An event is unreadable, and its response fails, in three cases. Its payload is not a JSON object. A field that holds
+  the tokens (`choices`, `token`, `data`, `results`) has an unexpected type. Or a count is impossible: negative, above
+  10,000,000, fractional or a boolean.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ DONE = b"[DONE]"
 END_MARKER_MAX_BYTES = 64
 """Maximum size of an end marker, including white space around `[DONE]`."""
 TOKEN_FIELDS = frozenset({"choices", "token", "data", "results"})
-"""Fields that hold the tokens or the results. An event in which one of them has another type is unreadable."""
+"""Fields that hold the tokens or the results. If one of them has an unexpected type, the event is unreadable."""
 
 
 class TypeMismatchError(ValueError):
-    """The value has another type than its field."""
+    """A JSON value does not have the type that its field requires."""
 
 
 class UnreadableEventError(Exception):
-    """The value makes its whole event unreadable."""
+    """A JSON value makes its whole event unreadable, for example an impossible token count."""
 
 
 def plain(payload: bytes) -> bytes:
-    """Return the payload without white space around it. Every form of `[DONE]` becomes DONE."""
+    """Return the payload without surrounding white space. A quoted `[DONE]` becomes DONE."""
     payload = payload.strip()
     return DONE if payload == b'"[DONE]"' else payload
 
 
 def end_marker(payloads: Sequence[bytes]) -> int | None:
-    """Return the index of the first `[DONE]`, preferring the usual form to others; None if there is none."""
+    """Return the index of the first `[DONE]` payload, or None if there is none.
+
+    An exact `[DONE]` takes precedence over one with white space or quotation marks."""
     if DONE in payloads:
         return payloads.index(DONE)
     if min(map(len, payloads), default=END_MARKER_MAX_BYTES) >= END_MARKER_MAX_BYTES:
@@ -54,7 +56,7 @@ def end_marker(payloads: Sequence[bytes]) -> int | None:
 
 
 def parse(payload: bytes) -> Any:
-    """Return the JSON value of a payload; None if it is not JSON."""
+    """Return the decoded JSON value of a payload, or None if the payload is not JSON."""
     try:
         return json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -62,7 +64,9 @@ def parse(payload: bytes) -> Any:
 
 
 def read(payload: bytes, event_type: type[Event]) -> Event | None:
-    """Return the event with every field that has the expected type; None if the event is unreadable."""
+    """Decode a payload leniently into an event, or return None if the event is unreadable.
+
+    Fields with an unexpected type are left out. A heartbeat and `[DONE]` become an empty event."""
     if plain(payload) in (b"", DONE):
         return event_type()
     value = parse(payload)
@@ -91,9 +95,10 @@ def _inspect() -> Any:
 
 
 def _fit(value: Any, info: Any) -> Any:
-    """Return the value without the parts that do not match the type.
+    """Return a JSON value without the parts that do not match the type `info`.
 
-    Raises TypeMismatchError if no part matches, and UnreadableEventError."""
+    Raises TypeMismatchError if the value itself does not match, and UnreadableEventError if it makes its event
+    unreadable."""
     types = _inspect()
     if isinstance(info, types.UnionType):
         return _fit_union(value, info)
@@ -136,7 +141,9 @@ def _fit_union(value: Any, info: Any) -> Any:
 
 
 def _fit_count(value: Any, info: Any) -> int:
-    """Return a count that may be written as text or as `12.0`. Raises UnreadableEventError for an impossible count."""
+    """Return a token count, which the server may write as an integer, as text or as `12.0`.
+
+    Raises UnreadableEventError for an impossible count, and TypeMismatchError for a value that is not a number."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int | float):
@@ -153,7 +160,9 @@ def _fit_count(value: Any, info: Any) -> int:
 
 
 def _finish_reason(value: Any) -> Any:
-    """Return a finish reason as text. Some servers send an object with a type (`{"type": "length"}`), or a number."""
+    """Return a finish reason as text, or None if there is none.
+
+    Some servers send a number, or an object with a type: `{"type": "length"}`."""
     if isinstance(value, dict):
         value = value.get("type") or value.get("reason") or ("unknown" if value else None)
     return str(value) if value and not isinstance(value, str) else value or None

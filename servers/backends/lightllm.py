@@ -1,8 +1,10 @@
-"""LightLLM: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`. Checked with 0.0.1 to 1.2.0.
+"""The LightLLM backend, checked with versions 0.0.1 to 1.2.0.
 
-The server checks a request only after it has sent status 200. Up to 1.1.0 a refused request ends as a closed
-connection, from 1.2.0 on as an error event. A response is therefore complete only after the `finished` event, or in
-chat after the finish reason or `[DONE]`.
+The endpoints are `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
+
+The server validates a request only after it has sent status 200. Up to version 1.1.0, a refused request ends with a
+closed connection. Since 1.2.0, it ends with an error event. A response is therefore complete only after the `finished`
+event, or in chat after the finish reason or `[DONE]`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from loadgen.workloads.request import Request
 
 
 class LightllmToken(msgspec.Struct, gc=False):
-    """A token with the counts of the response so far; None or 0 if the server has none (0.0.1, before 2024)."""
+    """A generated token, with the token counts of the response so far.
+
+    The counts are None or 0 if the server does not send them (version 0.0.1, before 2024)."""
 
     count_output_tokens: TokenCount | None = None
     prompt_tokens: TokenCount | None = None
@@ -38,7 +42,7 @@ class LightllmToken(msgspec.Struct, gc=False):
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
-    """An event of `/generate_stream`. The event with `finished` also has a token."""
+    """An event of `/generate_stream`. The event with `finished` also contains a token."""
 
     token: LightllmToken | None = None
     finished: bool = False
@@ -82,8 +86,10 @@ def _exact(request: Request) -> dict[str, Any]:
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """An EmptyRule: up to 1.1.0 every chunk has a role and is a token. Since 1.2.0 only the first chunk has a role, and
-    it is not a token."""
+    """Return True if a chat chunk without text stands for a token (an EmptyRule).
+
+    Up to version 1.1.0, every chunk has a role and is a token. Since 1.2.0, only the first chunk has a role, and this
+    chunk is not a token."""
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)
 
@@ -110,7 +116,9 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 
 
 def _token_load(answer: Any) -> float:
-    """Return the KV-cache use. The server reports one share, or a list with one per data-parallel copy."""
+    """Return the share of the KV cache that is in use, from a response to `/token_load`.
+
+    The server reports one share, or a list with one share per data-parallel replica. The mean of a list is returned."""
     load = answer["current_load"]
     shares = load if isinstance(load, list) else [load]
     if not shares or not all(isinstance(share, int | float) for share in shares):

@@ -1,13 +1,13 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that implements it.
 
-Requests contain only standard fields, because strict servers refuse others. The output length can therefore not be
-forced, and a response that ends early counts as truncated. The one exception is `continuous_usage_stats`, with which
-many servers count the tokens of each chunk. Some servers refuse it or even a standard field: `stream_options`
-(transformers), `max_tokens` and `temperature` (OpenAI's reasoning models). Such a field is left out or sent under its
-newer name.
+Requests contain only standard fields, because strict servers refuse unknown fields. The output length can therefore not
+be forced, and a response that ends early counts as truncated. The one exception is `continuous_usage_stats`, which
+makes many servers report the token count of each chunk. Some servers refuse this field or even standard fields:
+`stream_options` (transformers), `max_tokens` and `temperature` (OpenAI's reasoning models). A refused field is left out
+or sent under its newer name.
 
-The OpenAI routes of vLLM, TGI and LightLLM share this decoder. They differ in two points: what a chunk without text
-means, and whether `[DONE]` always comes.
+The OpenAI routes of vLLM, TGI and LightLLM use the same decoder. These servers differ in two points: the meaning of a
+chunk without text, and whether every complete stream ends with `[DONE]`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ from loadgen.workloads.request import Request
 
 
 class Usage(msgspec.Struct, gc=False):
-    """The usage of an event. `prompt_tokens` includes the server's special tokens, `completion_tokens` the end-of-text
-    token if it was generated."""
+    """The `usage` object of a stream event.
+
+    `prompt_tokens` includes special tokens that the server adds. `completion_tokens` includes the end-of-text token if
+    it was generated."""
 
     prompt_tokens: TokenCount | None = None
     completion_tokens: TokenCount | None = None
 
 
 class Delta(msgspec.Struct, gc=False):
-    """The addition of a chat chunk. Reasoning and tool calls are generated tokens, as content is. Content may be a list
-    of parts, such as text and thinking."""
+    """The new content in a chat chunk.
+
+    Reasoning and tool calls are generated tokens, like content. `content` may be a list of parts, such as text and
+    thinking."""
 
     role: str | None = None
     content: str | list[Any] | None = None
@@ -53,8 +57,9 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """A choice: `text` in completions, `delta` in chat. `token_ids` comes from vLLM 0.10.2 or later if requested. Some
-    servers put `usage` or an error here."""
+    """One choice of a chunk, with `text` in completions and `delta` in chat.
+
+    vLLM 0.10.2 and later sends `token_ids` on request. Some servers put `usage` or an error into the choice."""
 
     text: str | None = None
     delta: Delta | None = None
@@ -65,7 +70,9 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """An event, with the fields that loadgen reads. It has one choice, because requests ask for one."""
+    """A stream event, with the fields that loadgen reads.
+
+    A chunk has at most one choice, because requests ask for one."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
@@ -73,14 +80,14 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def totals(self) -> Usage | None:
-        """The usage of the event or of its choice."""
+        """The `usage` object of the event or of its choice, or None if there is none."""
         if self.usage is not None or not self.choices:
             return self.usage
         return self.choices[0].usage
 
 
 class ReasoningCount(msgspec.Struct, gc=False):
-    """`completion_tokens_details`."""
+    """The object `completion_tokens_details` within `usage`."""
 
     reasoning_tokens: TokenCount | None = None
 
@@ -92,7 +99,7 @@ class CachedCount(msgspec.Struct, gc=False):
 
 
 class UsageDetails(msgspec.Struct, gc=False):
-    """Every count of a usage. Most events need only the two counts of Usage."""
+    """A `usage` object with all of its counts. Most events need only the two counts of `Usage`."""
 
     prompt_tokens: TokenCount | None = None
     completion_tokens: TokenCount | None = None
@@ -108,16 +115,17 @@ class UsageDetails(msgspec.Struct, gc=False):
 
     @property
     def reasoning(self) -> int:
-        """Reasoning tokens that the server states; 0 if it states none."""
+        """Number of reasoning tokens that the server reports, or 0 if the server reports none."""
         details = self.completion_tokens_details
         return (details.reasoning_tokens if details else None) or self.reasoning_tokens or 0
 
     @property
     def generated(self) -> int | None:
-        """Generated tokens, including reasoning; None if the server does not state them.
+        """Number of generated tokens including reasoning, or None if the server does not report it.
 
-        Some servers leave reasoning out of `completion_tokens`. It is added if the total of prompt and completion shows
-        that, or if there are more reasoning tokens than completion tokens."""
+        Some servers exclude reasoning tokens from `completion_tokens`, and they are then added. Such a server is
+        detected if `reasoning > completion_tokens` or `prompt_tokens + completion_tokens + reasoning == total_tokens`.
+        """
         completion = self.completion_tokens
         reasoning = self.reasoning
         by_total = None
@@ -130,26 +138,27 @@ class UsageDetails(msgspec.Struct, gc=False):
 
 
 class ChoiceDetails(msgspec.Struct, gc=False):
-    """A choice that may contain the usage."""
+    """A choice that may contain a `usage` object with all counts."""
 
     usage: UsageDetails | None = None
 
 
 class DetailedUsage(msgspec.Struct, gc=False):
-    """An event with the details of its usage."""
+    """A stream event, of which only the `usage` object with all counts is decoded."""
 
     usage: UsageDetails | None = None
     choices: list[ChoiceDetails] | None = None
 
 
 EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
-"""Takes (choices, index, missing) and returns whether choice `index`, which has no text, stands for a generated token.
-Without a rule no such choice does. `missing` tells whether the server's total exceeds the tokens of other choices."""
+"""Function (choices, index, missing) that returns True if choice `index`, which has no text, stands for a generated
+token. `missing` is True if the server's total exceeds the tokens counted so far. If a dialect has no rule, no choice
+without text is a token."""
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-"""Also requests the token count of each chunk, which vLLM, SGLang and TensorRT-LLM support."""
+"""Field that requests usage at the end and in each chunk. vLLM, SGLang and TensorRT-LLM support the latter."""
 
 REFUSABLE = {
     "continuous_usage_stats": "",  # stands before the field that contains it, because refusals name both
@@ -157,7 +166,7 @@ REFUSABLE = {
     "temperature": "",
     "max_tokens": "max_completion_tokens",
 }
-"""Fields that some servers refuse, with their name there. Empty: the field is left out."""
+"""Fields that some servers refuse, with the newer name that these servers accept. Empty: the field is left out."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
 _USAGES = msgspec.json.Decoder(DetailedUsage)
@@ -168,17 +177,22 @@ _USAGE = attrgetter("usage")
 _NO_TEXT = frozenset({"type", "id", "index", "role", "format", "signature", "status", "expires_at"})
 """Fields of a part of content that contain no generated text."""
 MANY_AT_ONCE = 16
-"""The text of a chunk with more tokens is examined: some tokens may have been generated earlier, and hidden."""
+"""If a chunk has more tokens than this, its text is examined, because some tokens may have been hidden before."""
 
 
 def decode(
     payloads: Sequence[bytes], *, empty_is_token: EmptyRule | None, always_done: bool, one_per_event: bool = False
 ) -> Answer:
-    """Decode an OpenAI stream.
+    """Decode the events of an OpenAI stream into an Answer.
 
-    The tokens of a chunk come from its best evidence: token ids, then the growth of a running usage total, then one
-    token for a chunk with text. The last is exact only if the server sends `one_per_event`. With `always_done` only
-    `[DONE]` proves that the stream is complete; otherwise a finish reason does too."""
+    The token count of a chunk comes from the best evidence that is available:
+
+    1. Token ids in the chunk.
+    2. The growth of the running total in `usage`.
+    3. One token for a chunk with text. This is exact only if the server sends `one_per_event`.
+
+    `empty_is_token` decides whether a chunk without text is a token. With `always_done`, only `[DONE]` proves that the
+    stream is complete. Without `always_done`, a finish reason proves it too."""
     retained, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _is_plain_token)
     choices = [chunk.choices[0] if chunk.choices else _NO_CHOICE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
@@ -220,7 +234,9 @@ def decode(
 
 
 def answer_text(payloads: Sequence[bytes]) -> str:
-    """Return the text of a response. Reasoning and tool calls are left out, as chat templates leave them out too."""
+    """Return the text of a response, without reasoning and tool calls.
+
+    Chat templates leave out reasoning and tool calls of earlier turns too."""
     chunks, _ = decode_events(payloads, _CHUNKS)
     choices = (chunk.choices[0] for chunk in chunks if chunk.choices)
     parts = (choice.text or (choice.delta and _content_text(choice.delta.content)) or "" for choice in choices)
@@ -238,10 +254,10 @@ def openai_dialect(
     dropped_fields: tuple[str, ...] = (),
     **others: Any,
 ) -> Dialect:
-    """Return the dialect of a server's OpenAI route.
+    """Return the dialect of a server for one of the OpenAI endpoints.
 
-    Requests contain the standard fields, changed and extended by `extra_fields`. Each of the `dropped_fields` is sent
-    under its name in REFUSABLE, or left out."""
+    Requests contain the standard fields, changed and extended by `extra_fields`. A field in `dropped_fields` is sent
+    under its newer name in REFUSABLE, or left out if it has no newer name."""
 
     def without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
         names = {field: REFUSABLE[field] if field in dropped_fields else field for field in fields}
@@ -272,15 +288,15 @@ def openai_dialect(
 
 
 def messages(text: str) -> list[dict[str, str]]:
-    """Return a chat of one user message."""
+    """Return a chat history that consists of one user message."""
     return [{"role": "user", "content": text}]
 
 
 def _standard_fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
-    """Return the standard body of a streamed response of at most the requested length.
+    """Return the standard body of a request for a stream of at most `request.output_tokens` tokens.
 
-    A chat without a history is one user message. It also uses `max_tokens`, because servers from before October 2024
-    know no other limit."""
+    A chat request without a history contains one user message. Chat requests also use `max_tokens`, because servers
+    from before October 2024 support no other limit."""
     if endpoint == "chat":
         assert isinstance(request.prompt, str), "chat accepts only text"
         history = request.messages or (("user", request.prompt),)
@@ -295,25 +311,29 @@ def _standard_fields(endpoint: str, request: Request, model: str) -> dict[str, A
 
 
 def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
-    """An EmptyRule: every chunk is a token, with or without text."""
+    """Return True: every chunk stands for a token, with or without text (an EmptyRule)."""
     return True
 
 
 def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """An EmptyRule: a chunk without text is a token, for example half of a character, with two exceptions.
+    """Return True if a chunk without text stands for a token, such as half of a character (an EmptyRule).
 
-    A chunk with a role opens the response and is not a token. A chunk with a finish reason closes it, and is a token
-    only if the server's total is larger than the tokens so far."""
+    A chunk without text is a token, with two exceptions:
+
+    - A chunk with a role opens the response and is not a token.
+    - A chunk with a finish reason closes the response. It is a token only if the server's total exceeds the tokens so
+      far.
+    """
     return missing if choices[index].finish_reason else not has_role(choices[index])
 
 
 def has_role(choice: Choice) -> bool:
-    """Return whether this is a chat chunk with a role."""
+    """Return True if the choice comes from a chat chunk with a role."""
     return choice.delta is not None and bool(choice.delta.role)
 
 
 def _tokens_in(choice: Choice) -> int:
-    """Return the generated tokens that the choice itself shows."""
+    """Return the number of token ids in a choice. Without ids, return 1 if the choice has text, otherwise 0."""
     if choice.token_ids is not None:
         return len(choice.token_ids)
     delta = choice.delta
@@ -330,7 +350,7 @@ def _tokens_in(choice: Choice) -> int:
 
 
 def _has_text(value: Any) -> bool:
-    """Return whether a part of content, or any part of a list of parts, contains text."""
+    """Return True if a part of the content, or any part of a list of parts, contains text."""
     if isinstance(value, dict):
         return any(_has_text(inner) for field, inner in value.items() if field not in _NO_TEXT)
     if isinstance(value, list):
@@ -339,7 +359,7 @@ def _has_text(value: Any) -> bool:
 
 
 def _content_text(content: str | list[Any] | None) -> str:
-    """Return the text of content without thinking."""
+    """Return the text of a message's content, without thinking."""
     if not isinstance(content, list):
         return content or ""
     parts = (part.get("text") if isinstance(part, dict) else part for part in content)
@@ -363,14 +383,16 @@ def _text_in(value: Any) -> str:
 
 
 def _is_plain_token(chunk: Chunk) -> bool:
-    """Return whether a chunk is one token, which only its text shows, and does not end the response."""
+    """Return True if a chunk stands for exactly one token that only its text shows.
+
+    A chunk with token ids, a finish reason or an error is not such a token."""
     choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
     plain_chunk = choice.token_ids is None and not choice.finish_reason and not chunk.error and not choice.error
     return bool(plain_chunk and _tokens_in(choice))
 
 
 def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> None:
-    """Store the finish reason or the error of a choice."""
+    """Store the finish reason or the error of a choice in the answer."""
     if choice.error:
         note_error(answer, json.dumps({"error": choice.error}).encode())
     if choice.finish_reason:
@@ -398,7 +420,7 @@ def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], 
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the counts of the last usage that states a number, and the number of events dropped after it."""
+    """Return the counts of the last `usage` object that has one, and the number of repeated events dropped after it."""
     for index in reversed(range(len(usages))):
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
@@ -417,7 +439,8 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
     """Store the facts that distinguish hidden tokens from chunks of several tokens, if the difference may matter.
 
-    `hidden` is the number of reasoning tokens that the server states and did not stream."""
+    Hidden tokens are generated and counted by the server, but not streamed. `hidden` is the number of hidden reasoning
+    tokens."""
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
     if not any(answer.tokens) or not (missing or has_large_chunk):
@@ -450,10 +473,11 @@ def _shows_reasoning(delta: Delta) -> bool:
 def _read_running_totals(
     with_choice: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]
 ) -> bool:
-    """Set `tokens` from the running totals and return True; return False without a change if they cannot be used.
+    """Set `tokens` from the server's running totals, and return True.
 
-    Every choice with text must have a total that grew as expected. A choice without text may lack a total: it opens or
-    closes the stream and adds no token. `with_choice` lists the events with a choice."""
+    If the totals cannot be used, return False and leave `tokens` unchanged. Every choice with text needs a total that
+    grew by at least the tokens of the choice. A choice without text may lack a total: it opens or closes the stream and
+    adds no token. `with_choice` lists the indices of events with a choice."""
     totals = [usage.completion_tokens or 0 for index in with_choice if (usage := usages[index])]
     if not totals or any(map(_TOKEN_IDS, choices)):
         return False
@@ -473,8 +497,9 @@ def _read_running_totals(
 
 
 def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
-    """Return the running total after each choice; an empty list if a choice with text lacks one, or if there is no
-    text."""
+    """Return the server's running total after each choice.
+
+    The list is empty if a choice with text has no total, or if no choice has text."""
     totals: list[int] = []
     total = 0
     any_text = False
@@ -492,10 +517,10 @@ def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: 
 def _read_empty(
     with_choice: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule
 ) -> None:
-    """Count the choices without text or token ids by the dialect's rule.
+    """Count one token for each choice without text or token ids that is a token by the dialect's rule.
 
-    If the server's total does not cover all of them, none is counted, because it is unknown which ones the server
-    counted."""
+    If the sum would then exceed the server's total, none of these choices is counted, because it is unknown which of
+    them the server counted."""
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []
     known = sum(tokens)
@@ -509,9 +534,10 @@ def _read_empty(
 
 
 def _read_empty_between(with_choice: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
-    """Count one token for each choice without text between the first text and the end, such as half of a character.
+    """Count one token for each choice without text between the first text and the end of the stream.
 
-    They are counted only if the sum is then exactly the server's total."""
+    Such a choice may be half of a character, for example. The choices are counted only if the sum then equals the
+    server's total."""
     missing = total - sum(tokens)
     if missing <= 0:
         return
@@ -537,7 +563,7 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 
 
 def _generic(endpoint: str, dropped_fields: tuple[str, ...] = ()) -> Dialect:
-    """Return the dialect of any OpenAI-style server, without the fields that it refuses."""
+    """Return the dialect of a generic OpenAI-style server, without the fields that the server refuses."""
 
     def drop_refused_field(refusal: str) -> Dialect | None:
         named = next((field for field in REFUSABLE if field in refusal and field not in dropped_fields), None)

@@ -1,9 +1,11 @@
-"""Dialects for embeddings and rerank of OpenAI-style servers: one JSON response per request, and no generated tokens.
+"""Dialects for the embeddings and rerank endpoints of OpenAI-style servers.
+
+The server sends one JSON response per request and generates no tokens:
 
     embeddings  POST /v1/embeddings  {"model", "input"}                -> {"data": [...], "usage": {...}}
     rerank      POST /v1/rerank      {"model", "query", "documents"}   -> {"results": [...], "usage": {...}}
 
-For a rerank, the prompt is cut in two: its first words are the query, and the rest is the only document. If the user's
+For rerank, the prompt is split in two. Its first words are the query, and the rest is the only document. If the user's
 fields contain `documents`, the whole prompt is the query.
 """
 
@@ -25,14 +27,18 @@ QUERY_WORDS = 8
 
 
 class PoolingUsage(msgspec.Struct, gc=False):
-    """The usage of a response. Some servers state only the total, which equals the prompt, as nothing is generated."""
+    """The `usage` object of an embeddings or rerank response.
+
+    Some servers report only the total, which equals the number of prompt tokens because nothing is generated."""
 
     prompt_tokens: TokenCount | None = None
     total_tokens: TokenCount | None = None
 
 
 class PoolingAnswer(msgspec.Struct, gc=False):
-    """A response: `data` holds embeddings, `results` holds rerank scores. Their content is not decoded."""
+    """An embeddings or rerank response.
+
+    `data` holds embeddings, `results` holds rerank scores. Their content is not decoded."""
 
     data: list[msgspec.Raw] | None = None
     results: list[msgspec.Raw] | None = None
@@ -43,7 +49,7 @@ _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 
 def decode(payloads: Sequence[bytes]) -> Answer:
-    """Decode the response, which is the only payload."""
+    """Decode an embeddings or rerank response, which is the only payload."""
     events, broken = decode_events(payloads, _ANSWERS)
     answer = Answer([0] * len(payloads))
     for index, event in enumerate(events):
@@ -61,7 +67,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
 
 
 def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
-    """Return a server's dialect for `embeddings` or `rerank`."""
+    """Return the dialect of a server for the endpoint `embeddings` or `rerank`."""
     fields = partial(_fields, endpoint)
     return Dialect(
         server,

@@ -1,12 +1,13 @@
 """Finds runs of repeated events, so that most events of a response need not be decoded.
 
-A repeated event differs from the event before it only in the text of one token and in totals that are larger by one. A
-response is decoded without its repeated events, and their tokens are added at the end.
+A repeated event differs from the event before it only in the text of one token, and in totals that are larger by one.
+Repeated events are dropped before a response is decoded, and their tokens are added at the end.
 
     {"choices":[{"text":"   tell   ","finish_reason":null}],"usage":{"total_tokens":   9   ,"completion_tokens":   5  }}
     └──── opening ─────┘└─ text ─┘└─────────────────── closing, for 5 tokens ───────────────────────────────────────┘
 
-JSON stays valid, and its other content unchanged, when one string is replaced by another or one number by another.
+Dropping events by their bytes is safe: JSON stays valid, and its other content unchanged, when one string is replaced
+by another string or one number by another number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from loadgen.servers.backends.stream_events import decode_events
 
 
 class Counted(Protocol):
-    """An event that may state a running total of tokens, as `completion_tokens` of its `totals`."""
+    """An event that may report a running total of tokens, as `totals.completion_tokens`."""
 
     @property
     def totals(self) -> Any: ...
@@ -34,7 +35,7 @@ class Counted(Protocol):
 Event = TypeVar("Event", bound=Counted)
 
 SHORT_RUN = 8
-"""A run of fewer repeated events is short, and the search for it saves no time."""
+"""Minimum number of repeated events in a run for which the search saves time. A run of fewer events is short."""
 MAX_SHORT_RUNS = 4
 """After this many short runs the rest of a response is decoded event by event."""
 MAX_TOTAL = 8_192
@@ -50,14 +51,15 @@ _NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
 def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """Decode the payloads without their repeated events.
+    """Decode the payloads, except those of repeated events.
 
-    `is_plain_token` tells whether an event stands for exactly one token, which only its text shows. Returns
+    `is_plain_token` returns True if an event stands for exactly one token that only its text shows. `drop_repeats`
+    returns
 
-    - the retained payloads, always including the first two;
-    - their events, with the tokens of dropped events subtracted from running totals;
-    - the number of events that were dropped after each retained one;
-    - a description of the first unreadable event ("" if there is none). Payloads after it are not decoded.
+    - the retained payloads, which always include the first two;
+    - the decoded events of these payloads, with the tokens of dropped events subtracted from running totals;
+    - the number of events that were dropped after each retained event;
+    - a description of the first unreadable event ("" if there is none). Payloads after this event are not decoded.
     """
     retained: list[bytes] = []
     events: list[Event] = []
@@ -88,7 +90,7 @@ def drop_repeats(
 
 
 def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
-    """Add one token to the answer for each event that `drop_repeats` dropped."""
+    """Return the answer with one more token for each event that `drop_repeats` dropped."""
     if not any(runs):
         return answer
     tokens = list[int]()
@@ -101,10 +103,11 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """Return how many events directly after event `first`, which stands for one token, repeat it.
+    """Return the number of events directly after event `first` that repeat event `first`.
 
-    A repeated event has another text that is not empty. If event `first` states the running `total`, the totals grow by
-    one per event. The count is sometimes too small, but never too large."""
+    Event `first` stands for one token. An event repeats it if only the text differs and is not empty. If event `first`
+    reports the running total `total`, the totals must also grow by one per event. The result may be too small, but is
+    never too large."""
     payload = payloads[first]
     following = payloads[first + 1 :]
     text = _TEXT.search(payload)
@@ -144,10 +147,10 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return the closings of events with a running total of 0 to `count` - 1 tokens.
+    """Return the closings of events whose running total is 0 to `count` - 1 tokens.
 
-    The template has one number per offset, which is the total plus the offset. The result is cached, because responses
-    to prompts of equal length share it."""
+    A closing is the part of an event after its text. `template` contains one `%d` per number, and each number is the
+    total plus its offset. The result is cached, because responses to prompts of equal length have the same closings."""
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Decoding steps that all dialects share: payloads to typed events, and the final facts of an Answer."""
+"""Decoding steps that all dialects share: decoding payloads into typed events, and finishing an Answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from loadgen.servers.errors import DECODE_ERRORS
 Event = TypeVar("Event")
 
 GAVE_UP = ("error", "abort", "fail", "cancel", "timeout", "exception", "insufficient_system_resource")
-"""Words in finish reasons of a server that aborted the response."""
+"""Parts of finish reasons which mean that the server aborted the response."""
 
 
 def decode_events(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], number: int = 0
 ) -> tuple[list[Event], str]:
-    """Decode one event per payload, up to the first unreadable one (see loadgen.servers.backends.lenient).
+    """Decode one event per payload, up to the first unreadable event.
 
-    The second value describes the unreadable event ("" if there is none), counting events from `number`. `[DONE]`
-    becomes an empty event, so that event i belongs to payload i."""
+    Returns the events and a description of the unreadable event ("" if there is none). In the description, events are
+    counted from `number`. `[DONE]` becomes an empty event, so that event i belongs to payload i. Events that the typed
+    decoder refuses are decoded by loadgen.servers.backends.lenient."""
     events: list[Event] = []
     try:
         events.extend(map(decoder.decode, payloads))  # if one raises, the events before it are kept
@@ -37,7 +38,9 @@ def decode_events(
 def _decode_leniently(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], events: list[Event], number: int, error: Exception
 ) -> tuple[list[Event], str]:
-    """Continue with the event after `events`, which raised this error."""
+    """Continue `decode_events` with the event that the typed decoder refused.
+
+    `events` holds the events before the refused event, and `error` is the decoder's error."""
     remaining = islice(payloads, len(events) + 1, None)
     while True:
         payload = payloads[len(events)]
@@ -56,17 +59,18 @@ def _decode_leniently(
 
 
 def join_halves(text: str) -> str:
-    """Return the text with the two halves of a character joined that arrived in separate chunks.
+    """Return the text with surrogate pairs joined whose halves arrived in separate chunks.
 
-    A half without its partner becomes U+FFFD, so that the next turn of a session can quote the text."""
+    A half without its counterpart becomes U+FFFD, so that the next turn of a session can quote the text."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
-    """Set the length of the answer: the server's total if it gave one, otherwise the sum over the events.
+    """Set the number of output tokens of an answer, and check how its stream ended.
 
-    `broken` describes an event that could not be read. Everything after that event is unknown, also the end. Tokens
-    after the end marker are an error."""
+    The number is `total`, the number that the server reported. If `total` is None, or 0 although tokens were streamed,
+    the number is the sum over the events. `broken` describes an unreadable event ("" if there is none). After such an
+    event, the end of the stream is unknown. Tokens after the end marker are an error."""
     streamed = sum(answer.tokens)
     if total == 0 and streamed:
         total = None
@@ -84,7 +88,7 @@ def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
 
 
 def note_error(answer: Answer, payload: bytes) -> None:
-    """Store the error of this event in the answer if the event is an error. The first error of a stream counts."""
+    """Store the error of a stream event in the answer, if the event is an error. Only the first error is stored."""
     if answer.error_kind:
         return
     message = error_in(payload)
@@ -94,7 +98,9 @@ def note_error(answer: Answer, payload: bytes) -> None:
 
 
 def note_finish(answer: Answer, reason: str, payload: bytes) -> None:
-    """Store the server's finish reason. Reasons such as `error` and `abort` mean an error."""
+    """Store the server's finish reason in the answer.
+
+    A reason such as `error` or `abort` also sets the error of the answer."""
     answer.finish_reason = reason
     if answer.error_kind == "" and any(word in reason.lower() for word in GAVE_UP):
         answer.error_kind = "in_band_error"

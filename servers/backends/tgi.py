@@ -1,8 +1,9 @@
-"""Text Generation Inference: `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
+"""The Text Generation Inference (TGI) backend, checked with versions 1.0.3 to 3.3.7.
 
-Checked with versions 1.0.3 to 3.3.7. On every route one event is one token, with text or without. No route accepts
-token ids, and no field makes the server ignore the end-of-text token. A complete response may therefore be shorter than
-requested.
+The endpoints are `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
+
+On every endpoint, one event is one token, with or without text. No endpoint accepts token ids, and no field makes the
+server ignore the end-of-text token. A complete response may therefore be shorter than requested.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from loadgen.workloads.request import Request, merged
 
 
 class TgiToken(msgspec.Struct, gc=False):
-    """A token. Only its presence matters, so no field is decoded."""
+    """A generated token. Only its presence matters, so none of its fields is decoded."""
 
 
 class Details(msgspec.Struct, gc=False):
-    """Details in the last event, if requested. `input_length`, since 2.3.0, includes special tokens of the server."""
+    """The details in the last event of a response, if the request asked for them.
+
+    `input_length` is sent since version 2.3.0, and includes special tokens that the server adds."""
 
     finish_reason: str | None = None
     generated_tokens: TokenCount | None = None
@@ -33,7 +36,7 @@ class Details(msgspec.Struct, gc=False):
 
 
 class TgiEvent(msgspec.Struct, gc=False):
-    """An event of `/generate_stream`. Only the last event has `generated_text`, and it also has a token."""
+    """An event of `/generate_stream`. Only the last event has `generated_text`, and this event also has a token."""
 
     token: TgiToken | None = None
     generated_text: str | None = None
@@ -46,10 +49,10 @@ _TOP_LEVEL_FIELDS = ("parameters", "add_special_tokens", "multimodal_params")
 
 
 def generate_body(request: Request, **defaults: bool) -> bytes:
-    """Return the body of `/generate_stream`, which LightLLM adopted from TGI.
+    """Return the JSON body of a request to `/generate_stream`, which LightLLM adopted from TGI.
 
-    The server ignores unknown fields outside `parameters`, so the user's fields become parameters, in addition to
-    `defaults`."""
+    The server ignores unknown fields outside `parameters`. The user's fields are therefore added to `parameters`,
+    together with `defaults`."""
     top_level = {name: value for name, value in request.body.items() if name in _TOP_LEVEL_FIELDS}
     users = {name: value for name, value in request.body.items() if name not in top_level}
     users |= top_level.pop("parameters", {})
@@ -84,7 +87,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    """Return the text of the last event, which repeats the whole response without special tokens."""
+    """Return the text in the last event of a response, which repeats the whole text without special tokens."""
     events, _ = decode_events(payloads, _EVENTS)
     return join_halves("".join(event.generated_text or "" for event in events))
 

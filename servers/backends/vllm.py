@@ -1,9 +1,14 @@
-"""vLLM: `/v1/completions` (native, accepts token ids) and `/v1/chat/completions`. Checked with 0.2.0 to 0.33.0.
+"""The vLLM backend, checked with versions 0.2.0 to 0.33.0.
 
-`ignore_eos` with `min_tokens` fixes the output length. `continuous_usage_stats` counts the tokens of each chunk, which
-under load holds several. `include_usage` adds the totals. Versions that do not know a field ignore it. Two things are
-never sent: `return_token_ids`, because it makes the first event repeat the prompt's ids, and stop strings, because the
-server holds text back for them. `[DONE]` ends every response, also a failed one.
+The main endpoints are `/v1/completions` (native, accepts token ids) and `/v1/chat/completions`. Requests contain these
+fields, which versions without support ignore:
+
+- `ignore_eos` and `min_tokens` fix the output length.
+- `continuous_usage_stats` reports the token count of each chunk, because a chunk holds several tokens under load.
+- `include_usage` adds the totals.
+
+Two fields are never sent. `return_token_ids` makes the first event repeat the prompt's ids, and stop strings make the
+server hold text back. `[DONE]` ends every response, also a failed one.
 """
 
 from __future__ import annotations
@@ -37,7 +42,9 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 
 
 def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Return the KV-cache capacity of all engines in tokens, and the share of each GPU that vLLM reserves."""
+    """Return the KV-cache capacity of all engines in tokens, and the share of GPU memory that vLLM reserves.
+
+    Both values come from labels of the metric `vllm:cache_config_info`. Values that are not there are omitted."""
     result: dict[str, float] = {}
     for labels in samples:
         # vLLM writes Python's repr into labels: `16384`, `0.92` or `None`.

@@ -1,12 +1,13 @@
-"""Selects which addresses of a server's name a run uses, and which of them a new connection takes.
+"""Selects the server addresses that a run uses, and the address of each new connection.
 
-    before the run   every address is tried at once; those of one family that accept a connection are used
-    in the run       new connections take them in turn, as clients of a name with several addresses do
-    one fails        the connection goes to the next one, and the failed address is tried last for some seconds
+    before the run    Every address is tried at once. The run uses addresses of one family that accept a connection.
+    during the run    New connections use these addresses in turn, like other clients of a name with several addresses.
+    after a failure   The connection goes to the next address. The failed address is tried last for some seconds.
 
-A name has addresses of both families if a host speaks IPv4 and IPv6 (`localhost` is ::1 and 127.0.0.1). It has several
-addresses of one family if several hosts serve it (DNS round robin). So a run uses the family of the first address that
-accepts a connection, and in it every address that does. The probe asks the first of these.
+A host name has addresses of both families if a host supports IPv4 and IPv6 (`localhost` is ::1 and 127.0.0.1). A name
+has several addresses of one family if several hosts serve it (DNS round robin). The run therefore uses the family of
+the first address that accepts a connection, and every working address of this family. Requests before the run go to the
+first of these addresses.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from loadgen.servers.wire.local_limits import explain_local_limit
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 FIRST_ANSWER_S, OTHER_ANSWERS_S = 3.0, 0.3
-"""How long any address may take to accept a connection before the run, and how long the others may take after that."""
+"""Time limits in seconds before the run: until the first address accepts a connection, and then for the others."""
 ATTEMPT_S = 3.0
-"""How long one address may take to accept a connection of the run, where there is another one to try."""
+"""Time limit in seconds for one address to accept a connection during the run, if there is another one to try."""
 REST_S = 5.0
-"""How long an address that has failed is tried last."""
+"""Time in seconds during which an address that has failed is tried last."""
 
 
 def select_addresses(target: Target) -> Target:
-    """Return the target with the addresses that the run uses. Every address is used if there is only one, or if none
-    accepts a connection: the run then records what is wrong."""
+    """Return the target with only the addresses that the run uses.
+
+    All addresses are kept if there is only one, or if none accepts a connection. In the latter case, the run records
+    the errors."""
     if len(target.addresses) == 1:
         return target
     failures = _try_all(target.addresses)
@@ -54,7 +57,7 @@ def select_addresses(target: Target) -> Target:
 
 
 def describe_addresses(target: Target) -> str:
-    """Return a line that names the addresses of a target, for the log of a run."""
+    """Return a line for the log of a run that names the used and unused addresses of a target."""
     used = ", ".join(address_text(address) for address in target.addresses)
     unused = [f"{address} is not used ({reason})" for address, reason in target.unused.items()]
     turns = "connections go in turn to" if len(target.addresses) > 1 else "connections go to"
@@ -62,7 +65,7 @@ def describe_addresses(target: Target) -> str:
 
 
 def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
-    """Connect to every address at once. Return why each one failed; the text is empty for those that accepted."""
+    """Connect to every address at once, and return the error of each address ("" if it accepted the connection)."""
     failures = dict.fromkeys(addresses, "no connection in time")
     until_s = monotonic() + FIRST_ANSWER_S
     with selectors.DefaultSelector() as selector:
@@ -90,7 +93,7 @@ def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
 
 
 def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Address, str]) -> None:
-    """Begin to connect to an address, without waiting for it."""
+    """Start connecting to an address without waiting. An immediate result is stored in `failures`."""
     family, peer = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -107,17 +110,18 @@ def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Ad
 
 
 class Rotation:
-    """The order in which new connections try the addresses of a target."""
+    """Decides in which order each new connection tries the addresses of a target."""
 
     def __init__(self, addresses: Sequence[Address], first: int = 0) -> None:
-        """The first connection begins with the address that has the index `first`, modulo their number."""
+        """Start the rotation at the address with the index `first`, modulo the number of addresses."""
         self._addresses = tuple(addresses)
         self._next = first
         self._rests_until_s: dict[Address, float] = {}
 
     def order(self) -> list[Address]:
-        """Return every address, in the order in which the next connection tries them. Addresses that failed a short
-        time ago are last."""
+        """Return every address, in the order in which the next connection tries the addresses.
+
+        Addresses that failed within the last REST_S seconds come last."""
         first = self._next % len(self._addresses)
         self._next = first + 1
         now_s = monotonic()
@@ -125,17 +129,19 @@ class Rotation:
         return sorted(ordered, key=lambda address: self._rests_until_s.get(address, 0.0) > now_s)
 
     def failed(self, address: Address) -> None:
-        """Note that a connection to this address could not be opened."""
+        """Record that a connection to this address could not be opened."""
         self._rests_until_s[address] = monotonic() + REST_S
 
 
 def error_to_report(errors: Sequence[OSError]) -> OSError:
-    """Return the error that counts where every address has failed: the first that is not this machine's own fault."""
+    """Return the error to report if every address failed: the first error that this machine did not cause.
+
+    If this machine caused all of them, the first error is returned."""
     return next((error for error in errors if not isinstance(error, LocalLimitError)), errors[0])
 
 
 class Connector:
-    """Opens connections to the addresses of a target, in turn."""
+    """Opens connections to the addresses of a target in turn."""
 
     def __init__(
         self,
@@ -146,8 +152,11 @@ class Connector:
         *,
         first: int = 0,
     ) -> None:
-        """`timeout_s` limits one connection. `receive_buffer` is the receive buffer to ask for, in bytes (0: the
-        system's choice). `first` is the index of the address that the first connection tries."""
+        """Prepare a connector without opening a connection.
+
+        `timeout_s` is the time limit of one connection in seconds. `stamps` is the timestamp source of the connections.
+        `receive_buffer` is the requested receive buffer size in bytes (0: the system's default). `first` is the index
+        of the address that the first connection tries."""
         self._target = target
         self._timeout_s = timeout_s
         self._stamps = stamps
@@ -155,8 +164,10 @@ class Connector:
         self._rotation = Rotation(target.addresses, first)
 
     def __call__(self) -> Connection | Awaitable[Connection]:
-        """Open one connection. Return it if it is open at once, else an awaitable that opens it. Raises what
-        loadgen.servers.wire.connection.connect raises."""
+        """Open one connection.
+
+        Returns the connection if it is open at once, otherwise an awaitable that opens it. Raises the errors of
+        loadgen.servers.wire.connection.connect."""
         if len(self._target.addresses) == 1:
             return connect(self._target, self._timeout_s, self._stamps, self._receive_buffer)
         return self._attempt(self._rotation.order(), [])

@@ -1,4 +1,4 @@
-"""Takes or permanently gives up a Linux capability of the calling thread (capabilities(7))."""
+"""Makes a Linux capability of the calling thread effective, or gives it up permanently (capabilities(7))."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def take_capability(number: int) -> None:
-    """Make a capability below 32 effective where it is permitted. Files only permit it (setcap with +p)."""
+    """Make a capability effective if it is permitted. Its number must be below 32.
+
+    This call is needed because file capabilities only permit a capability (`setcap` with `+p`)."""
     _change(number, take=True)
 
 
 def give_up_capability(number: int) -> None:
-    """Give up a capability below 32 permanently. Files and sockets opened with it stay open. Raises OSError."""
+    """Give up a capability permanently. Its number must be below 32.
+
+    Files and sockets that were opened with the capability stay open. Raises OSError if the kernel refuses the change.
+    """
     _change(number, take=False)
 
 

@@ -1,4 +1,7 @@
-"""Connections of the measuring path. A pool (loadgen.servers.wire.pool) opens them before the run starts."""
+"""Connections of the measuring path.
+
+A connection pool (loadgen.servers.wire.pool) opens the connections before the run starts.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,18 @@ READ_BYTES = 65_536
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """An open connection. TLS bytes pass through memory buffers, so that every read of the socket keeps its kernel
-    timestamp.
+    """An open connection to the server, with or without TLS.
 
-    `received` counts every byte that was read from the socket, because packet timestamps are found by that offset.
-    With TLS, `feed` is the only place that counts. TLS itself may send records at any time: session tickets, key
-    updates, alerts. A read that skips `feed` would shift all later timestamps to earlier packets."""
+    TLS bytes pass through memory buffers, so that every read of the socket keeps its kernel timestamp.
+
+    `received` counts every byte that was read from the socket. Packet timestamps are looked up by this offset. With
+    TLS, only `feed` updates the count. TLS may send records of its own at any time: session tickets, key updates,
+    alerts. If a read of such a record skipped `feed`, all later bytes would get the timestamps of earlier packets."""
 
     sock: socket.socket
     opened_ns: int
     tcp_stream: Any = None  # What TimestampSource.watch returned
-    reused: bool = False  # Whether it has carried a request before
+    reused: bool = False  # Whether the connection has carried a request before
     received: int = 0  # Bytes read from the socket; without TLS, bytes of finished responses
     losses: tuple[int, int] = (0, 0)  # Last result of loadgen.servers.wire.tcp_info.losses
     tls: ssl.SSLObject | None = None
@@ -41,14 +45,16 @@ class Connection:
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
     def begin_tls(self, target: Target) -> None:
-        """Start TLS if the target uses it. While `handshaking` is True, the caller sends `next_handshake_bytes` and
-        passes received bytes to `receive_handshake`."""
+        """Start a TLS session if the target uses TLS.
+
+        While `handshaking` is True, the caller sends `next_handshake_bytes` and passes received bytes to
+        `receive_handshake`."""
         if target.tls is not None:
             self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
             self.handshaking = True
 
     def next_handshake_bytes(self) -> bytes:
-        """Return the next bytes of the handshake to send. Raises ssl.SSLError."""
+        """Advance the TLS handshake and return the bytes to send. Raises ssl.SSLError if the handshake fails."""
         assert self.tls is not None
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
@@ -56,29 +62,32 @@ class Connection:
         return self.outgoing.read()
 
     def receive_handshake(self, received: bytes) -> None:
-        """Take the next bytes of the handshake from the server. Raises ConnectionResetError at the end of the
-        connection."""
+        """Process the next bytes of the TLS handshake from the server.
+
+        Raises ConnectionResetError if `received` is empty, which means that the server closed the connection."""
         if not received:
             raise ConnectionResetError("the server closed the connection during the TLS handshake")
         self.feed(received)
 
     def feed(self, received: bytes) -> None:
-        """Count bytes that were read from the socket and pass them to TLS."""
+        """Count bytes that were read from the socket, and pass them to TLS."""
         self.received += len(received)
         self.incoming.write(received)
 
     def seal(self, request: bytes) -> bytes:
-        """Return the bytes to send for `request`: the request itself, or its TLS records. The driver calls this before
-        the request is due."""
+        """Return the bytes to send for `request`: the request itself, or its TLS records.
+
+        The driver calls this method before the request is due."""
         if self.tls is None:
             return request
         self.tls.write(request)
         return self.outgoing.read()
 
     def flush(self) -> None:
-        """Send what TLS itself has to send, as when a TLS 1.2 server renegotiates before it responds. Call this only
-        when no sealed request waits to be sent, because TLS records must leave in the order in which they were made.
-        Bytes that the socket does not take leave with the next request."""
+        """Send records that TLS itself has to send, such as the reply to a TLS 1.2 server that renegotiates.
+
+        Call this method only if no sealed request waits to be sent, because TLS records must be sent in the order of
+        their creation. Bytes that the socket does not accept are sent with the next request."""
         own = self.outgoing.read()
         try:
             sent = self.sock.send(own)
@@ -87,8 +96,10 @@ class Connection:
         self.outgoing.write(own[sent:])
 
     def closed_by_peer(self) -> bool:
-        """Return True if the peer closed this idle connection or sent data that no request asked for, which would be
-        taken for the next response. TLS records without data, such as session tickets, are allowed."""
+        """Return True if this idle connection cannot carry another request.
+
+        This is the case if the server closed the connection, or sent data that would be mistaken for the next response.
+        TLS records without data, such as session tickets, are allowed."""
         try:
             received = self.sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -102,7 +113,7 @@ class Connection:
         return not self._quiet()
 
     def _quiet(self) -> bool:
-        """Return True if TLS holds neither data nor the end of the session."""
+        """Return True if TLS has received neither data nor the end of the session, and has no reply to send."""
         assert self.tls is not None
         try:
             self.tls.read(1)
@@ -115,7 +126,7 @@ class Connection:
         return False
 
     def close(self) -> None:
-        """Close without waiting for anything."""
+        """Close the connection without waiting."""
         self.sock.close()
 
 
@@ -126,12 +137,12 @@ def connect(
     receive_buffer: int = 0,
     address: Address | None = None,
 ) -> Connection | Coroutine[Any, Any, Connection]:
-    """Open one connection to an address of the target (default: its first), including the TLS handshake. Return the
-    connection if it is open at once, as on the same machine, else a coroutine that opens it.
+    """Open one connection to an address of the target (default: its first), including the TLS handshake.
 
-    `stamps` timestamps the connection's reads. `receive_buffer` is the receive buffer to ask for, in bytes (0: the
-    system's choice). Raises OSError: a LocalLimitError if this machine is the reason, and in the coroutine also
-    ssl.SSLError and TimeoutError."""
+    Returns the connection if it is open at once, as on the same machine, otherwise a coroutine that opens it. `stamps`
+    is the timestamp source of the connection. `receive_buffer` is the requested receive buffer size in bytes (0: the
+    system's default). Raises OSError, or its subclass LocalLimitError if this machine is the cause. The coroutine also
+    raises ssl.SSLError and TimeoutError."""
     address = address or target.addresses[0]
     family, peer = address
     try:
@@ -156,7 +167,9 @@ def connect(
 async def _finish(
     sock: socket.socket, peer: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: TimestampSource
 ) -> Connection:
-    """Wait until a socket is connected to `peer` (None: it is already), and do the TLS handshake if there is one."""
+    """Wait until the socket is connected, and do the TLS handshake if the target uses TLS.
+
+    `peer` is the address to connect to, or None if the socket is already connected."""
     try:
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
@@ -177,8 +190,10 @@ async def _finish(
 
 
 def _connected(sock: socket.socket, address: Address) -> bool:
-    """Begin to connect. Return True if the connection is open at once, as on the same machine, which a second call
-    reports. Raises OSError. Errors of the first call are the kernel's own; those of the second may be the server's."""
+    """Start connecting. Return True if the connection is open at once, as on the same machine.
+
+    A second `connect_ex` call finds out whether the connection is open. Raises OSError. An error of the first call
+    comes from this machine's kernel. An error of the second call may come from the server."""
     for attempt in range(2):
         code = sock.connect_ex(address[1])
         if code in (0, errno.EISCONN):

@@ -1,7 +1,7 @@
-"""Decides how long reads may be deferred when packets are timestamped by the kernel.
+"""Decides how long reads may be deferred when the kernel timestamps every packet.
 
-Such reads can be deferred and batched, because a late read does not change a timestamp. The more of a core the reads
-take, the longer they are deferred. A sweep is one pass in which every readable socket is read.
+Such reads can be deferred and batched, because a late read does not change a timestamp. The delay grows with the share
+of a CPU core that the reads take. A sweep is one pass that reads every readable socket.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from pathlib import Path
 SELDOM = (4.0, 0.03)
 MODERATE = (0.1, 0.3)
 OFTEN = (0.001, 0.8)
-"""(maximum delay in seconds, share of a core beyond which reads are deferred) for ReadPacer. OFTEN: the end of a
-response lets the next request be sent. MODERATE: it only frees a connection for it. SELDOM: a burst, in which no
-request waits for a response."""
+"""Settings of ReadPacer: (maximum delay in seconds, share of a core above which reads are deferred).
+
+- OFTEN: the next request is sent when a response ends.
+- MODERATE: the end of a response only frees a connection for the next request.
+- SELDOM: in a burst, no request waits for a response.
+"""
 RECEIVE_BUFFER_BYTES = 1 << 18
-"""The receive buffer to ask for where reads may be late. Linux gives twice as much, or what net.core.rmem_max
+"""Requested receive buffer size if reads may be late. Linux allocates twice this size, or what net.core.rmem_max
 permits."""
 MIN_DELAY_S = 0.005
 RATE_CHECK_S = 0.25
 """Interval at which a long pause checks whether the arrival rate has dropped."""
 WIDER = 16
-"""Maximum factor by which one step lengthens the delay, while the receive buffers have room."""
+"""Maximum factor by which one step lengthens the delay, while the receive buffers have free space."""
 SWEPT_SHARE = 16
-"""One read may take 1/16 of a receive buffer, because small segments take six times their size in it."""
+"""One read may return 1/16 of a receive buffer, because small segments occupy six times their size in the buffer."""
 SWEPT_BYTES = 1 << 25
-"""Maximum bytes of one sweep, over all sockets: they are held in the system's memory for sockets."""
+"""Maximum bytes of one sweep over all sockets. Until they are read, they occupy the system's memory for sockets."""
 IDLE_SHARE = 0.1
-"""Share of a core below which the delay shrinks, or a third of `busy` if that is less."""
+"""The delay shrinks if reading takes less than this share of a core, or less than `busy / 3` if that is smaller."""
 FEWER, COMPARED = 0.75, 4
 """A rate below FEWER times each of the previous COMPARED rates counts as a drop."""
 LOOK_NS = 50_000_000
@@ -39,7 +42,7 @@ SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def core_demand_ns() -> int:
-    """Return for how long this thread has used a core or waited for one."""
+    """Return the total time in ns for which this thread has used a CPU core or waited for one."""
     try:
         return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
     except OSError:
@@ -47,8 +50,10 @@ def core_demand_ns() -> int:
 
 
 class ReadPacer:
-    """Adapts the delay between sweeps: longer while reading takes much of a core, shorter when it does not or when the
-    sockets hold much data."""
+    """Adapts the delay between sweeps to the CPU time that reads take.
+
+    The delay grows while reading takes much of a core. The delay shrinks when reading takes little, or when the sockets
+    hold much data."""
 
     def __init__(
         self,
@@ -58,29 +63,35 @@ class ReadPacer:
         rate_dropped: Callable[[], bool] = bool,
         by_read: Callable[[], bool] = bool,
     ) -> None:
-        """`busy` is the share of a core, used or waited for, beyond which sweeps are delayed.
+        """Start without a delay between sweeps.
 
-        `rate_dropped` tells whether the arrival rate has dropped since its last call. Responses may have ended then, so
-        a long pause ends too. While `by_read` returns True, timestamps depend on reads and no read is deferred.
+        - `max_delay_s` is the maximum delay in seconds.
+        - `busy` is the share of a core, used or waited for, above which sweeps are delayed.
+        - `rate_dropped` returns True if the arrival rate has dropped since its last call. Responses may have ended
+          then, so a long pause ends too.
+        - `by_read` returns True while timestamps depend on the time of a read. Then no read is deferred.
         """
         self.rate_dropped = rate_dropped
         self._by_read = by_read
         self._max_delay_s = max_delay_s
         self._busy = busy
         self._idle = min(IDLE_SHARE, busy / 3)
-        self._swept_bytes = 1  # What one read may take
-        self._fullness = 0.0  # Largest read relative to its limit, since the last look
+        self._swept_bytes = 1  # Bytes that one read may return
+        self._fullness = 0.0  # Largest read relative to its limit, since the delay was last adapted
         self._delay_s = 0.0
         self._widest_s = 0.0
         self._looked_ns = time.monotonic_ns()
         self._demand_ns = core_demand_ns()
 
     def watch(self, sock: socket.socket) -> None:
-        """Note the receive buffer of the first socket. Every socket has the same size."""
+        """Store the size of the socket's receive buffer, which is the same for every socket."""
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
     def next_delay_s(self, now_ns: int, largest_read: int, bytes_read: int) -> float:
-        """Return the delay until the next sweep, given the bytes of this sweep's largest read and of all its reads."""
+        """Return the delay until the next sweep in seconds.
+
+        `now_ns` is the current time. `largest_read` is the number of bytes in the largest read of the last sweep, and
+        `bytes_read` is the number of bytes in all of its reads."""
         if self._by_read():
             return 0.0
         self._fullness = max(self._fullness, largest_read / self._swept_bytes, bytes_read / SWEPT_BYTES)
@@ -99,26 +110,28 @@ class ReadPacer:
         return self._delay_s
 
     def widest_ns(self) -> int:
-        """Return the longest delay between sweeps since the last call, in ns; 0 if every socket was read at once."""
+        """Return the longest delay between sweeps since the last call in ns, or 0 if no read was deferred."""
         widest_s, self._widest_s = self._widest_s, self._delay_s
         return round(widest_s * 1e9)
 
 
 class RateDropDetector:
-    """Detects that fewer segments arrive per second than before."""
+    """Detects a drop in the number of segments that arrive per second."""
 
     def __init__(self) -> None:
         self.arrived = 0
-        """Segments since the last call of `rate_dropped`. The caller adds to it."""
+        """Number of segments since the last call of `rate_dropped`. The caller increases this number."""
         self._asked_ns = time.monotonic_ns()
         self._per_ns = deque([0.0], COMPARED)
         self._may_end = False
-        """Whether something has arrived since the last drop."""
+        """Whether a segment has arrived since the last drop."""
 
     def rate_dropped(self) -> bool:
-        """Return True if the rate since the last call is clearly below each of the previous rates, or if nothing has
-        arrived in two calls after something had. Several rates are compared, because tokens of many streams arrive in
-        steps."""
+        """Return True if the arrival rate since the last call has dropped.
+
+        The rate has dropped if `rate < FEWER * min(previous COMPARED rates)`. Several rates are compared, because
+        tokens of many streams arrive in steps. The rate has also dropped if nothing arrived in two consecutive
+        intervals after earlier arrivals."""
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()

@@ -1,7 +1,7 @@
 """Spills long unfinished responses to an unlinked temporary file when they use too much memory.
 
 Only bytes that have been scanned for the end of the response are spilled. They are not needed again before the response
-is recorded. The file is as long as the largest number of blocks that were spilled at one time.
+is recorded. The file is as large as the maximum number of blocks that were spilled at the same time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SIZE = attrgetter("size")
 
 
 def bytes_in_memory(exchange: Exchange) -> int:
-    """Return how many received bytes of an exchange are in memory."""
+    """Return the number of received bytes of an exchange that are in memory."""
     return exchange.size - BLOCK_BYTES * len(exchange.spilled)
 
 
 class DiskSpill:
-    """Blocks of received bytes in a temporary file, which disappears with the process."""
+    """Stores blocks of received bytes in a temporary file, which disappears when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,9 @@ class DiskSpill:
         self._full = False
 
     def spill(self, in_flight: Collection[Exchange]) -> None:
-        """Spill a part of what these exchanges hold beyond MEMORY_LIMIT_BYTES. Bytes that the disk refuses stay in
+        """Spill received bytes to disk if these exchanges use more than MEMORY_LIMIT_BYTES of memory in total.
+
+        One call spills only a part of the excess, about AT_ONCE_BYTES. Bytes that cannot be written to disk stay in
         memory."""
         if self._full or sum(map(_SIZE, in_flight)) <= MEMORY_LIMIT_BYTES:
             return
@@ -61,7 +63,7 @@ class DiskSpill:
                     return
 
     def _spill_one(self, exchange: Exchange) -> None:
-        """Spill the whole blocks of one exchange that have been scanned. Raises OSError."""
+        """Spill the scanned bytes of one exchange in whole blocks. Raises OSError if a block cannot be written."""
         exchange.scan()
         tail = exchange.tail()
         framing = exchange.framing
@@ -76,8 +78,9 @@ class DiskSpill:
             exchange.parts = [tail[start:]]
 
     def put(self, block: bytes) -> int:
-        """Store BLOCK_BYTES and return the number of the block for `take`. Raises OSError, for example if the disk is
-        full."""
+        """Store a block of BLOCK_BYTES, and return the block's number for `take`.
+
+        Raises OSError if the block cannot be written, for example because the disk is full."""
         if self._file < 0:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 self._file = os.dup(file.fileno())
@@ -88,12 +91,12 @@ class DiskSpill:
         return number
 
     def take(self, number: int) -> bytes:
-        """Return a block and free its place in the file."""
+        """Return the block with this number, and free its position in the file."""
         self._free.append(number)
         return os.pread(self._file, BLOCK_BYTES, number * BLOCK_BYTES)
 
     def close(self) -> None:
-        """Close the file. Its blocks are lost."""
+        """Close the file. Blocks in the file are lost."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,7 +1,7 @@
 """HTTP/1.1 as pure functions: encodes requests, and finds the end and the body of a response (RFC 9112).
 
-The measuring path appends received bytes to one buffer and only checks whether the response has ended. Everything else
-is done after the end: removing the transfer coding, and finding which read brought which byte.
+The measuring path appends received bytes to one buffer, and only checks whether the response has ended. The remaining
+work is done after the end: removing the transfer coding, and determining which read returned which byte.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ _EVENT_LINE = re.compile(rb"\n\n\r\n([0-9A-Fa-f]{2,3})\r\ndata: ")  # A size lin
 
 
 class ProtocolError(Exception):
-    """The received bytes are not valid HTTP/1.1. The message says what is wrong."""
+    """The received bytes are not valid HTTP/1.1. The message describes the violation."""
 
 
 def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return the bytes of a POST request with a JSON body. `host` is the Host field, with its port unless that is the
-    default. `headers` replace the default fields."""
+    """Return the bytes of a POST request with a JSON body.
+
+    `host` is the value of the Host header, with the port unless it is the default port. `headers` are added to the
+    default headers, and replace those with the same name."""
     defaults = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
     defaults["Accept-Encoding"] = "identity"  # a compressed stream would hide when its tokens arrived
     replaced = {name.lower() for name in headers}
@@ -36,7 +38,9 @@ def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -
 
 @dataclass(slots=True, eq=False)
 class ResponseFraming:
-    """Finds the end of one response as the buffer grows. The total time is linear in the bytes, however many steps."""
+    """Finds the end of one HTTP response while its bytes arrive.
+
+    The total time is linear in the number of bytes, regardless of the number of `scan` calls."""
 
     status: int | None = None
     head: bytes = b""
@@ -51,10 +55,10 @@ class ResponseFraming:
     ended: bool = False
 
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
-        """Scan the new bytes of the response. Return True once it is complete. Raises ProtocolError.
+        """Scan the new bytes of the response, and return True once the response is complete.
 
-        `raw` is the response from offset `start` on. In a chunked body, bytes before `position` may be left out.
-        """
+        `raw` is the response from offset `start` on. In a chunked body, bytes before `position` may be left out. Raises
+        ProtocolError if the bytes are not valid HTTP/1.1."""
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
@@ -64,7 +68,7 @@ class ResponseFraming:
         return self.ended
 
     def at_eof(self, size: int) -> bool:
-        """Note that the peer closed the connection after `size` bytes. Return True if the response is complete."""
+        """Record that the server closed the connection after `size` bytes. Return True if the response is complete."""
         if self.status is not None and not self.chunked and self.body_end is None:
             self.body_end = size
             self.by_close = self.ended = True
@@ -72,13 +76,15 @@ class ResponseFraming:
 
     @property
     def coding(self) -> str:
-        """The Content-Encoding of the body, although none was requested. Empty if the body is not compressed."""
+        """The Content-Encoding of the body, or "" if the body is not compressed.
+
+        Requests ask for an uncompressed body, but a server or proxy may compress it nevertheless."""
         coding = (_field(self.head.lower(), b"content-encoding") or b"").strip().decode("latin-1")
         return "" if coding == "identity" else coding
 
     @property
     def retry_after(self) -> str:
-        """The Retry-After header: seconds or a date. Empty if there is none."""
+        """The value of the Retry-After header, in seconds or as a date, or "" if there is no such header."""
         start = self.head.lower().find(b"\r\nretry-after:")
         if start < 0:
             return ""
@@ -86,8 +92,9 @@ class ResponseFraming:
         return line.partition(b":")[2].strip().decode("latin-1")
 
     def can_reuse(self, size: int) -> bool:
-        """Return whether the connection can carry another request (RFC 9112, section 9.3), after `size` bytes of this
-        response."""
+        """Return True if the connection can carry another request after this response (RFC 9112, section 9.3).
+
+        `size` is the number of bytes that were received for this response."""
         head = self.head.lower()
         return (
             self.ended
@@ -98,7 +105,9 @@ class ResponseFraming:
         )
 
     def body_bounds(self, raw: bytes | bytearray) -> array[int]:
-        """Return start and end of each piece of the body, in order. Of an incomplete response, the received part."""
+        """Return the start and end offsets of each piece of the body, in order.
+
+        If the response is incomplete, the offsets cover the part that was received."""
         if self.status is None:
             return array("q")
         if not self.chunked:
@@ -149,11 +158,10 @@ class ResponseFraming:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Scan complete chunks whose size has two or three digits, which is the usual case.
+        """Scan complete chunks whose size has two or three hexadecimal digits, which is the usual case.
 
-        Only the few bytes around a size line are parsed. A stream contains few different ones, so their results are
-        cached. `raw` begins at `offset` of the response.
-        """
+        Only the few bytes around each chunk's size line are parsed. The results are cached, because a stream contains
+        few different size lines. `raw` begins at `offset` of the response."""
         raw = bytes(raw)
         cursor = self.position - offset - 2  # the line end before the size line
         bounds = list[int]()
@@ -170,7 +178,7 @@ class ResponseFraming:
         self.position = self.bounds[-1] + 2 if bounds else self.position
 
     def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
-        """Scan chunks as far as they are complete. `raw` begins at `offset` of the response."""
+        """Scan every chunk that is complete. `raw` begins at `offset` of the response."""
         while True:
             if self.bounds:
                 self._scan_usual(raw, offset)
@@ -198,7 +206,7 @@ class ResponseFraming:
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
-    """Return the value of a field of a head in lower case, or None."""
+    """Return the value of a header field, or None if the field is missing. `head` is in lower case."""
     start = head.find(b"\r\n" + name + b":")
     if start < 0:
         return None
@@ -208,30 +216,34 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 
 
 def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
-    """Join the pieces of `raw` with these starts and ends."""
+    """Return the joined pieces of `raw`. `bounds` holds the start and end of each piece."""
     whole = bytes(raw)
     return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
 
 
 @lru_cache(4096)
 def _usual_size(begin: bytes) -> tuple[int, int] | None:
-    """Return the length of a chunk's size line, and that length plus the size of the chunk. Both count from the line
-    end before the size line, where `begin` begins. None unless the size has two or three digits and is not 0."""
+    """Parse the size line of a chunk. Return the length of the line, and this length plus the size of the chunk.
+
+    `begin` starts at the line end before the size line, and both lengths count from there. Returns None unless the size
+    has two or three hexadecimal digits and is not 0."""
     line = _USUAL_LINE.match(begin)
     return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Return what `_usual_size` returns, if the size line stands between the end of an event and the next event.
-    `begin` begins two bytes earlier."""
+    """Parse a chunk's size line between the end of an event and the next event.
+
+    Returns the result of `_usual_size`, or None if the size line is not between two events. `begin` starts two bytes
+    earlier than for `_usual_size`."""
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None
 
 
 @lru_cache(1024)
 def _chunk_size(line: bytes) -> int:
-    """Parse a size line. Raises ProtocolError."""
+    """Return the size in the size line of a chunk. Raises ProtocolError if the line is malformed."""
     digits = line.partition(b";")[0].strip()
     try:
         return int(digits if digits.isalnum() and b"x" not in digits.lower() else b"", 16)

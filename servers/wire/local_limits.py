@@ -1,10 +1,11 @@
-"""Explains connection errors that are caused by the client's own machine, and what to do about them.
+"""Explains connection errors that the client's own machine causes, and how to fix them.
 
-A load test must not blame the server for them. Code that opens connections raises a LocalLimitError in place of the
-OSError. Requests that end with one have the error kind `client_limit` and make the run invalid.
+A load test must not blame the server for such errors. Code that opens connections raises a LocalLimitError in place of
+the OSError. Requests that fail with a LocalLimitError have the error kind `client_limit` and make the run invalid.
 
-An error is local if the kernel returned it at once, before a packet left: no free port, no free file, no route, no
-permission. A later "No route to host" came from the network or the server, as does "Connection refused".
+An error is local if the kernel returned it at once, before a packet was sent: no free port, no free file descriptor, no
+route, or no permission. If "No route to host" is reported later, it comes from the network or the server. "Connection
+refused" always comes from there.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from loadgen.servers.errors import LocalLimitError
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PORT_RANGE_DEFAULT = (32_768, 60_999)
-"""Linux's default, for systems that do not state their range there."""
+"""The default of Linux, for systems without the file PORT_RANGE."""
 FILE_MAX = Path("/proc/sys/fs/file-max")
 CONNECTED = (0, errno.EINPROGRESS, errno.EISCONN)
 
 
 def port_range() -> tuple[int, int]:
-    """Return the first and the last local port for outgoing connections."""
+    """Return the first and the last local port that this machine uses for outgoing connections."""
     with suppress(OSError, ValueError):
         first, last = map(int, PORT_RANGE.read_text("ascii").split())
         return first, last
@@ -96,11 +97,13 @@ _EXPLAIN: dict[int, Callable[[Address], str]] = {
 _NEVER_REMOTE = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAFNOSUPPORT)
 """Errors that no packet from the network can cause."""
 NO_BUFFER_ERRORS = (errno.ENOBUFS, errno.ENOMEM)
-"""Errors of a `send` that are this machine's own."""
+"""Errors of a `send` call that this machine causes."""
 
 
 def explain_local_limit(error: OSError, address: Address) -> OSError:
-    """Return a LocalLimitError for an error that the kernel returned at once, or the same error if it is not local."""
+    """Return a LocalLimitError that explains an error which the kernel returned at once.
+
+    If the error is not local, return the error itself."""
     explain = _EXPLAIN.get(error.errno or 0)
     if explain is None or isinstance(error, LocalLimitError):
         return error
@@ -110,9 +113,10 @@ def explain_local_limit(error: OSError, address: Address) -> OSError:
 
 
 def explain_late_error(error: OSError, address: Address) -> OSError:
-    """Return what `explain_local_limit` returns, for code that cannot tell whether the kernel returned the error at
-    once. Errors that the network may have caused are local if another attempt to connect fails with the same error at
-    once."""
+    """Return a LocalLimitError if this machine caused the error, otherwise the error itself.
+
+    Use this function if it is unknown whether the kernel returned the error at once. An error that the network may have
+    caused is local if another attempt to connect fails at once with the same error."""
     if error.errno not in _EXPLAIN:
         return error
     if error.errno in _NEVER_REMOTE or _refused_at_once(address) == error.errno:
@@ -121,7 +125,7 @@ def explain_late_error(error: OSError, address: Address) -> OSError:
 
 
 def _refused_at_once(address: Address) -> int:
-    """Return the error with which the kernel refuses to connect to an address without asking the network, or 0."""
+    """Return the error number if the kernel refuses a connection before it sends a packet, otherwise 0."""
     family, peer = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -133,8 +137,9 @@ def _refused_at_once(address: Address) -> int:
 
 
 def _has_source(address: Address) -> bool:
-    """Return whether this machine has an address from which it can reach the server. A datagram socket finds out: it
-    needs a route and a source address, and shares no ports with TCP."""
+    """Return True if this machine has an address from which it can reach the server.
+
+    The function connects a datagram socket. This needs a route and a source address, but shares no ports with TCP."""
     family, peer = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect(peer)
@@ -143,8 +148,10 @@ def _has_source(address: Address) -> bool:
 
 
 def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
-    """Return why this machine cannot open a connection to a host, given the error of an attempt. None if one of the
-    host's addresses can be tried: then the server or the network is the reason."""
+    """Return the reason why this machine cannot open a connection to a host, or None if it can.
+
+    `error` is the error of a failed attempt. If a connection to at least one address of the host can be started, the
+    server or the network caused the error."""
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -168,7 +175,7 @@ def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError
 
 
 def out_of_files() -> OSError | None:
-    """Return the error with which this process cannot open one more file, or None if it can."""
+    """Return the error if this process cannot open another file descriptor, or None if it can."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:

@@ -17,24 +17,27 @@ _FIN, _SYN = 0x01, 0x02
 
 
 class Segments(NamedTuple):
-    """Columns of TCP segments, in the order in which they arrived."""
+    """Columns of TCP segments, in order of arrival."""
 
     key: NDArray[np.int64]
-    """The local port, plus 65,536 times the index of the server's address. For server addresses with port 0, the
-    client's port instead of the local one."""
+    """Key of the connection: `local port + 65,536 * index of the server's address`. If the server addresses have port
+    0, the client's port is used in place of the local port."""
     sequence: Words
     syn: NDArray[np.bool_]
     fin: NDArray[np.bool_]
     length: NDArray[np.int64]
     """Bytes of data in the segment."""
     stamp_ns: NDArray[np.int64]
-    """CLOCK_REALTIME ns."""
+    """Kernel timestamp in CLOCK_REALTIME ns."""
 
 
 def parse_segments(
     words: Words, blocks: NDArray[np.int64], family: int, addresses: Sequence[tuple[Any, ...]]
 ) -> Segments:
-    """Parse blocks of a ring. `words` is the ring, one row per block; `blocks` are the row numbers, oldest first."""
+    """Parse blocks of a packet ring into columns of TCP segments.
+
+    `words` is the ring, with one row per block. `blocks` are row numbers, oldest first. `addresses` are the server
+    addresses in the ring's filter, all of the given `family`."""
     flat = words.reshape(-1)
 
     # struct tpacket3_hdr, in words: 0 offset of the next packet, 1 seconds, 2 nanoseconds, 4 length of the packet,
@@ -75,12 +78,12 @@ def parse_segments(
 
 
 def _network_uint16(column: NDArray[Any]) -> NDArray[np.int64]:
-    """Convert 16-bit numbers from network byte order."""
+    """Convert 16-bit numbers from network byte order to int64."""
     return column.astype(np.uint16).byteswap().astype(np.int64)
 
 
 def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index in `flat` of each packet's header."""
+    """Return the index of each packet's header in `flat`, the ring as a flat array of 32-bit words."""
     # Words of a block's header: 3 is the number of packets, 4 the offset of the first one in bytes.
     counts = words[blocks, 3].astype(np.int64)
     blocks, counts = blocks[counts > 0], counts[counts > 0]

@@ -3,7 +3,7 @@
 segment ──> loadgen.servers.wire.packet_socket ──> its headers and timestamp, in shared memory ──> PacketRing.read
     └─────> the socket's receive buffer, which is read whenever there is time
 
-stream offset of a segment = its sequence number - sequence number of the SYN-ACK - 1, modulo 2^32
+stream offset of a segment = (sequence number - sequence number of the SYN-ACK - 1) mod 2^32
 arrival of a byte          = timestamp of the segment that completed the stream up to this byte
 """
 
@@ -27,26 +27,26 @@ UNKNOWN = -1
 class TcpStream:
     """The arrival times of the bytes that the server sent on one connection.
 
-    `ends` and `stamps` are parallel lists, called marks: every byte up to stream offset `ends[i]` was deliverable at
-    `stamps[i]` (CLOCK_REALTIME ns). A stamp is UNKNOWN where the ring has lost the segment.
-    """
+    `ends` and `stamps` are parallel lists: every byte up to stream offset `ends[i]` was deliverable at the instant
+    `stamps[i]` (CLOCK_REALTIME ns). If the ring has lost a segment, its timestamp is UNKNOWN."""
 
     __slots__ = ("closed_ns", "discarded_end", "ends", "has_gap", "opened_ns", "out_of_order", "reordered", "stamps")
 
     def __init__(self, opened_ns: int) -> None:
-        self.opened_ns = opened_ns  # CLOCK_REALTIME ns when the connection was open; its SYN-ACK came before that
+        self.opened_ns = opened_ns  # CLOCK_REALTIME ns when the connection was open. The SYN-ACK arrived earlier.
         self.ends = array("q")
         self.stamps = array("q")
         # A heap of (start, end, stamp) of segments that arrived while bytes before them were still missing.
         self.out_of_order: list[tuple[int, int, int]] = []
-        self.discarded_end = 0  # Marks up to this offset have been discarded
+        self.discarded_end = 0  # Timestamps up to this stream offset have been discarded
         self.closed_ns = 0  # Timestamp of the FIN
         self.reordered = False  # Whether a segment was lost or arrived out of order
         self.has_gap = False  # Whether the ring has missed a segment
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
-        """Return when the byte before each of these stream offsets was deliverable (CLOCK_REALTIME ns), or UNKNOWN.
-        The last offset must be the largest."""
+        """Return the instant at which the byte before each stream offset was deliverable, in CLOCK_REALTIME ns.
+
+        An instant is UNKNOWN if the ring lacks the segment. The last offset must be the largest."""
         if self.out_of_order and self.contiguous_end < offsets[-1]:
             self._accept_gaps(offsets[-1])
         if not self.ends:
@@ -65,8 +65,7 @@ class TcpStream:
         return result
 
     def covers(self, offsets: Sequence[int]) -> bool:
-        """Return whether the stamp of each of these ascending offsets is known and no segment waits to be put in
-        order."""
+        """Return True if the timestamps of these ascending offsets are known and no segment is out of order."""
         return (
             not (self.out_of_order or self.has_gap)
             and self.discarded_end < offsets[0]
@@ -79,14 +78,16 @@ class TcpStream:
         return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:
-        """Discard the marks up to this offset, which will not be requested any more."""
+        """Discard the timestamps up to this stream offset, because they will not be requested any more."""
         count = bisect_right(self.ends, offset)
         if count:
             self.discarded_end = self.ends[count - 1]
             del self.ends[:count], self.stamps[:count]
 
     def add(self, start: int, end: int, stamp: int) -> None:
-        """Add one segment. This is the slow path, for streams with a lost or reordered segment."""
+        """Add one segment with its start and end offset in the stream and its timestamp.
+
+        This is the slow path, for streams with a lost or reordered segment."""
         contiguous_end = self.contiguous_end
         if start > contiguous_end:
             self.reordered = True
@@ -99,7 +100,10 @@ class TcpStream:
             self.stamps.append(stamp)
 
     def _accept_gaps(self, read_end: int) -> None:
-        """Note that bytes are missing in the ring only: the socket has delivered every byte up to `read_end`."""
+        """Record that the ring has missed segments.
+
+        The socket has delivered every byte up to `read_end`, so a byte before this offset can be missing only in the
+        ring."""
         self.has_gap = True
         while self.out_of_order and self.contiguous_end < read_end:
             start, end, stamp = heappop(self.out_of_order)
@@ -110,10 +114,9 @@ class TcpStream:
 
 
 def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
-    """Return `TcpStream.arrivals` of several streams, at most 100, in one list.
+    """Return the results of `TcpStream.arrivals` for several streams (at most 100) in one list.
 
-    One search over all streams is used, because calling numpy takes longer than the search itself.
-    """
+    One numpy search covers all streams, because a numpy call takes longer than the search itself."""
     if len(requests) < 2 or not all(stream.covers(offsets) for stream, offsets in requests):
         return [arrived for stream, offsets in requests for arrived in stream.arrivals(offsets)]
     # Stream number n is shifted by n << 56, so that one sorted array holds every stream.
@@ -124,8 +127,8 @@ def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int
     stamps = np.frombuffer(b"".join([stream.stamps for stream, _ in requests]), np.int64)
     offsets = np.frombuffer(b"".join([offsets for _, offsets in requests]), np.int64)
     marks = (ends + shift_of_mark).searchsorted(offsets + shift_of_offset)
-    # The cumulative maximum of the stamps must not run from one stream into the next either. The stamps are first made
-    # small, because the shift would overflow otherwise.
+    # The cumulative maximum of the timestamps must not run from one stream into the next either. The timestamps are
+    # first made small, because the shift would overflow otherwise.
     first = stamps.min()
     arrived = np.maximum.accumulate(stamps - first + shift_of_mark)[marks] - shift_of_offset + first
     result: list[int] = arrived.tolist()
@@ -133,10 +136,9 @@ def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int
 
 
 class TcpStreamTable:
-    """Sorts segments into the TcpStreams of the connections that are watched.
+    """Assigns TCP segments to the TcpStreams of the watched connections.
 
-    A key identifies a connection: its local port, plus 65,536 times the index of the server's address.
-    """
+    The key of a connection is `local port + 65,536 * index of the server's address`."""
 
     def __init__(self, addresses: int = 1) -> None:
         self._streams: dict[int, TcpStream] = {}
@@ -145,17 +147,19 @@ class TcpStreamTable:
         self._contiguous_end = np.full(addresses << 16, UNKNOWN)
         """By key, a copy of `TcpStream.contiguous_end`; UNKNOWN if the connection is not watched."""
         self._syn_ack_ns = np.zeros(addresses << 16, np.int64)
-        """By key, the stamp of the SYN-ACK. Earlier segments belong to an earlier connection."""
+        """By key, the timestamp of the SYN-ACK. Earlier segments belong to an earlier connection."""
         self._incomplete: set[int] = set()
         """Keys of streams in which a segment is missing before one that has arrived."""
         self.syn_acks: dict[int, tuple[int, int]] = {}
-        """First sequence number and SYN-ACK stamp of connections that are not watched yet, by key."""
+        """By key, the first sequence number and SYN-ACK timestamp of connections that are not watched yet."""
 
     def __contains__(self, key: int) -> bool:
         return key in self._streams
 
     def watch(self, key: int, opened_ns: int) -> TcpStream:
-        """Start a new stream for this key. If the key was watched before, add the old connection's segments first."""
+        """Start a new stream for the connection with this key.
+
+        If an earlier connection had the same key, the caller must add the segments of that connection first."""
         stream = self._streams[key] = TcpStream(opened_ns)
         self._incomplete.discard(key)
         self._first_sequence[key], self._syn_ack_ns[key] = self.syn_acks.pop(key, (UNKNOWN, 0))
@@ -163,15 +167,14 @@ class TcpStreamTable:
         return stream
 
     def count(self, segments: Segments) -> int:
-        """Return how many of these segments carry data of watched connections."""
+        """Return the number of segments that carry data of watched connections."""
         return int(np.count_nonzero((segments.length > 0) & (self._contiguous_end[segments.key] != UNKNOWN)))
 
     def add(self, *parts: Segments) -> None:
-        """Add segments in the order in which they arrived.
+        """Add segments to the streams of their connections. The segments must be in order of arrival.
 
-        Streams whose segments arrived in order are handled together, as numpy columns. The others are handled one
-        segment at a time, by `TcpStream.add`.
-        """
+        Streams whose segments arrived in order are handled together, as numpy columns. For the other streams,
+        `TcpStream.add` handles one segment at a time."""
         received = Segments(*map(np.concatenate, zip(*parts, strict=True)))
 
         # SYN-ACKs give the first sequence number of a connection, FINs its end.
@@ -248,7 +251,10 @@ class TcpStreamTable:
                 self._incomplete.discard(stream_key)
 
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
-        """Note the start of a connection: of the watched stream if it is that of this stream, else of the next one."""
+        """Record the start of a connection.
+
+        The SYN-ACK belongs to the watched stream with this key if it arrived before the stream was opened. Otherwise it
+        belongs to the next connection with this key."""
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:
             self._first_sequence[key], self._syn_ack_ns[key] = first_sequence, stamp_ns
@@ -260,8 +266,9 @@ class PacketRing:
     """A packet socket with a memory-mapped ring, for server addresses of one family and a range of local ports."""
 
     def __init__(self, family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> None:
-        """Open the ring for segments from `addresses` to local `ports` (None: all). Raises OSError if the kernel does
-        not permit it."""
+        """Open the ring for segments from `addresses` to the local `ports` (None: all ports).
+
+        Raises OSError if the kernel does not permit packet sockets."""
         self.family = family
         self.addresses = addresses
         self._next_block = 0
@@ -269,7 +276,7 @@ class PacketRing:
         self.words = np.frombuffer(self._memory, np.uint32).reshape(-1, BLOCK_BYTES // 4)
 
     def read(self) -> Segments | None:
-        """Return the segments that the kernel has handed over since the last call; None if there are none."""
+        """Return the segments that the kernel has handed over since the last call, or None if there are none."""
         block_count = len(self.words)
         count = 0
         # Word 2 of a block is its status: bit 0 is set while the block belongs to us. Look at 1, 2, 4, ... at a time.
@@ -290,7 +297,7 @@ class PacketRing:
         return result
 
     def drops(self) -> int:
-        """Return how many segments found no room in the ring since the last call."""
+        """Return the number of segments that were dropped since the last call because the ring was full."""
         return dropped_segments(self._socket)
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Opens the packet socket of a ring: the kernel writes each TCP segment's headers and timestamp to shared memory.
+"""Opens the packet socket of a ring. The kernel writes the headers and timestamp of each TCP segment to shared memory.
 
 A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) receives the packets that arrive on
-the interface of the route to the server. It requests all protocols: a socket that requests IP alone gets its packets
-after IP, TCP and the wake-up of the reader, and its timestamps are up to 0.1 ms late (net/core/dev.c,
+the network interface of the route to the server. The socket requests all protocols. A socket that requests only IP gets
+its packets after IP, TCP and the wake-up of the reader, and its timestamps are up to 0.1 ms late (net/core/dev.c,
 __netif_receive_skb_core). The filter keeps the IP header and 14 bytes of the TCP header, so no payload is ever copied.
 
-A simulated server uses the same socket to timestamp its clients' requests. Then the address has port 0, which matches
-any client port, and `ports` is the server's own port.
+A simulated server uses the same socket to timestamp the requests of its clients. In this case, the address has port 0,
+which matches any client port, and `ports` is the server's own port.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ IPV6_BYTES = 40
 def open_packet_socket(
     family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None
 ) -> tuple[socket.socket, mmap.mmap]:
-    """Open a packet socket for segments from `addresses` (of one family) to our `ports`. Return it with the memory of
-    its ring. Raises OSError if the kernel does not permit it."""
+    """Open a packet socket for segments from `addresses` to the local `ports`. Return the socket and the ring's memory.
+
+    All addresses must be of the given `family`. Raises OSError if the kernel does not permit packet sockets."""
     if sys.byteorder != "little" or len(addresses) > MAX_ADDRESSES[family]:
         raise OSError(f"a packet ring needs a little-endian machine and at most {MAX_ADDRESSES[family]} addresses")
     packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
@@ -115,8 +116,10 @@ def open_packet_socket(
 
 
 def set_packet_capability(*, effective: bool) -> None:
-    """Make this thread's capability to open packet sockets effective, or give it up permanently. File capabilities only
-    permit it, so it must be made effective first. Open sockets keep working."""
+    """Make this thread's capability to open packet sockets effective, or give it up permanently.
+
+    File capabilities only permit the capability, so it must be made effective before a packet socket is opened. Open
+    sockets keep working after the capability is given up."""
     if effective:
         take_capability(CAP_NET_RAW)
     else:
@@ -124,22 +127,23 @@ def set_packet_capability(*, effective: bool) -> None:
 
 
 def dropped_segments(packets: socket.socket) -> int:
-    """Return how many segments found no room in the ring since the last call."""
+    """Return the number of segments that were dropped since the last call because the ring was full."""
     return int(struct.unpack("3I", packets.getsockopt(_SOL_PACKET, _STATISTICS, 12))[1])
 
 
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
-    """Return the filter program. It returns how many bytes to keep of a packet: the headers of TCP segments from these
-    addresses to `ports`, and 0 bytes of every other packet.
+    """Return the BPF program with which the kernel filters the packets of the socket.
 
-    Each instruction is (opcode, jump if true, jump if false, value). While the program is built, a jump to one of its
-    two ends is written as `accept` or `reject`. Register X holds the offset of the TCP header.
-    """
+    The program returns the number of bytes to keep of a packet. These are the headers for TCP segments from `addresses`
+    to `ports`, if they have data, SYN or FIN. The program keeps 0 bytes of every other packet.
+
+    In this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets `accept` and
+    `reject` are the two ends of the program. Register X holds the offset of the TCP header."""
     accept, reject = -1, -2
     ipv4 = family == socket.AF_INET
     tcp_offset_to_x = (_LOAD_IP_LENGTH_X, 0, 0, 0) if ipv4 else (_LOAD_X, 0, 0, IPV6_BYTES)
 
-    # Only TCP, and of IPv4 no fragments but the first.
+    # Accept only TCP. Of a fragmented IPv4 packet, accept only the first fragment.
     code: list[tuple[int, int, int, int]] = [
         (_LOAD_HALF, 0, 0, _PROTOCOL),
         (_EQUAL, 0, reject, _ETHERTYPE[family]),
@@ -153,7 +157,7 @@ def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Por
         ]
     code += [tcp_offset_to_x]
 
-    # Only segments to our ports.
+    # Accept only segments to `ports`.
     if ports is not None:
         code += [
             (_LOAD_HALF_X, 0, 0, 2),
@@ -161,8 +165,8 @@ def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Por
             (_GREATER, reject, 0, ports.last),
         ]
 
-    # Only segments with SYN or FIN, or with data: the program loads the first byte after the TCP header. If there is
-    # none, as in an ACK without data, the load fails and the kernel rejects the packet.
+    # Accept only segments with SYN, FIN or data. To check for data, the program loads the first byte after the TCP
+    # header. If there is no such byte, as in an ACK without data, the load fails and the kernel rejects the packet.
     code += [
         (_LOAD_BYTE_X, 0, 0, 13),
         (_ANY_BIT, 7, 0, _SYN | _FIN),  # skips the next seven instructions, to the addresses
@@ -175,7 +179,7 @@ def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Por
         tcp_offset_to_x,
     ]
 
-    # Only segments from one of the addresses. A word that differs skips the rest of its address.
+    # Accept only segments from one of the addresses. If a word differs, the program skips the rest of the address.
     source_offset = 12 if ipv4 else 8
     for address in addresses:
         words = address_words(family, address)
@@ -206,21 +210,23 @@ def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Por
 
 
 def address_words(family: int, address: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return an IP address as it stands in a packet, in 32-bit words of network byte order."""
+    """Return an IP address as 32-bit words, as a filter program reads them from a packet header."""
     packed = socket.inet_pton(family, address[0].partition("%")[0])
     return struct.unpack(f"!{len(packed) // 4}I", packed)
 
 
 def _attach(packets: socket.socket, code: bytes) -> None:
-    """Attach a filter program to the socket (struct sock_fprog of linux/filter.h)."""
+    """Attach a filter program to a packet socket (struct sock_fprog of linux/filter.h)."""
     space = ctypes.create_string_buffer(code, len(code))
     described = struct.pack("HP", len(code) // _INSTRUCTION.size, ctypes.addressof(space))
     packets.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
 
 
 def _bind(packets: socket.socket, interfaces: set[int]) -> None:
-    """Bind to the interface, or to every interface if there are several. The socket receives nothing before that, so it
-    never receives an unfiltered packet. Python's own `bind` cannot be used: it takes interface names only."""
+    """Bind a packet socket to its network interface, or to every interface if there are several.
+
+    The socket receives no packet before it is bound, so it never receives an unfiltered packet. Python's `socket.bind`
+    cannot be used, because it takes only interface names."""
     libc = ctypes.CDLL(None, use_errno=True)
     interface = interfaces.pop() if len(interfaces) == 1 else 0
     address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ALL), interface)
@@ -229,8 +235,9 @@ def _bind(packets: socket.socket, interfaces: set[int]) -> None:
 
 
 def _interface(family: int, address: tuple[Any, ...]) -> int:
-    """Return the index of the interface that the kernel's route to this address uses (rtnetlink(7)), or 0 if it does
-    not report one."""
+    """Return the index of the network interface on the kernel's route to an address (rtnetlink(7)).
+
+    Returns 0 if the kernel reports no interface."""
     packed = socket.inet_pton(family, address[0].partition("%")[0])
     request = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
     request += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _DESTINATION) + packed

@@ -1,12 +1,12 @@
-"""Waits for readable sockets and exact instants: an epoll and a timer of our own in the event loop.
+"""Calls back when sockets are readable and at exact instants, with a separate epoll and timer in the event loop.
 
     uvloop ── watches one descriptor ──> epoll ── watches all sockets ──> callbacks
                     └─ paused between sweeps, while reads are deferred (loadgen.servers.wire.deferred_reads)
 
-The loop's `add_reader` is not used: when a connection is reset right behind its last bytes, libuv stops watching it
-after one callback (uv__poll_io, POLLERR), so the reset would never be seen. An epoll is also cheaper, because one turn
-of the loop serves all sockets that are ready. The loop's timers are not used either: uvloop rounds them to a
-millisecond.
+The loop's `add_reader` is not used for every socket. When a connection is reset right after its last bytes, libuv stops
+watching the socket after one callback (uv__poll_io, POLLERR), so the reset would never be noticed. An epoll is also
+cheaper, because one iteration of the loop serves all sockets that are ready. The loop's timers are not used either,
+because uvloop rounds them to a millisecond.
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ if TYPE_CHECKING:
     import asyncio
 
 EVENTS_PER_TURN = 256
-"""Sockets that are served before timers and other callbacks get their turn."""
+"""Maximum number of sockets that are served before timers and other callbacks of the event loop run."""
 LATE_NS = 10_000_000
-"""A turn that begins this long after the last sweep counts as late."""
+"""An iteration of the event loop that begins this long after the last sweep counts as late."""
 LITTLE_BYTES = 8_192
-"""While no read exceeds this, checking the receive windows of a sweep's first sockets is enough."""
+"""If no read exceeds this size, the receive windows are checked only for the first sockets of a sweep."""
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 
 
 class Poller:
-    """Calls back when sockets are readable (level-triggered), at once or in sweeps."""
+    """Calls back when sockets are readable (level-triggered), at once or in sweeps.
+
+    A sweep is one pass that serves every readable socket."""
 
     late = False
-    """Whether the sockets served in this turn may have waited, so that their receive windows should be checked."""
+    """Whether the sockets that are served now may have waited, so that their receive windows should be checked."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pacer: ReadPacer | None = None) -> None:
-        """Serve sockets at once, or with a `pacer` in sweeps, so that reads may be deferred."""
+        """Add an epoll to the event loop.
+
+        Without a `pacer`, a readable socket is served at once. With a `pacer`, sockets are served in sweeps, so that
+        reads may be deferred."""
         self.loop = loop
         self.largest_read = 0
         """Bytes of the largest read of this sweep. The callbacks update it."""
@@ -52,26 +57,26 @@ class Poller:
         self._epoll = select.epoll()
         self._pacer = pacer
         self._unserved = 0
-        """Sockets that the current sweep may still serve, at most."""
+        """Maximum number of sockets that the current sweep may still serve."""
         self._ended_ns = time.monotonic_ns()
         self._pause_left_s = 0.0
         self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._run)
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call back whenever `sock` is readable, which includes that it was closed or reset."""
+        """Call `callback` whenever `sock` is readable, also because the connection was closed or reset."""
         if self._pacer is not None and not self._callbacks:
             self._pacer.watch(sock)
         self._callbacks[sock.fileno()] = callback
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def remove(self, sock: socket.socket) -> None:
-        """Stop calling back for `sock`, if it is watched. Call this before the socket is closed."""
+        """Stop watching `sock`, if it is watched. Call this method before the socket is closed."""
         if self._callbacks.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock.fileno())
 
     def close(self) -> None:
-        """Stop watching every socket."""
+        """Stop watching every socket, and close the epoll."""
         if self._resume is not None:
             self._resume.cancel()
         if not self._epoll.closed:
@@ -80,7 +85,7 @@ class Poller:
         self._callbacks.clear()
 
     def _run(self) -> None:
-        """Serve up to EVENTS_PER_TURN sockets. The sweep ends when none is left."""
+        """Serve up to EVENTS_PER_TURN readable sockets. The sweep ends when no readable socket is left."""
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
         check_windows = not self._unserved or max(self.largest_read, self._largest_read_before) > LITTLE_BYTES
@@ -108,7 +113,7 @@ class Poller:
         self.bytes_read = 0
 
     def _wait(self) -> None:
-        """Wait for the rest of the pause, in parts of at most RATE_CHECK_S."""
+        """Wait for the rest of the pause between two sweeps, in steps of at most RATE_CHECK_S seconds."""
         part_s = min(self._pause_left_s, RATE_CHECK_S)
         self._pause_left_s -= part_s
         self._resume = self.loop.call_later(part_s, self._after_part)
@@ -121,10 +126,10 @@ class Poller:
 
 
 class Timer:
-    """Calls back once, within tens of microseconds after the instant at which it was last armed (timerfd_create(2)).
+    """Calls back within tens of microseconds after the instant for which the timer was last armed (timerfd_create(2)).
 
-    The descriptor is never read: arming the timer again ends its readiness, and each callback arms it again.
-    """
+    The timer's file descriptor is never read. Arming the timer again clears the readiness of the descriptor, and each
+    callback arms the timer again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -138,8 +143,9 @@ class Timer:
         loop.add_reader(self._fd, callback)
 
     def arm(self, instant_ns: int | None) -> None:
-        """Call back at this instant of time.monotonic_ns or shortly after it. It replaces the instant before it; None
-        disarms the timer."""
+        """Call back at this instant of `time.monotonic_ns` or shortly after it.
+
+        The instant replaces any earlier one. None disarms the timer."""
         self._spec[2], self._spec[3] = divmod(0 if instant_ns is None else max(instant_ns, 1), _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 

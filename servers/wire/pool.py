@@ -11,14 +11,16 @@ from time import monotonic
 from loadgen.servers.wire.connection import Connection
 
 MAX_CONCURRENT_CONNECTS = 64
-"""Connections opened at one time. It is below the smallest listen backlog of the servers (hypercorn's 100), so that no
-SYN is dropped."""
+"""Maximum number of connections that are opened at one time. It is below the smallest listen backlog of the servers
+(hypercorn's 100), so that no SYN is dropped."""
 ACCEPTED_S = 0.003
-"""Time in which a server accepts MAX_CONCURRENT_CONNECTS connections."""
+"""Time in seconds in which a server accepts MAX_CONCURRENT_CONNECTS connections."""
 
 
 class Pool:
-    """Idle connections to one target, oldest first. `spare` of them are kept open for requests to come."""
+    """Idle connections to one target, oldest first.
+
+    The pool keeps `spare` connections open for future requests."""
 
     def __init__(
         self,
@@ -27,8 +29,13 @@ class Pool:
         spare: int,
         meanwhile: Callable[[], bool] = bool,
     ) -> None:
-        """`connect` opens a connection, at once or when its result is awaited. `meanwhile` does other work while the
-        server accepts connections. It is called repeatedly while it returns True."""
+        """Prepare a pool without opening connections.
+
+        - `connect` opens a connection, at once or when its result is awaited.
+        - `spare` is the number of idle connections to keep open.
+        - `meanwhile` does other work while the server accepts connections. It is called repeatedly while it returns
+          True.
+        """
         self._connect = connect
         self._spare = spare
         self._meanwhile = meanwhile
@@ -36,21 +43,23 @@ class Pool:
         self._gate = asyncio.Semaphore(MAX_CONCURRENT_CONNECTS)
         self._opening: set[asyncio.Task[None]] = set()
         self._missing = 0
-        """Connections that these tasks have not opened yet."""
+        """Number of connections that the tasks in `_opening` have not opened yet."""
 
     async def fill(self) -> None:
-        """Open the spare connections. A connection that fails is not retried: the request that needs it opens one."""
+        """Open the spare connections, and wait until every attempt has ended.
+
+        A failed connection is not retried. A request that finds no idle connection opens one."""
         self.top_up()
         await asyncio.gather(*self._opening)
 
     async def open(self) -> Connection:
-        """Open one connection for a request that found no idle one. Raises what `connect` raises."""
+        """Open one connection for a request that found no idle connection. Raises the errors of `connect`."""
         async with self._gate:
             opening = self._connect()
             return opening if isinstance(opening, Connection) else await opening
 
     def take(self) -> Connection | None:
-        """Return an idle connection that is still open, or None."""
+        """Take an idle connection that is still open from the pool, or return None if there is none."""
         while self._idle:
             connection = self._idle.popleft()
             if not connection.closed_by_peer():
@@ -59,15 +68,17 @@ class Pool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Return a connection that can carry another request to the pool. It is kept even if the pool has enough:
-        otherwise `top_up` would open a new one for every request in flight."""
+        """Put a connection that can carry another request back into the pool.
+
+        The connection is kept even if the pool already has enough. Otherwise `top_up` would open a new connection for
+        every request in flight."""
         if self._spare:
             self._idle.append(connection)
         else:
             connection.close()
 
     def top_up(self) -> None:
-        """Open connections in the background until `spare` are idle."""
+        """Open connections in the background until `spare` connections are idle."""
         missing = self._spare - len(self._idle) - self._missing
         if missing > 0:
             self._missing += missing
@@ -76,7 +87,7 @@ class Pool:
             task.add_done_callback(self._opening.discard)
 
     def close(self) -> None:
-        """Close the idle connections and open no more."""
+        """Close the idle connections and open no new ones."""
         self._spare = 0
         for task in self._opening:
             task.cancel()
@@ -98,7 +109,9 @@ class Pool:
                 await asyncio.sleep(until_s - monotonic())
 
     def _begin(self) -> Awaitable[Connection] | None:
-        """Open one connection. Return what must be awaited if it is not open yet."""
+        """Start opening one connection. Return an awaitable if the connection is not open yet, otherwise None.
+
+        A connection that is open at once is put into the pool."""
         with suppress(OSError):
             opening = self._connect()
             if not isinstance(opening, Connection):

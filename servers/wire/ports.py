@@ -1,7 +1,7 @@
-"""A separate range of local ports for each worker, so that its packet ring holds only its own packets.
+"""Gives each worker a separate range of local ports, so that its packet ring holds only its own packets.
 
-Linux lets a socket limit its local port to a range (IP_LOCAL_PORT_RANGE of ip(7), since 6.3). On older kernels each
-ring holds the packets of all workers, and each worker selects its own.
+Linux 6.3 and later can limit the local port of a socket to a range (IP_LOCAL_PORT_RANGE of ip(7)). On older kernels,
+each ring holds the packets of all workers, and each worker selects its own packets.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class PortRange(NamedTuple):
-    """A range of ports, both ends included."""
+    """A range of port numbers, including both ends."""
 
     first: int
     last: int
 
     def claim(self, sock: socket.socket) -> None:
-        """Make a socket (IPv4 or IPv6) connect from one of these ports. Raises OSError."""
+        """Make a socket (IPv4 or IPv6) use a local port in this range.
+
+        Raises OSError if the kernel does not support this."""
         sock.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("I", self.last << 16 | self.first))
 
 
 def ports_for_worker(worker: int, workers: int) -> PortRange | None:
-    """Return one worker's equal part of the machine's ports for outgoing connections. Return None (all ports) for a
-    single worker, or if the kernel cannot limit a socket to a range."""
+    """Return one worker's equal share of the machine's ports for outgoing connections.
+
+    Returns None, which means all ports, for a single worker, or if the kernel cannot limit a socket to a range."""
     with suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text("ascii").split())
         count = (last + 1 - first) // workers

@@ -1,24 +1,27 @@
-"""Splits the body of a response into server-sent events. Returns the payload of each event and where it ended.
+"""Splits the body of a response into server-sent events. Returns the payload of each event and the offset of its end.
 
         data: {"a":1}⏎⏎: keep-alive⏎⏎data: {"b":2}⏎⏎data: {"c
         └── event 0 ──┘└─ no event ─┘└── event 1 ──┘└─ rest ┘
 
-An event is what the WHATWG HTML standard defines (section 9.2.6, "Interpreting an event stream"): lines end with LF,
-CR LF or CR; a byte order mark at the start is skipped; `data` lines up to a blank line are joined by LF and are the
-event's payload; comments and the fields `id` and `retry` are skipped. Servers depart from the standard in a few ways
-that decide whether a response is complete. So there are six exceptions:
+Events follow the WHATWG HTML standard (section 9.2.6, "Interpreting an event stream"):
+
+- A line ends with LF, CR LF or CR. A byte order mark at the start of the body is skipped.
+- The `data` lines up to a blank line are joined by LF. The result is the payload of the event.
+- Comments and the fields `id` and `retry` are skipped.
+
+Servers depart from the standard in a few ways that decide whether a response is complete. There are six exceptions:
 
 1. **Errors outside `data`.** A line `error: ...`, and an event whose name (`event:`) contains "error" or "exception",
    are errors of the server. Their payload is `{"error": ...}` with the text that the server sent.
-2. **Errors without a field.** Lines without a field are an error if they are a JSON error, or if they mention an error
-   in words between the events of a stream. All other lines without a field are skipped.
+2. **Errors without a field.** A line without a field is an error if it is a JSON error, or if it contains the word
+   "error" between the events of a stream. Every other line without a field is skipped.
 3. **Named events.** An event that has a name and whose data is not JSON (`event: ping`) is a heartbeat.
 4. **Heartbeats.** An event with empty data has an empty payload, which every dialect ignores.
-5. **A missing blank line at the end.** If the response has ended as HTTP requires, the last event needs no blank line
-   and no line end, provided that its data is `[DONE]` or complete JSON. Otherwise the event was cut short, and is the
-   `rest`.
-6. **Missing blank lines between events.** `data` lines are one event each if they are not JSON together, but each of
-   them is JSON or `[DONE]` by itself.
+5. **A missing blank line at the end.** The last event needs no blank line and no line end if the response has ended as
+   HTTP requires, and if the data of the event is `[DONE]` or complete JSON. Otherwise the event is incomplete and
+   becomes the `rest`.
+6. **Missing blank lines between events.** Several `data` lines are separate events if they are not JSON when joined,
+   but each line is JSON or `[DONE]`.
 """
 
 from __future__ import annotations
@@ -41,17 +44,18 @@ _ERROR_NAME = re.compile(rb"error|exception", re.IGNORECASE)
 _FIELD_NAME = re.compile(rb"[\w.-]+")
 _ERROR_WORD = re.compile(rb"\berror\b", re.IGNORECASE)
 _STRAY_LIMIT_BYTES = 65_536
-"""Maximum bytes of lines without a field that are examined."""
+"""Maximum number of bytes that are examined in lines without a field."""
 _FIELDS = (b"data", b"event", b"id", b"retry", b"")
 """The fields of the standard. A comment has an empty name."""
 _COLON, _LINE_ENDS = ord(":"), b"\r\n"
 
 
 def split_events(body: bytes, *, closed: bool = False) -> Split:
-    """Split a body into events. `closed` means that the response ended as HTTP requires, so nothing more can follow.
+    """Split a response body into events. Return the payloads, the offset of each event's end, and the rest.
 
-    Any bytes are accepted. The usual body (LF, one `data` line per event, nothing else) is split without a loop in
-    Python, in about 0.1 us per event. Any other body is split line by line, in about 1 us per event."""
+    `closed` means that the response ended as HTTP requires, so that no more bytes can follow. Any bytes are accepted.
+    The usual body has LF line ends and one `data` line per event. It is split without a loop in Python, in about 0.1 us
+    per event. Any other body is split line by line, in about 1 us per event."""
     usual = _split_usual(body)
     if usual is None:
         return _split_exact(body, closed=closed)
@@ -63,11 +67,10 @@ def split_events(body: bytes, *, closed: bool = False) -> Split:
 
 
 def payloads_of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
-    """Return the payload of each chunk of `raw` if every chunk is one event with one `data` line, else None.
+    """Return the payload of each HTTP chunk if every chunk is one event with one `data` line, otherwise None.
 
-    `bounds` are the starts and ends of the chunks' data. The caller knows that each chunk begins with `data: ` and that
-    each but the last ends with an empty line.
-    """
+    `bounds` holds the start and end of each chunk's data in `raw`. The caller guarantees that each chunk begins with
+    `data: `, and that each chunk except the last ends with an empty line."""
     if not bounds or not raw.startswith(b"\n\n", bounds[-1] - 2):
         return None
     payloads = [raw[start + 6 : end - 2] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
@@ -77,7 +80,7 @@ def payloads_of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
 
 
 def is_event_stream(body: bytes) -> bool:
-    """Return whether the first line of a body, complete or cut short, can belong to an event stream."""
+    """Return True if the first line of a body can belong to an event stream. The line may be incomplete."""
     if _BYTE_ORDER_MARK.startswith(body):
         return True
     line = _LINE_END.split(body.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n"), 1)[0]
@@ -87,8 +90,9 @@ def is_event_stream(body: bytes) -> bool:
 
 
 def _split_usual(body: bytes) -> Split | None:
-    """Split a body of alternating `data` lines and blank lines, all with a space after the colon or all without. Return
-    None for any other body."""
+    """Split a body in which `data` lines and blank lines alternate. Return None for any other body.
+
+    Either every `data` line has a space after the colon, or none has."""
     prefix = b"data: " if body.startswith(b"data: ") else b"data:"
     closed = body.rfind(b"\n\n") + 2
     if closed < 2 or b"\r" in body or not body.startswith(prefix):
@@ -106,7 +110,7 @@ def _split_usual(body: bytes) -> Split | None:
 
 
 def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
-    """Split a body line by line, from `start` on, which must be the start of an event."""
+    """Split a body line by line, beginning at offset `start`, which must be the start of an event."""
     if start == 0 and body.startswith(_BYTE_ORDER_MARK):
         start = len(_BYTE_ORDER_MARK)
     lines = body[start:].splitlines(keepends=True)  # for bytes, only LF, CR LF and CR are line ends
@@ -141,8 +145,9 @@ def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
 
 
 def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool:
-    """Add what is known of the last block, which has no blank line behind it. Return whether that is the whole
-    block."""
+    """Add the events of the last block of a body, which is not followed by a blank line.
+
+    Returns True if the whole block was added, and False if a part of it is incomplete."""
     if closed and block.is_whole():
         events.add(block, end)
         return True
@@ -152,7 +157,7 @@ def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool
 
 
 class _Block:
-    """The lines between two blank lines."""
+    """The lines between two blank lines of an event stream."""
 
     __slots__ = ("data", "data_ends", "name", "odd", "other")
 
@@ -168,7 +173,7 @@ class _Block:
         """Whether the block has anything but `data` lines and ignored fields."""
 
     def take(self, line: bytes, end: int) -> bool:
-        """Add a line that is not empty and ends at this offset. Return whether it is a field of the standard."""
+        """Add a nonempty line that ends at offset `end`. Return True if the line is a field of the standard."""
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
@@ -185,7 +190,7 @@ class _Block:
         return field in _FIELDS
 
     def is_whole(self) -> bool:
-        """Return whether the event is complete."""
+        """Return True if the lines form a complete event even without a blank line after them."""
         if self.name and _ERROR_NAME.search(self.name):
             return True
         if not self.data:
@@ -194,7 +199,7 @@ class _Block:
 
 
 class _Events:
-    """The events found so far."""
+    """The events of a body that have been found so far."""
 
     def __init__(self, *, any_field: bool) -> None:
         self.any_field = any_field
@@ -205,12 +210,12 @@ class _Events:
         """Indices of payloads that are errors in words, not in JSON."""
 
     def put(self, payload: bytes, end: int) -> None:
-        """Add one event that ends at this offset."""
+        """Add one event with this payload. `end` is the offset just past the event."""
         self._payloads.append(payload)
         self._ends.append(end)
 
     def add(self, block: _Block, end: int) -> None:
-        """Add the events of a block that ends at this offset."""
+        """Add the events of a block. `end` is the offset just past the block."""
         self.any_field |= bool(block.data)
         if block.name and _ERROR_NAME.search(block.name):
             self.put(_error(b"\n".join(block.data)), end)
@@ -222,7 +227,10 @@ class _Events:
             self._put_other(b"\n".join(block.other)[:_STRAY_LIMIT_BYTES], end)
 
     def result(self) -> tuple[list[bytes], list[int]]:
-        """Return payloads and ends. Errors in words count only in an event stream."""
+        """Return the payloads and the end offsets of all events.
+
+        If the body has only errors in plain text and no field of the standard, it is no event stream, and there are no
+        events."""
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []
         return self._payloads, self._ends
@@ -244,13 +252,15 @@ class _Events:
 
 
 def _named_payload(name: bytes, data: bytes) -> bytes:
-    """Return the payload of an event with this name. It is empty for a heartbeat, which has a name and no JSON."""
+    """Return the payload of an event with this name and data.
+
+    The payload is empty for a heartbeat, which is an event with a name whose data is not JSON."""
     heartbeat = name not in (b"", b"message") and not data.lstrip().startswith((b"{", b"["))
     return b"" if heartbeat else data
 
 
 def _error(data: bytes) -> bytes:
-    """Return the payload of an error with this text or JSON."""
+    """Return the payload of a server error: `data` if it is a JSON error, otherwise `{"error": ...}` with the data."""
     error = parse(data)
     if isinstance(error, dict) and error.get("error"):
         return data
@@ -260,5 +270,5 @@ def _error(data: bytes) -> bytes:
 
 
 def _is_whole(payload: bytes) -> bool:
-    """Return whether this is `[DONE]` or a JSON object. Neither can be the beginning of a longer payload."""
+    """Return True if the payload is `[DONE]` or a JSON object. Neither can be the beginning of a longer payload."""
     return plain(payload) == DONE or isinstance(parse(payload), dict)

@@ -1,8 +1,8 @@
-"""Self-check of the timestamps, in every run.
+"""Checks the receive timestamps in every run.
 
-Every read's ring timestamp is compared with its socket timestamp, and every response's timestamps with its own request.
-A response that fails a check gets the timestamps of the next best source (`TimestampSource.fallback`), and the run
-says so.
+The ring timestamp of each read is compared with the socket timestamp of the read. The timestamps of each response are
+compared with the time at which its request was sent. A response that fails a check gets the timestamps of the next best
+source (`TimestampSource.fallback`), and the run reports the number of such responses.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from time import monotonic_ns, sleep
 from loadgen.servers.wire.timestamps import RETRY_S, Instants, Response, TimestampSource, ToMonotonic
 
 LIMIT_NS = 100_000
-"""Largest difference between two timestamps of one read that agree. Both are taken within about 2 us."""
+"""Two timestamps of one read agree if they differ by at most this. Both are taken within about 2 us."""
 DISAGREEING_SHARE = 0.01
-"""Share of a response's reads that may differ by more than LIMIT_NS, as when the machine pauses between the two."""
+"""Share of a response's reads whose timestamps may differ by more than LIMIT_NS, for example because the machine paused
+between the two timestamps."""
 REJECTED_MIN, REJECTED_SHARE = 3, 0.05
-"""A worker stops using its ring after this number of rejected responses, if they are more than this share of all."""
+"""A worker stops using its ring after REJECTED_MIN rejected responses, if they are more than REJECTED_SHARE of all."""
 
 
 def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
-    """Return by how many ns the ring's timestamp of each read differs from the socket's. Reads without a timestamp in
-    the ring (negative) are left out. A FIN, which arrived at `closed_ns`, gives its own timestamp to the last read."""
+    """Return the absolute difference in ns between the ring timestamp and the socket timestamp of each read.
+
+    `arrivals` holds the ring timestamps, and `stamps` the socket timestamps. Reads without a ring timestamp (negative)
+    are left out. If a FIN arrived at `closed_ns`, the socket gives the last read the timestamp of the FIN. The
+    difference is then `min(abs(ring - socket), abs(closed_ns - socket))`."""
     differences = [*map(abs, map(sub, arrivals, stamps))]
     if closed_ns or max(differences, default=0) > LIMIT_NS:
         both = zip(arrivals, stamps, strict=True)
@@ -32,16 +36,18 @@ def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns:
 
 
 def stamps_agree(apart: Sequence[int]) -> bool:
-    """Return True unless too many of these differences (ns) are beyond the limit."""
+    """Return True if at most the share DISAGREEING_SHARE of these differences (ns) exceeds LIMIT_NS."""
     if max(apart, default=0) <= LIMIT_NS:
         return True
     return sum(map(LIMIT_NS.__lt__, apart)) <= DISAGREEING_SHARE * len(apart)
 
 
 def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int]) -> bool:
-    """Return True if the timestamps of a response fit its request: ascending, none before the request was sent, and
-    no read before its bytes had arrived. `arrivals` has one instant per read, `instants` begins with the first byte's.
-    Timestamps of two clocks may contradict each other by LIMIT_NS where nothing is wrong."""
+    """Return True if the timestamps of a response are consistent with its request.
+
+    The timestamps must be ascending, none may be earlier than the request, and no read may be earlier than the arrival
+    of its bytes. `arrivals` has one instant per read. `instants` begins with the instant of the first byte. A read may
+    appear to be up to LIMIT_NS too early, because the timestamps come from two clocks."""
     if received.sent_ns is not None and instants[0] < received.sent_ns:
         return False
     if min(map(sub, received.user_ns, arrivals)) < -LIMIT_NS:
@@ -52,8 +58,10 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 def checked_instants(
     source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return what `source.instants_batch` returns, except for responses whose timestamps do not fit their own requests:
-    those get the timestamps of the first fallback that fits."""
+    """Return the result of `source.instants_batch`, with inconsistent timestamps replaced.
+
+    If the timestamps of a response are not consistent with its request, the response gets those of the first fallback
+    source that are."""
     results = source.instants_batch(responses, to_monotonic)
     for index, (received, ends) in enumerate(responses):
         arrivals, (instants, used) = results[index]
@@ -65,11 +73,10 @@ def checked_instants(
 
 
 def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
-    """Return whether the ring sees an open connection, which it does if it has its SYN-ACK.
+    """Return True if the ring sees the packets of an open connection, which is so if the ring has the SYN-ACK.
 
-    It does not if NAT on this machine changes the address of packets after the ring has seen them. A port that Docker
-    publishes is an example.
-    """
+    The function waits up to `within_ns` for the SYN-ACK. The ring does not see the packets if NAT on this machine
+    changes their addresses after the ring, for example for a port that Docker publishes."""
     until_ns = monotonic_ns() + within_ns
     while key not in syn_acks and monotonic_ns() < until_ns:
         sleep(RETRY_S)

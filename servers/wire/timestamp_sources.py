@@ -1,8 +1,8 @@
-"""The timestamp sources (loadgen.servers.wire.timestamps) by name, and the source that reads packet rings.
+"""The table of timestamp sources, and the source that reads packet rings.
 
     open_source(name)      before the first connection; opens the next best source if this machine lacks that one
 
-To add a source, add a class and its entry in SOURCES.
+loadgen.servers.wire.timestamps defines the interface. To add a source, add a class and an entry in SOURCES.
 """
 
 from __future__ import annotations
@@ -45,23 +45,25 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # In plans: the best source of this machine
 COLLECTED_EVERY_NS, SORTED_EVERY_NS = 1_000_000, 1_000_000_000
-"""Minimum time between two collections, and between two sorts unless a timestamp is needed at once."""
+"""Minimum time between two readings of the rings, and between two assignments of segments to connections. The limits
+do not apply if a timestamp is needed at once."""
 OPENING_NS = 20_000_000
-"""Time between collections while connections are opened. Each millisecond takes a block of the ring, however few
-segments arrive."""
+"""Time between readings of the rings while connections are opened. Each millisecond takes a block of the ring, even if
+few segments arrive."""
 SETTLED_NS = 250_000_000
-"""Timestamps that the ring does not have this long after the read are missing: it hands over its blocks within 1 ms."""
+"""A timestamp that the ring does not have this long after the read is missing. The kernel hands over each block of the
+ring within 1 ms."""
 _TCP_STREAM = attrgetter("tcp_stream")
 _STREAM_START = attrgetter("stream_start")
 _STREAM_ENDS = attrgetter("tcp_stream.ends")
 
 
 class PacketRingTimestamps(TimestampSource):
-    """The kernel's timestamp of each packet, from shared memory (loadgen.servers.wire.packet_ring).
+    """Timestamp source that uses the kernel's timestamp of each packet, from a packet ring in shared memory.
 
-    Reads may be late, and two tokens share a timestamp only if the server sent both in one packet. The timestamp of
-    each read is compared with the socket's, which also replaces timestamps that are missing or wrong in the ring.
-    """
+    Late reads do not affect these timestamps. Two tokens share a timestamp only if the server sent both in one packet.
+    The ring timestamp of each read is compared with the socket timestamp. The socket timestamp also replaces a
+    timestamp that is missing or wrong in the ring (loadgen.servers.wire.packet_ring)."""
 
     name = "ring"
     title = "kernel timestamps of each packet"
@@ -77,8 +79,13 @@ class PacketRingTimestamps(TimestampSource):
         fallback: TimestampSource,
         ports: PortRange | None = None,
     ) -> None:
-        """`rings` has one ring per family of the server's addresses, for segments to our `ports` (None: all), and
-        `tables` one table per ring. `fallback` replaces timestamps that are missing or wrong in the ring."""
+        """Create the source from open packet rings.
+
+        - `rings` has one ring per family of the server's addresses, for segments to the local `ports` (None: all
+          ports).
+        - `tables` has one table per ring.
+        - `fallback` is the source that replaces timestamps which are missing or wrong in the ring.
+        """
         self._rings = rings
         self._tables = tables
         self._fallback = fallback
@@ -86,7 +93,7 @@ class PacketRingTimestamps(TimestampSource):
         self._unsorted: list[list[Segments]] = [[] for _ in rings]
         self._collected_ns = 0
         self._sorted_ns = 0
-        self._sees_packets: bool | None = None  # Of our connections; None before the first one
+        self._sees_packets: bool | None = None  # Whether the ring sees our packets; None before the first connection
         self._given_up = False  # Whether the ring is no longer used, because too many timestamps were rejected
         self._rate = RateDropDetector()
         self._missed = 0  # Timestamps missing in the ring, since `counts`
@@ -171,8 +178,10 @@ class PacketRingTimestamps(TimestampSource):
         return counts
 
     def collect(self, *, at_once: bool = False) -> None:
-        """Read the rings, and sort the segments by connection: `at_once`, or else after a while, because it costs less
-        to sort many together."""
+        """Read the rings, and assign the segments to their connections.
+
+        With `at_once`, the segments are assigned in this call. Without it, they are assigned at most once per second,
+        because assigning many segments together costs less."""
         now_ns = monotonic_ns()
         if now_ns - self._collected_ns < COLLECTED_EVERY_NS and not at_once:
             return
@@ -204,8 +213,8 @@ class PacketRingTimestamps(TimestampSource):
         if min(arrivals) >= 0:
             return instants, self
 
-        # The ring lacks some of the timestamps. The fallback's may be later than those of the bytes behind them, which
-        # cannot be, so they are limited by the next instant.
+        # The ring lacks some of the timestamps. Timestamps of the fallback may be later than those of the following
+        # bytes, which is impossible, so the next instant limits them.
         missing = [index for index, stamp in enumerate(arrivals) if stamp < 0]
         self._missed += len(missing)
         replacements, source = self._fallback.instants(received, [ends[index] for index in missing], to_monotonic)
@@ -243,7 +252,7 @@ class PacketRingTimestamps(TimestampSource):
     def _timestamp_one(
         self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic
     ) -> tuple[list[int], Instants]:
-        """Timestamp one response: with the fallback, unless the ring sees its connection."""
+        """Return the timestamps of one response, from the fallback source if the ring does not see the connection."""
         if received.tcp_stream is not None and not self._given_up:
             return self.instants_batch([(received, ends)], to_monotonic)[0]
         if received.tcp_stream is not None:
@@ -251,9 +260,9 @@ class PacketRingTimestamps(TimestampSource):
         return self._fallback.instants_batch([(received, ends)], to_monotonic)[0]
 
     def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
-        """Compare the ring's timestamp of each read with the socket's, and count the differences."""
+        """Return True if the ring timestamps of a response agree with the socket timestamps. Count the differences."""
         self._checked += 1
-        # The socket does not tell retransmitted and reordered segments apart.
+        # The socket timestamps of retransmitted or reordered segments cannot be compared with the ring's.
         socket_stamps = None if received.tcp_stream.reordered else kernel_stamps(received)
         if socket_stamps is None:
             return True
@@ -286,8 +295,10 @@ class PacketRingTimestamps(TimestampSource):
 
 
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
-    """Return offsets in the TCP stream: those of `ends`, then the ends of all reads as plaintext, then with TLS the
-    ends of all reads as they came."""
+    """Return the offsets in the TCP stream for which timestamps of a response are requested.
+
+    The offsets are those of `ends`, then the end of each read. With TLS, the end of each read before decryption
+    follows."""
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)
     return array("q", end_offsets) + array("q", read_offsets) + array("q", received.read_ends)
@@ -300,14 +311,15 @@ SOURCES: dict[str, type[TimestampSource]] = {
 
 
 def preload_source(name: str) -> None:
-    """Import the modules that this source needs, once, before the worker processes are forked."""
+    """Import the modules that a timestamp source needs, once, before the worker processes are forked."""
     if name in (AUTO, PacketRingTimestamps.name):
         from loadgen.servers.wire import packet_ring  # noqa: F401
 
 
 def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> TimestampSource:
-    """Open the source with this name (a key of SOURCES, or AUTO for the best). If this machine lacks it, open the next
-    best one."""
+    """Open the timestamp source `name`, or the next best source if this machine does not support it.
+
+    `name` is a key of SOURCES, or AUTO for the best source."""
     first = 0 if name == AUTO else [*SOURCES].index(name)
     for source in [*SOURCES.values()][first:]:
         opened = source.open(servers, share)
@@ -317,15 +329,17 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
 
 
 def missing_requirement(requested: str, name: str) -> str:
-    """Explain what this machine lacks for the requested source (AUTO: the best one), given the source `name` in use.
-    Return an empty string if it lacks nothing."""
+    """Return what this machine lacks for the requested timestamp source, or "" if that source is in use.
+
+    `requested` is the requested source (AUTO: the best one), and `name` is the source in use."""
     best = next(iter(SOURCES)) if requested == AUTO else requested
     return SOURCES[best].needs if best in SOURCES and best != name else ""
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the least exact of these sources, which is how exact a whole run is. An unknown name counts as the plain
-    source."""
+    """Return the name of the least exact of these timestamp sources, which limits the exactness of the whole run.
+
+    An unknown name counts as the source of user-space timestamps."""
     ranking = [*SOURCES]
     ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]
     return ranking[max(ranks, default=-1)]

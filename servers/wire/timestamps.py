@@ -1,4 +1,4 @@
-"""The interface of a timestamp source, which returns when received bytes had arrived, and two simple sources.
+"""The interface of timestamp sources, which return when received bytes arrived, and two simple sources.
 
     Source.open(servers)   before the first connection (loadgen.servers.wire.timestamp_sources lists the sources)
     source.claim(sock)     for each connection, before it is opened
@@ -6,11 +6,11 @@
     source.instants(...)   after the end of an exchange, for offsets in its bytes
     source.counts()        once a second, for the health telemetry of the run
 
-A source states its name, whether it is exact, and its error. Records and headers store these facts.
+A source has a name, an error, and a property that says whether its timestamps are exact. Run files store these facts.
 
-If SO_TIMESTAMPING requests RX_SOFTWARE | SOFTWARE, Linux attaches to each `recvmsg` the instant at which the last
-returned byte was received (Documentation/networking/timestamping.rst). This timestamp is right however late the process
-reads.
+Linux attaches a timestamp to each `recvmsg` if SO_TIMESTAMPING requests RX_SOFTWARE | SOFTWARE. The timestamp is the
+instant at which the last returned byte was received (Documentation/networking/timestamping.rst). It is correct even if
+the process reads late.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ Address = tuple[int, tuple[Any, ...]]  # Family and socket address of a server
 Share = tuple[int, int]  # Index of a worker, from 0, and the number of workers
 ToMonotonic = Callable[[Sequence[int]], list[int]]  # Converts CLOCK_REALTIME ns to CLOCK_MONOTONIC ns (ClockPairs)
 _SIZES = attrgetter("sizes")
-Instants = tuple[list[int], "TimestampSource"]  # CLOCK_MONOTONIC ns, and the least exact source that they come from
+Instants = tuple[list[int], "TimestampSource"]  # CLOCK_MONOTONIC ns, and the least exact source of these times
 
 
 class Received(Protocol):
-    """The part of an exchange (loadgen.servers.wire.transport.Exchange) that a timestamp source needs."""
+    """The attributes of an exchange that a timestamp source needs.
+
+    loadgen.servers.wire.transport.Exchange has these attributes."""
 
     sizes: array[int]  # After each read, the number of bytes received
     user_ns: array[int]  # After each read, the instant in this process (CLOCK_MONOTONIC)
@@ -47,7 +49,9 @@ class Received(Protocol):
     read_ends: list[int]  # With TLS, the offset in the TCP stream at which each read ended; else empty
 
     def offsets(self, raw_offsets: Sequence[int]) -> Sequence[int]:
-        """Convert offsets in the received bytes to offsets in the TCP stream, which includes TLS."""
+        """Convert offsets in the received bytes to offsets in the TCP stream.
+
+        With TLS, the TCP stream contains encrypted records, so the offsets differ."""
         ...
 
 
@@ -59,72 +63,80 @@ class Response(Received, Protocol):
 
 
 class TimestampSource:
-    """Returns the arrival instants of received bytes.
+    """Returns the arrival times of received bytes.
 
-    This base class is a source itself, and works on every machine: it returns the instant at which this process had
-    read the bytes, which is as late as the process was.
-    """
+    This base class is also a source, and works on every machine. It takes timestamps in user space after each read. Its
+    timestamps are therefore late whenever the process reads late."""
 
     name: ClassVar[str] = "user"  # In plans, Records, headers and summaries
     title: ClassVar[str] = "user-space timestamps"  # In sentences
-    exact: ClassVar[bool] = False  # Whether a timestamp is right however late this process reads
+    exact: ClassVar[bool] = False  # Whether a timestamp is correct even if this process reads late
     error_s: ClassVar[float | None] = None
-    """Error that 99 % of exact timestamps stay within. None: the error is as long as the process may have waited."""
+    """Maximum error in seconds of 99 % of the timestamps. None: the error is as long as the process may have waited."""
     by_read: ClassVar[bool] = True  # Whether all bytes of one read share a timestamp, so its tokens share it too
     unsorted = 0  # Pieces that have arrived and are not assigned to a response yet
     needs: ClassVar[str] = ""  # What a machine needs for this source, as a sentence
 
     @property
     def fallback(self) -> TimestampSource | None:
-        """The source to use for a response whose timestamps from this source cannot be right. None: there is none."""
+        """The source that replaces wrong timestamps of this source, or None if there is no other source."""
         return None
 
     def reject(self) -> None:
-        """Note that the timestamps of one response contradicted its request, and that the fallback is used for it."""
+        """Record that the timestamps of one response contradicted its request.
+
+        The fallback source replaces these timestamps."""
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
-        """Open the source for data from `servers` on this worker's `share` of the connections. Return None if this
-        machine cannot provide it."""
+        """Open the source for data from `servers`, or return None if this machine does not support the source.
+
+        `share` is the index of this worker and the number of workers, which share the connections."""
         return cls()
 
     def claim(self, sock: socket.socket) -> None:
-        """Prepare a socket whose connection is about to be opened."""
+        """Prepare a socket before its connection is opened."""
 
     def watch(self, sock: socket.socket) -> Any:
-        """Start to watch a connection that has been opened and not read from. The caller stores the result as
-        `tcp_stream` of the connection."""
+        """Start watching a connection that has been opened but not read from.
+
+        The caller stores the result as `tcp_stream` of the connection."""
 
     @property
     def active_source(self) -> TimestampSource:
-        """The source in use for open connections: this one, or its fallback if it does not see their packets."""
+        """The source that is in use for open connections.
+
+        This is the source itself, or its fallback if the source does not see the packets of the connections."""
         return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
-        """Return whether every timestamp of a response is available that ever will be. If not, call again after
-        RETRY_S."""
+        """Return True if all timestamps of a response are available, or if the missing ones will never be.
+
+        If the result is False, the caller tries again after RETRY_S seconds."""
         return True
 
     def piece_counts(self, responses: Collection[Received]) -> list[int]:
-        """Return how many pieces (packets or reads) of each of these responses are known to have arrived."""
+        """Return the number of pieces (packets or reads) of each response that are known to have arrived."""
         return [*map(len, map(_SIZES, responses))]
 
     def collect(self) -> None:
-        """Take the timestamps that are available. Called several times a second."""
+        """Collect the timestamps that are available. This method is called several times a second."""
 
     def rate_dropped(self) -> bool:
-        """Return whether the arrival rate since the last call is clearly below the rate before it."""
+        """Return True if the arrival rate since the last call is clearly below the rate before that."""
         return False
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
-        """Return when the byte before each of these offsets in the received bytes had arrived, and the source of these
-        instants: a less exact one if this source lacks a timestamp."""
+        """Return the arrival time of the byte before each offset in `ends`, and the source of these times.
+
+        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source is used and
+        returned."""
         return _of_reads(received, ends, received.user_ns.tolist()), self
 
     def instants_batch(
         self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        """Return, for each response, when the last byte of each read had arrived, and `instants` of its offsets."""
+        """Return, for each response, the arrival time of the last byte of each read, and the result of `instants`."""
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
             for received, ends in responses
@@ -135,11 +147,11 @@ class TimestampSource:
         return {}
 
     def close(self) -> None:
-        """Release the source's resources."""
+        """Release the resources of the source."""
 
 
 class SocketTimestamps(TimestampSource):
-    """The kernel's timestamp of the last byte that each read returned (SO_TIMESTAMPING)."""
+    """Timestamp source that uses the kernel's timestamp of the last byte of each read (SO_TIMESTAMPING)."""
 
     name = "socket"
     title = "kernel timestamps"
@@ -159,12 +171,12 @@ class SocketTimestamps(TimestampSource):
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
-        """Open the source. It works once a datagram to itself has arrived with a timestamp.
+        """Open the source, or return None if this machine does not support kernel timestamps.
 
-        Linux starts to take timestamps shortly after the first socket requests them, and stops when the last such
-        socket is closed (net/core/dev.c, `net_enable_timestamp` defers to a work queue). Without this early socket, the
-        first responses of a run could lack timestamps.
-        """
+        The source is open once a datagram that it sends to itself arrives with a timestamp. Linux starts to take
+        timestamps shortly after the first socket requests them, and stops when the last such socket is closed
+        (net/core/dev.c, `net_enable_timestamp` defers to a work queue). Without this early socket, the first responses
+        of a run could lack timestamps."""
         primer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         primer.bind(("127.0.0.1", 0))
         primer.settimeout(0.1)
@@ -201,7 +213,7 @@ PLAIN = TimestampSource()  # The last fallback
 
 
 def kernel_stamps(received: Received) -> list[int] | None:
-    """Return the kernel's timestamp of each read in CLOCK_REALTIME ns, or None if a read has none."""
+    """Return the kernel's timestamp of each read in CLOCK_REALTIME ns, or None if a read has no timestamp."""
     timespecs = array("q")
     timespecs.frombytes(received.kernel_timespecs)
     seconds, nanoseconds = timespecs[::2], timespecs[1::2]
@@ -211,7 +223,7 @@ def kernel_stamps(received: Received) -> list[int] | None:
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:
-    """Convert one instant per read to one instant per offset."""
+    """Convert one arrival time per read to one arrival time per offset in `ends`."""
     if ends is received.sizes:
         return instants
     return [instants[bisect_left(received.sizes, end)] for end in ends]

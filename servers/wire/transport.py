@@ -1,7 +1,8 @@
-"""The transport: sends one request and reads its response, with the kernel's receive timestamp of every read.
+"""Sends one request and reads its response, with the kernel's receive timestamp of every read.
 
-Kernel timestamps are right however late this process reads (loadgen.servers.wire.timestamps). So the read path only
-calls `recvmsg`, appends, and checks whether the body has ended. Everything else waits for the end of the request.
+Kernel timestamps are correct even if this process reads late (loadgen.servers.wire.timestamps). The read path therefore
+only calls `recvmsg`, appends the bytes, and checks whether the body has ended. All other work is done after the end of
+the request.
 """
 
 from __future__ import annotations
@@ -27,32 +28,34 @@ from loadgen.servers.wire.timestamps import CONTROL_BYTES, TIMESPEC_BYTES
 RESPONSE_LIMIT_BYTES = 64 << 20
 MAX_PARTS = 16
 SMALL_BYTES = 65_536
-"""A response below this size is joined and scanned once it has more than MAX_PARTS parts. Other requests may wait for
-its end. Joining a larger one takes too long."""
+"""A response below this size is joined and scanned once it has more than MAX_PARTS parts, because other requests may
+wait for its end. Joining a larger response takes too long."""
 SHUT_BYTES = 4_096
-"""A receive window smaller than this holds the server back."""
+"""If the receive window is smaller than this, the server has to wait before it sends more."""
 WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled"]
-"""Ways to end without a response; each is an error kind of loadgen.analysis.run.record."""
+"""Ways in which an exchange ends without a response. Each is an error kind of loadgen.analysis.run.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 INTO_BYTES = 1 << 20
 """Size of the read buffer. The kernel may join many packets into one buffer, with the timestamp of the newest of them.
-A read that stops inside such a buffer gets a timestamp that is too late. So the size exceeds what usually waits."""
+A read that stops inside such a buffer gets a timestamp that is too late. The read buffer is therefore larger than the
+data that usually waits in the socket."""
 _INTO = [memoryview(bytearray(INTO_BYTES))]  # One buffer for all reads, because a new buffer per read costs more
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request on the wire: when it was sent, and every byte of the response with its timestamps.
+    """One request on the wire: the time at which it was sent, and every byte of the response with its timestamps.
 
-    It is mutable, because it is the measuring path. All instants are CLOCK_MONOTONIC ns, except `kernel_timespecs`.
+    The object is mutable because it is part of the measuring path. All times are CLOCK_MONOTONIC ns, except
+    `kernel_timespecs`.
 
-    The received bytes are `raw`. They are stored in `parts`, after the blocks that were `spilled` to disk, until `raw`
-    is requested. `sizes[i]` is the length of `raw` after read i, and `user_ns[i]` the instant at which this process had
-    read it. `kernel_timespecs` holds the kernel's timespec of each read (CLOCK_REALTIME, 16 bytes, zero if there was
-    none).
-
-    `tls_records` has the end of each TLS record: its offset in `raw`, and its offset in the TCP stream. `cut_reads` are
-    the indexes of reads that filled the buffer, whose kernel timestamps may be too late (INTO_BYTES).
+    - `raw` is every received byte. Until `raw` is requested, the bytes are in the blocks that were `spilled` to disk,
+      followed by `parts`.
+    - `sizes[i]` is the length of `raw` after read i, and `user_ns[i]` is the time at which this process had read it.
+    - `kernel_timespecs` holds the kernel's timespec of each read (CLOCK_REALTIME, 16 bytes, zero if there was none).
+    - `tls_records` holds the end of each TLS record, as an offset in `raw` and an offset in the TCP stream.
+    - `cut_reads` holds the indexes of reads that filled the read buffer. Their kernel timestamps may be too late
+      (INTO_BYTES).
     """
 
     _poller: Poller
@@ -84,29 +87,29 @@ class Exchange:
 
     @property
     def raw(self) -> bytes:
-        """Every byte received so far. Reads back the blocks that were spilled to disk."""
+        """Every byte of the response received so far. Blocks that were spilled to disk are read back."""
         if self.spilled:
             self.parts = [*(take() for take in self.spilled), *self.parts]
             self.spilled = []
         return self.tail()
 
     def tail(self) -> bytes:
-        """Return the received bytes that are in memory."""
+        """Return the received bytes that are in memory, without the blocks that were spilled to disk."""
         if len(self.parts) > 1:
             self.parts = [b"".join(self.parts)]
         return self.parts[0] if self.parts else b""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
-        """Attach a connection and the bytes to send on it. Nothing is sent yet."""
+        """Attach a connection and the bytes to send on the connection. No byte is sent yet."""
         self.connection = connection
         self.unsent = sealed
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
 
     def send(self, *others: Exchange) -> None:
-        """Send this request and then the others. The end of one `send` is the start of the next.
+        """Send this request and then the `others`. The end of one `send` call is the start of the next.
 
-        The loop only makes `send` calls: everything it needs is looked up before it, and is in the CPU cache then.
-        """
+        The loop contains only `send` calls. Everything that the calls need is looked up before the loop, and is then in
+        the CPU cache."""
         exchanges = (self, *others)
         calls = [
             (exchange.connection.sock.send, exchange.unsent)
@@ -123,8 +126,9 @@ class Exchange:
             exchange.on_sent(result, ended_ns)
 
     def on_sent(self, result: int | OSError, ended_ns: int) -> None:
-        """Handle the result of a `send`: the number of bytes that the socket took, or its error. Bytes that it did not
-        take are sent when the socket is writable."""
+        """Handle the result of a `send` call: the number of bytes that the socket accepted, or the error.
+
+        The remaining bytes are sent when the socket is writable."""
         assert self.connection is not None
         if result == len(self.unsent):
             self.unsent = b""
@@ -140,7 +144,9 @@ class Exchange:
             self._poller.loop.add_writer(self.connection.sock, self._on_writable)
 
     def listen(self) -> None:
-        """Start reading. The driver calls this after the whole burst is sent, so that no read delays a send."""
+        """Start reading the response.
+
+        The driver calls this method after the whole burst is sent, so that no read delays a send."""
         connection = self.connection
         if connection is not None and not self.error_kind:
             self.stream_start = connection.received  # TLS session tickets may have arrived since `prepare`
@@ -148,7 +154,7 @@ class Exchange:
             self._poller.add(connection.sock, callback)
 
     def offsets(self, raw_offsets: Sequence[int]) -> Sequence[int]:
-        """Convert offsets in `raw` to offsets in the TCP stream (loadgen.servers.wire.timestamps.Received)."""
+        """Convert offsets in `raw` to offsets in the TCP stream (see loadgen.servers.wire.timestamps.Received)."""
         if self.tls_records:
             records = self.tls_records
             return [records[bisect_left(records, (offset,))][1] for offset in raw_offsets]
@@ -157,7 +163,7 @@ class Exchange:
         return raw_offsets
 
     def fail(self, kind: WireError, detail: str) -> None:
-        """End this exchange with an error, unless it has ended. The bytes received so far are kept."""
+        """End this exchange with an error, unless it has already ended. The bytes received so far are kept."""
         if self.connection is None:
             return
         self.error_kind, self.error_detail = kind, detail
@@ -169,14 +175,17 @@ class Exchange:
         self.on_sent(_try_send(self.connection.sock.send, self.unsent), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
-        """End this exchange on the client's side, after a last read."""
+        """End this exchange with an error from the client's side, such as a timeout.
+
+        The socket is read once more before the exchange ends."""
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)
 
     def _on_tls_readable(self) -> None:
-        """Read TLS records, reply where TLS itself requires it, and end the exchange if the TLS session has ended. Data
-        received before that end is handled first, because it may complete the response."""
+        """Read TLS records, send the replies of TLS itself, and end the exchange if the TLS session has ended.
+
+        Data that was received before the end of the session is handled first, because it may complete the response."""
         connection = self.connection
         assert connection is not None
         self._on_readable()
@@ -190,7 +199,9 @@ class Exchange:
                 self._closed(detail)
 
     def _on_readable(self) -> None:
-        """Read once from the socket. This is the hot path: a change here states its measured cost."""
+        """Read once from the socket.
+
+        This method is the hot path. A commit that changes it must state the measured cost."""
         connection = self.connection
         assert connection is not None
         poller = self._poller
@@ -244,8 +255,10 @@ class Exchange:
             self.fail("protocol", str(error))
 
     def _decrypt(self, connection: Connection, data: bytes) -> bytes:
-        """Return the plaintext that these bytes complete. It is empty for parts of records, and for records of TLS
-        itself. Sets `tls_end` if the TLS session has ended."""
+        """Return the plaintext of the TLS records that these bytes complete.
+
+        The plaintext is empty if the bytes complete no record, or only records of TLS itself. If the TLS session has
+        ended, `tls_end` is set."""
         assert connection.tls is not None
         if len(data) == INTO_BYTES:
             self.cut_reads.append(len(self.sizes))
@@ -268,7 +281,7 @@ class Exchange:
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:
-        """Handle the end of the connection, which may be the proper end of the response."""
+        """Handle the end of the connection, which may be the regular end of the response."""
         if self.framing.at_eof(self.size):
             self._finish()
         elif self.parts:
@@ -300,7 +313,7 @@ class Exchange:
 
 
 def _try_send(send: Callable[[bytes | memoryview], int], sealed: bytes | memoryview) -> int | OSError:
-    """Return how many bytes the socket takes, or the error with which it takes none."""
+    """Call `send`, and return the number of bytes that the socket accepted, or the error if it accepted none."""
     try:
         return send(sealed)
     except OSError as error:

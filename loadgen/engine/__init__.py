@@ -1,1 +1,1 @@
-"""The engine: worker processes that send each request at its instant and record what comes back."""
+"""The measuring engine: worker processes send each request when it is due, and record the response."""

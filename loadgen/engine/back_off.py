@@ -1,12 +1,12 @@
 """The back-off of a closed loop, whose clients wait when their requests fail at once.
 
-    a request fails at once ──> its client waits
-    the pause is over       ──> the client that has waited longest tries again
-    the try fails at once   ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
-    it does not             ──> the next pause is half as long, and so on until every client is back
+    a request fails at once   ──> its client waits
+    the pause is over         ──> the client that has waited longest sends its next request (a try)
+    the try fails at once     ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
+    the try does not fail     ──> the next pause is half as long, until every client is back
 
-So an outage costs one request per client and a few tries, however many clients there are, and the loop is back within
-two seconds after the server. Clients whose requests do not fail never wait.
+During an outage, only one request per client and a few tries fail, however many clients there are. The loop is back at
+full load within two seconds after the server is available again. Clients whose requests do not fail never wait.
 """
 
 from __future__ import annotations
@@ -14,32 +14,37 @@ from __future__ import annotations
 from collections import deque
 
 AT_ONCE_NS = 1_000_000_000
-"""A request that fails later than this after it was due has not failed at once."""
+"""A request has failed at once if it failed within this time in ns after it was due."""
 FIRST_PAUSE_NS = 100_000_000
-"""The pause before the first retry."""
+"""Length in ns of the pause before the first retry."""
 MIN_PAUSE_NS = 1_000_000
-"""When the pause falls below this, every waiting client continues."""
+"""When the pause is shorter than this, in ns, every waiting client continues."""
 MAX_PAUSE_NS = 1_000_000_000
-"""The longest pause."""
+"""Length in ns of the longest pause."""
 GIVE_UP_NS = 60_000_000_000
-"""If every request has failed at once for this long, a run with a fixed number of requests does not send the rest."""
+"""If every request has failed at once for this many ns, the server counts as down.
+
+A run with a fixed number of requests then does not send the rest.
+"""
 TOO_MANY_REQUESTS, FIRST_SERVER_ERROR = 429, 500
 
 
 def was_refused(error_kind: str, http_status: int | None) -> bool:
-    """Return whether a request failed so that the next one would too: no connection, no byte of a response, status 429
-    or 5xx."""
+    """Return True if the next request would probably fail for the same reason as this one.
+
+    That is the case for a failed connection, a response without a byte, and the statuses 429 and 5xx.
+    """
     if http_status is None:
         return error_kind in ("connect", "client_limit")
     return http_status == TOO_MANY_REQUESTS or http_status >= FIRST_SERVER_ERROR
 
 
 class BackOff:
-    """Decides when the waiting clients of one worker's closed loop try again. Instants are in ns, on one clock."""
+    """Decides when the waiting clients of one worker's closed loop may send again. All times are in ns on one clock."""
 
     def __init__(self) -> None:
         self.next_try_ns = 0
-        """When the client that has waited longest may try again."""
+        """Time at which the client that has waited longest may send again."""
         self._waiting_since = deque[int]()
         self._pause_ns = FIRST_PAUSE_NS
         self._tries_under_way = 0
@@ -47,11 +52,14 @@ class BackOff:
 
     @property
     def waiting(self) -> int:
-        """The number of clients that wait."""
+        """Return the number of waiting clients."""
         return len(self._waiting_since)
 
     def failed(self, now_ns: int, *, was_retry: bool) -> None:
-        """Let the client of a request that failed at once wait. `was_retry` says that the client had waited before."""
+        """Make a client wait because its request failed at once.
+
+        `was_retry` is True if this client had waited before the request.
+        """
         if self._failing_since_ns is None:
             self._failing_since_ns = now_ns
         if was_retry:
@@ -64,7 +72,10 @@ class BackOff:
         self._waiting_since.append(now_ns)
 
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
-        """Note that a request has ended and did not fail at once."""
+        """Note that a request has ended without failing at once.
+
+        `was_retry` is True if its client had waited before the request.
+        """
         self._failing_since_ns = None
         if was_retry:
             self._tries_under_way -= 1
@@ -72,7 +83,10 @@ class BackOff:
             self.next_try_ns = now_ns
 
     def take(self, now_ns: int) -> list[int]:
-        """Return how long each client that tries now has waited, in ns. An empty list means that it is too early."""
+        """Return the waiting time in ns of each client that may send again now. These clients no longer wait.
+
+        The list is empty if no client waits or the pause is not over.
+        """
         if not self._waiting_since or now_ns < self.next_try_ns:
             return []
         self._pause_ns //= 2
@@ -82,9 +96,9 @@ class BackOff:
         return [now_ns - self._waiting_since.popleft() for _ in range(count)]
 
     def gives_up(self, now_ns: int) -> bool:
-        """Return True if every request has failed at once for GIVE_UP_NS, so that the server counts as gone."""
+        """Return True if every request has failed at once for GIVE_UP_NS. The server then counts as down."""
         return self._failing_since_ns is not None and now_ns - self._failing_since_ns >= GIVE_UP_NS
 
     def clear(self) -> None:
-        """Let no client wait any more, because nothing more will be sent."""
+        """Remove all waiting clients, because no more requests will be sent."""
         self._waiting_since.clear()

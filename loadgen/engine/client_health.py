@@ -1,7 +1,7 @@
-"""Live counters of a worker, and the health of the client itself.
+"""Live counters of a worker process, and health counters of the load generator itself.
 
-Other processes can watch the counters during the run. Health is the lateness of reads, the stalls of the event loop,
-and the share of a core.
+Other processes can read the live counters during the run. The health counters cover late reads, stalls of the event
+loop, and CPU use.
 """
 
 from __future__ import annotations
@@ -25,16 +25,29 @@ if TYPE_CHECKING:
 
 BUCKETS_PER_OCTAVE = 4
 LATE_BOUNDS_NS = [int(1000 * 2 ** (step / BUCKETS_PER_OCTAVE)) for step in range(27 * BUCKETS_PER_OCTAVE)]
-"""Upper bounds of the lateness buckets: 1 us, then four per octave up to about 100 s."""
+"""Lower bounds of the lateness buckets in ns: 1 us, then four per octave up to about 100 s."""
 
 EVENT_COUNTERS = ("reads", "coalesced_reads", "full_reads", "windows", "retransmits", "out_of_order")
-"""Counters of a health sample: reads, reads with more than one event, reads that found the receive window full, checks
-of the receive window, segments that we retransmitted, and segments that arrived out of order."""
+"""Names of the event counters in a health sample.
+
+- `reads`: socket reads.
+- `coalesced_reads`: reads that returned more than one event.
+- `full_reads`: reads that found the receive window full.
+- `windows`: checks of the receive window.
+- `retransmits`: segments that this machine retransmitted.
+- `out_of_order`: segments that arrived out of order.
+"""
 
 MAX_SEARCHED = 64
-"""Responses that one call searches for their first token. More would take time from reading, for a progress line."""
+"""Maximum number of responses that one call searches for their first token.
+
+A longer search would delay reads, only to update a progress line.
+"""
 SEARCHED_BYTES, SEARCHED_FIRST_BYTES = 8_192, 2_048
-"""Bytes at the beginning of a response that are searched for the first token, and the part that is searched first."""
+"""Number of bytes at the beginning of a response that are searched for the first token.
+
+The first SEARCHED_FIRST_BYTES bytes are searched before the rest.
+"""
 
 
 class Health:
@@ -50,31 +63,37 @@ class Health:
         self._pauses = 0
         self._paused_ns = 0
         self.wants_mark = True
-        """Whether a response must still be searched for the mark of a simulated server in this sample."""
+        """True until this sample's search for the mark of a simulated server is complete."""
         self.mark: Mark | None = None
-        """The mark of a simulated server, if a response had one."""
+        """The mark that identifies a simulated server, if a response contained one."""
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.monotonic_ns()
         self._core_wait_ns = core_wait_ns()
 
     def add(self, late_ns: Sequence[int], *events: int) -> None:
-        """Add one request: how late each of its reads was in ns, and its values of the other EVENT_COUNTERS."""
+        """Add the counts of one request.
+
+        `late_ns` holds the delay of each of its reads in ns. `events` holds the other EVENT_COUNTERS, in order.
+        """
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
         for name, count in zip(EVENT_COUNTERS, (len(late_ns), *events), strict=True):
             self._added[name] += count
 
     def stall(self, late_ns: int) -> None:
-        """Note that the event loop ran a timer late."""
+        """Note that the event loop ran a timer late by this number of ns. The sample reports the maximum."""
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
     def pause(self, waited_ns: int) -> None:
-        """Count one pause of a closed-loop client whose request had failed at once."""
+        """Count one pause, of `waited_ns`, of a closed-loop client whose request had failed at once."""
         self._pauses += 1
         self._paused_ns += waited_ns
 
     def sample(self) -> dict[str, Any]:
-        """Return the counters as telemetry values, and reset them. Lateness bucket b covers [2^(b/4), 2^((b+1)/4)) us;
-        bucket -1 is below 1 us."""
+        """Return the counters as telemetry values, and reset them.
+
+        Lateness bucket `b` counts the reads that were late by `2**(b/4)` to `2**((b+1)/4)` us. Bucket -1 counts those
+        that were late by less than 1 us.
+        """
         values = {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
             "wall_ns": time.monotonic_ns() - self._wall_ns,
@@ -103,14 +122,15 @@ COUNTER_NAMES = (
 
 
 class LiveCounters(Structure):
-    """Live counters in shared memory. One worker writes them, and the coordinator reads them.
+    """Live counters of one worker, in shared memory. The worker writes them, and the coordinator reads them.
 
-    - `due`: requests that were due, sent or not, in the order of the worker's share. A session that starts counts with
-      all of its turns.
-    - `streaming`: requests in flight of which something has arrived.
-    - `tokens`: for a response that is not recorded yet, each piece counts as one token. A piece is a packet if packets
-      are timestamped, else a read.
-    - `answered`: requests with a first token. Their TTFTs add up to `ttft_ns`.
+    - `due`: number of requests that have become due, whether they were sent or not. When a session starts, all of its
+      turns count. These are the first requests of the worker's share.
+    - `streaming`: number of requests in flight whose response has begun to arrive.
+    - `tokens`: number of tokens received. In a response that is not recorded yet, each piece counts as one token. A
+      piece is a packet if packets are timestamped, otherwise a read.
+    - `answered`: number of requests with a first token.
+    - `ttft_ns`: sum of the TTFTs of the `answered` requests.
     """
 
     _fields_ = [(name, c_int64) for name in COUNTER_NAMES]
@@ -129,7 +149,7 @@ class LiveCounters(Structure):
 
 
 def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
-    """Return the sum of several workers' counters."""
+    """Return the counters of several workers, added up."""
     summed = LiveCounters()
     for count in counts:
         for name in COUNTER_NAMES:
@@ -138,7 +158,10 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
 
 
 class FirstTokens:
-    """Counts the first tokens of one worker's requests, and adds up their TTFTs, as soon as each one is seen."""
+    """Counts the requests of one worker that have received a first token, and adds up their TTFTs.
+
+    A request counts as soon as its first token is seen, while its response is still arriving.
+    """
 
     def __init__(
         self,
@@ -147,8 +170,10 @@ class FirstTokens:
         to_monotonic: ToMonotonic,
         first_token: Callable[[bytes], int | None],
     ) -> None:
-        """`first_token` returns the offset just past the first event with a token in the beginning of a response, or
-        None."""
+        """`first_token` takes the beginning of a response.
+
+        It returns the offset just past the first event with a token, or None if there is no such event.
+        """
         self._counts = counts
         self._stamps = stamps
         self._to_monotonic = to_monotonic
@@ -156,11 +181,15 @@ class FirstTokens:
         self._seen: set[Exchange] = set()
         """Exchanges in flight whose first token has been counted."""
         self._searched: dict[Exchange, int] = {}
-        """Exchanges in flight that had no token when they were last searched, and their number of reads then."""
+        """Exchanges in flight without a token so far. The value is their number of reads when they were last searched.
+        """
 
     def look(self, in_flight: Set[Exchange]) -> None:
-        """Search the oldest unfinished responses for their first token. Events without a token, such as the role of a
-        chat, may arrive much earlier."""
+        """Search the oldest unfinished responses for their first token.
+
+        The first event of a response is often not its first token. Events without a token, such as the role in a chat,
+        may arrive much earlier.
+        """
         unseen = (exchange for exchange in in_flight if exchange not in self._seen)
         for exchange in islice(unseen, MAX_SEARCHED):
             reads = len(exchange.sizes)
@@ -178,7 +207,8 @@ class FirstTokens:
                 self._add(arrived_ns - exchange.sent_ns)
 
     def _search(self, raw: bytes) -> int | None:
-        """Return the offset just past the first event with a token, or None."""
+        """Return the offset just past the first event with a token, or None if the searched bytes contain no such
+        event."""
         if raw.find(b"data:", 0, SEARCHED_BYTES) < 0:
             return None
         end = self._first_token(raw[:SEARCHED_FIRST_BYTES])
@@ -187,7 +217,7 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the first token of a request that has ended, unless it has been counted."""
+        """Count the first token of an ended request, unless `look` has already counted it."""
         if exchange is not None:
             self._searched.pop(exchange, None)
         if exchange in self._seen:

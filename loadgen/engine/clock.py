@@ -1,7 +1,8 @@
-"""Converts the kernel's receive timestamps to the monotonic clock, and wakes at exact instants.
+"""Converts kernel receive timestamps to the monotonic clock, and runs callbacks at exact times.
 
-The kernel timestamps received bytes on CLOCK_REALTIME, which may be slewed or stepped during a run. So both clocks are
-read together at the start, about once a second, and at the end. A timestamp is converted with the two pairs around it.
+The kernel timestamps received bytes on CLOCK_REALTIME, which may be slewed or stepped during a run. Both clocks are
+therefore read together at the start, about once a second, and at the end. A timestamp is converted with the two pairs
+of readings around it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
 SLEW_TOLERANCE_NS = 1_000
-"""Offsets that differ by less than this count as equal, because reading two clocks is not more exact."""
+"""Clock offsets that differ by at most this many ns count as equal, because two clocks cannot be read more exactly."""
 
 
 class ClockPairs:
@@ -33,11 +34,11 @@ class ClockPairs:
         self._realtime: list[int] = []
         self._offsets: list[int] = []
         self.disagreement_ns = 0
-        """Largest drift between the two clocks since the first pair, in ns."""
+        """Largest change of the offset between the two clocks since the first pair, in ns."""
         self.take()
 
     def take(self) -> None:
-        """Read both clocks five times, and keep the reading that took the least time."""
+        """Add a pair of readings. Both clocks are read five times, and the reading that took the least time is kept."""
         readings = [(self._monotonic_ns(), self._realtime_ns(), self._monotonic_ns()) for _ in range(5)]
         before, realtime, after = min(readings, key=lambda reading: reading[2] - reading[0])
         self._realtime.append(realtime)
@@ -45,14 +46,18 @@ class ClockPairs:
         self.disagreement_ns = max(self.disagreement_ns, abs(self._offsets[-1] - self._offsets[0]))
 
     def to_monotonic(self, stamps: Sequence[int]) -> list[int]:
-        """Convert CLOCK_REALTIME ns to CLOCK_MONOTONIC ns. The offset is interpolated between two pairs."""
+        """Convert CLOCK_REALTIME timestamps to CLOCK_MONOTONIC, both in ns.
+
+        The offset is interpolated between the two pairs around each timestamp. If the clocks have not drifted, the
+        newest offset is used.
+        """
         if self.disagreement_ns <= SLEW_TOLERANCE_NS:
             offset = self._offsets[-1]
             return [stamp + offset for stamp in stamps]
         return [stamp + self._offset_at(stamp) for stamp in stamps]
 
     def to_realtime(self, instant_ns: int) -> int:
-        """Convert CLOCK_MONOTONIC ns to CLOCK_REALTIME ns with the newest pair."""
+        """Convert a CLOCK_MONOTONIC time in ns to CLOCK_REALTIME in ns, with the newest pair."""
         return instant_ns - self._offsets[-1]
 
     def _offset_at(self, realtime: int) -> int:
@@ -67,7 +72,7 @@ class ClockPairs:
 
 
 class SystemClock:
-    """Calls back at exact instants in the running event loop, with absolute deadlines on one timer
+    """Runs callbacks of an asyncio event loop at exact times. It uses absolute deadlines on a single timer
     (loadgen.servers.wire.poller)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,11 +81,14 @@ class SystemClock:
         self._sequence = count()  # keeps the order of callbacks with the same instant
 
     def now_ns(self) -> int:
-        """CLOCK_MONOTONIC."""
+        """Return the current time of CLOCK_MONOTONIC in ns."""
         return time.monotonic_ns()
 
     def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
-        """Call back at this instant, or as soon as possible after it. Callbacks of one instant keep their order."""
+        """Schedule `callback` for `instant_ns` (CLOCK_MONOTONIC). It runs at that time or as soon as possible after it.
+
+        Callbacks for the same time run in the order in which they were scheduled.
+        """
         if instant_ns <= time.monotonic_ns() and not self._agenda:
             self._timer.loop.call_soon(callback)  # arming a timer that expires at once would take 20 us
             return

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 
 class ClosedLoop:
-    """A queue for `clients` concurrent requests. The end of a request makes the next one due, `think_ns` later, until
-    the offset `until_ns`.
+    """The request queue of a closed loop with `clients` clients.
 
-    One request per client is drawn ahead. Several requests may end together, and drawing and encoding the next ones
-    then would delay them.
+    When a request ends, the client's next request becomes due `think_ns` later. From the offset `until_ns` on, no
+    request becomes due.
+
+    One request per client is drawn ahead. Several requests may end together, and drawing and encoding their successors
+    at that time would delay them.
     """
 
     closed = True
@@ -46,13 +48,16 @@ class ClosedLoop:
         return group
 
     def draw(self) -> bool:
-        """Draw one request ahead. Return False if enough are drawn or none is left. Called when there is time."""
+        """Draw one request ahead, if there is time for it.
+
+        Return True if a request was drawn, or False if enough are drawn or none is left.
+        """
         drawn = [*islice(self._slots, len(self._ahead) < self._starting + self._clients)]
         self._ahead.extend(drawn)
         return bool(drawn)
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the request that becomes due because another one has ended, or None."""
+        """Return the request that becomes due because another request has ended, or None if the loop has ended."""
         due_ns = ended_ns + self._think_ns
         if not self._ahead or (self._until_ns is not None and due_ns >= self._until_ns):
             return None
@@ -64,18 +69,20 @@ class ClosedLoop:
 
     @property
     def more(self) -> bool:
-        """True while there are requests left to send."""
+        """Return True while there are requests left to send."""
         return bool(self._ahead)
 
     @property
     def timed(self) -> bool:
-        """True if the loop ends after a duration."""
+        """Return True if the loop ends after a duration."""
         return self._until_ns is not None
 
 
 class Sessions:
-    """A queue of sessions. `starts` is an open or closed loop of their first turns. The next turn of a session is due
-    `think_ns` after the response to the previous one was decoded."""
+    """A queue of sessions. `starts` is the open or closed loop of their first turns.
+
+    The next turn of a session is due `think_ns` after the response to the previous turn was decoded.
+    """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], ScheduledRequest]) -> None:
         self._starts = starts
@@ -83,13 +90,14 @@ class Sessions:
         self._active = 0
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first turns of the sessions that start together next."""
+        """Return the first turns of the next sessions that start at the same time."""
         group = self._starts.group()
         self._active += len(group)
         return group
 
     def draw(self) -> bool:
-        """Draw the first turn of a session ahead. Return False if enough are drawn or none is left."""
+        """Draw the first turn of a session ahead. Return True if one was drawn, or False if enough are drawn or none is
+        left."""
         return self._starts.draw()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
@@ -100,23 +108,23 @@ class Sessions:
         return slot
 
     def next_turn(self, conversation: Conversation, answer: str, decoded_ns: int) -> ScheduledRequest | None:
-        """Return the turn that follows this answer, or None if the session is over."""
+        """Return the turn of the session that follows `answer`, or None if the session is over."""
         following = conversation.after(answer)
         return None if following is None else self._slot_of(following, decoded_ns + following.think_ns)
 
     @property
     def closed(self) -> bool:
-        """True if the end of a session makes the next one due."""
+        """Return True if the end of a session makes another session due."""
         return self._starts.closed
 
     @property
     def timed(self) -> bool:
-        """True if the sessions are a closed loop that ends after a duration."""
+        """Return True if the sessions are a closed loop that ends after a duration."""
         return isinstance(self._starts, ClosedLoop) and self._starts.timed
 
     @property
     def more(self) -> bool:
-        """True while sessions will start or may continue."""
+        """Return True while another session will start or an active session may continue."""
         return self._starts.more or self._active > 0
 
 

@@ -1,4 +1,5 @@
-"""The coordinator: forks the workers, starts them together, watches them, and merges their part files into the Run."""
+"""The coordinator: forks the workers, starts them together, watches them, and merges their part files into the run
+file."""
 
 from __future__ import annotations
 
@@ -30,28 +31,32 @@ from loadgen.servers.wire.timestamp_sources import least_exact_source
 
 START_LEAD_NS = 20_000_000
 CONNECTION_CHECK_NS = 5_000
-"""The run starts START_LEAD_NS after the order to start, and CONNECTION_CHECK_NS per connection. In this time every
-worker reads the order, checks each of its connections once more, and begins to watch the clock."""
+"""The run starts `START_LEAD_NS + CONNECTION_CHECK_NS * connections` after the order to start.
+
+In this time every worker reads the order, checks each of its connections once more, and begins to watch the clock.
+"""
 POLL_S = 0.1
 BUSY_LIMIT_S = 5.0
-"""Time that a worker has to follow an interrupt before the start. A worker that still builds prompts is killed then,
-because it has measured nothing."""
+"""Maximum time in seconds for a worker to follow an interrupt before the start.
+
+A worker that still builds prompts after this time is killed. No measurement is lost.
+"""
 
 
 class Worker(msgspec.Struct):
-    """One worker as the coordinator sees it."""
+    """The coordinator's state of one worker process."""
 
     task: WorkerTask
     process: ForkProcess
     pipe: Pipe
     counts: LiveCounters
     stamps: str = ""
-    """The name of its timestamp source, once its connections are open."""
+    """Name of the worker's timestamp source. Empty until its connections are open."""
     scheduling: SchedulingFacts = SchedulingFacts()
-    """The scheduling priority at which it sends and reads."""
+    """Scheduling priority of the worker while it sends requests and reads responses."""
     done: bool = False
     rescued: Path | None = None
-    """The file with the lines that the run's disk refused."""
+    """File with the lines that could not be written to the run's disk, if there are any."""
 
 
 def run(
@@ -63,9 +68,11 @@ def run(
 ) -> Footer:
     """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
 
-    `on_progress` gets a phase and the live counters ten times a second. If it returns a reason, the run ends as if it
-    was interrupted. The Sampler that `sampler` opens reads the server, the GPUs and the host during the run. The first
-    interrupt ends the run and keeps what was received; the second one also kills the workers.
+    - `on_progress` is called ten times a second with a phase and the live counters. If it returns a reason, the run
+      ends as if it had been interrupted.
+    - `sampler` opens the Sampler that reads the server, the GPUs and the host during the run.
+
+    The first interrupt ends the run and keeps the results so far. The second interrupt also kills the workers.
     """
     telemetry = Sampler({})
     ended_ns: int | None = None
@@ -123,11 +130,13 @@ def run_workers(
     end: Callable[[], None],
     before_connect: Callable[[], None] = lambda: None,
 ) -> list[WorkerExit]:
-    """Fork a worker per task, let them connect, start them together, and wait until they have ended.
+    """Fork one worker per task, let the workers connect, start them together, and wait until they have ended.
 
-    `before_connect` is called while the workers encode their requests. `begin` gets the name of the least exact
-    timestamp source once every connection is open. It returns the start instant on CLOCK_MONOTONIC, or None if the run
-    must not start. `end` is called as soon as every worker is done.
+    - `before_connect` is called while the workers encode their requests.
+    - `begin` is called once every connection is open, with the name of the least exact timestamp source and the
+      workers. It returns the start time on CLOCK_MONOTONIC, or None if the run must not start.
+    - `on_progress` is called ten times a second with a phase and the workers.
+    - `end` is called as soon as every worker is done.
     """
     workers: list[Worker] = []
     preload(tasks)
@@ -164,7 +173,10 @@ def run_workers(
 
 
 def _fork(task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int]) -> Worker:
-    """Fork the worker process of a task. `earlier` are the workers whose pipes it inherits."""
+    """Fork the worker process of a task.
+
+    `earlier` are the workers that were forked before. The new process inherits their pipes and closes them.
+    """
     context = multiprocessing.get_context("fork")  # nothing is pickled, and the prompts are shared memory
     ours, theirs = context.Pipe()
     counts = LiveCounters.from_buffer(mmap(-1, sizeof(LiveCounters)))  # anonymous shared memory
@@ -185,8 +197,11 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until every worker has reached a point or has ended. The first interrupt stops the workers. The second one
-    kills those that have not followed it, and so does a wait of `patience_s` after the first."""
+    """Wait until every worker has ended or `reached` returns True for it.
+
+    The first interrupt stops the workers. Workers that are still pending `patience_s` seconds later, or at the second
+    interrupt, are killed.
+    """
     handled_interrupts = 0
     limit_s = math.inf
     while pending := [worker for worker in workers if not (reached(worker) or worker.done)]:
@@ -206,7 +221,8 @@ def _wait_until(
 
 
 def _receive(worker: Worker) -> None:
-    """Receive a message from a worker: it is ready, or done. A worker whose pipe is closed is done."""
+    """Receive one message from a worker and update the worker's state: ready or done. A worker with a closed pipe is
+    done."""
     try:
         word, value = worker.pipe.recv()
     except (EOFError, OSError):
@@ -219,7 +235,7 @@ def _receive(worker: Worker) -> None:
 
 
 def _order(workers: Sequence[Worker], order: tuple[object, ...]) -> None:
-    """Send an order to these workers, if they still live."""
+    """Send an order to each of these workers. Workers that have already ended are skipped."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.pipe.send(order)

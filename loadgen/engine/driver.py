@@ -1,4 +1,4 @@
-"""The driver sends each request at its due instant, and its recorder turns ended requests into Records.
+"""The driver sends each request when it is due, and its recorder turns ended requests into Records.
 
 Each worker process has one driver and one recorder.
 
@@ -7,12 +7,12 @@ Each worker process has one driver and one recorder.
     readable ──> recvmsg, append, "ended?"                        (loadgen.servers.wire.transport.Exchange)
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
-Nothing shifts the plan of an open loop: a request without a free connection goes out late and is recorded late; past
-the limit on requests in flight it is dropped and recorded. A closed loop never drops a request. It pauses when requests
-fail at once (loadgen.engine.back_off).
+The due times of an open loop never change. A request without a free connection is sent late, and its Record shows the
+delay. Beyond the limit on requests in flight, a request is dropped and recorded as dropped. A closed loop never drops a
+request. Its clients pause when their requests fail at once (loadgen.engine.back_off).
 
 A server may close an idle connection just as a request is sent on it. If no byte of a response arrives, the request is
-sent once more, on a new connection (`Driver._may_send_again`). Its TTFT counts from that second send.
+sent once more, on a new connection (`Driver._may_send_again`). Its TTFT is then measured from the second send.
 """
 
 from __future__ import annotations
@@ -46,29 +46,36 @@ from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
-"""Interval of the housekeeping ticks. A stall of the loop is measured with an error of up to this length."""
+"""Interval in seconds of the housekeeping ticks. Stalls of the event loop are measured with an error of up to one
+interval."""
 TICKS_PER_CHECK, TICKS_PER_SAMPLE = 5, 20
-"""Ticks between checks of time limits and connections, and ticks between health samples."""
+"""Number of ticks between two checks of time limits and connections, and between two health samples."""
 SEND_AGAIN_NS = 5_000_000_000
-"""A request is sent again only if its idle connection was closed within this time. A server that read the request
-before it closed the connection has usually worked on it for longer."""
+"""A request is sent again only if its idle connection was closed within this time in ns after sending.
+
+A server that read the request before it closed the connection has usually worked on it for longer.
+"""
 GROUP_LOOK_NS = 20_000_000
-"""The connections of a waiting group are not checked if the group is due sooner than this, because checks take time."""
+"""The connections of a waiting group are checked only if the group is due later than this, in ns, because checks take
+time."""
 MANY_IN_FLIGHT = 1024
 """With more requests in flight than this, the live counters are updated once a second instead of four times."""
 CHECKED_GROUP = 64
-"""Groups up to this size have their connections checked once more right before they are sent."""
+"""Maximum size of a group whose connections are checked once more right before the group is sent."""
 BACKLOG = 64
 TURN_NS = 20_000_000
 QUIET_NS = 2_000_000
-"""How many ended exchanges are recorded in one turn of the event loop.
+"""Limits on how many ended requests are recorded in one turn of the event loop.
 
-Normally one, once no exchange has ended for QUIET_NS: exchanges that end now are more urgent, because the next requests
-may wait for them. With more than BACKLOG waiting, recording goes on for TURN_NS. It always records one more than the
-number of whole BACKLOGs that wait, because otherwise a fast closed loop would fill the memory."""
+- A turn normally records one request, and only if no request has ended for QUIET_NS. Requests that are ending now are
+  more urgent, because the next requests may wait for them.
+- While more than BACKLOG ended requests wait, a turn continues for TURN_NS.
+- A turn records at least `1 + waiting // BACKLOG` requests. Otherwise a fast closed loop would fill the memory.
+"""
 TOGETHER, TOGETHER_BYTES = 16, 1 << 19
-"""Maximum number of responses, and of their bytes, that are decoded together while more than BACKLOG wait."""
-NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # Error kind and detail
+"""Maximum number of responses, and of their total bytes, that are decoded together while more than BACKLOG requests
+wait."""
+NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # error kind and detail
 GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s"
 
 
@@ -86,8 +93,12 @@ class Driver:
         timeout_s: float,
         in_flight_max: int | None,
     ) -> None:
-        """Drive `queue`. `exchange` makes an Exchange from the function to call at its end. While `in_flight_max`
-        requests are in flight, further requests are dropped. None means no limit: a closed loop limits itself."""
+        """Create the driver of a request queue.
+
+        `exchange` creates an Exchange from the function that is called at the end of the Exchange. While
+        `in_flight_max` requests are in flight, further requests are dropped. None means no limit, for a closed loop,
+        which limits itself.
+        """
         self._queue = queue
         self._pool = pool
         self._exchange = exchange
@@ -100,35 +111,37 @@ class Driver:
         recorder.on_turn = self._on_turn
         recorder.on_record = self._on_record
         self._group: list[ScheduledRequest] = []
-        """The next requests. They are prepared and wait for their instant."""
+        """The next requests. They are prepared and wait until they are due."""
         self._in_flight: dict[Exchange, ScheduledRequest] = {}
         self._opening: dict[asyncio.Task[None], ScheduledRequest] = {}
         """Requests that wait for a new connection. A request is here or in `_in_flight`, never in both."""
         self._resendable: deque[tuple[int, ScheduledRequest]] = deque()
-        """Requests that may have to be sent again, each with the instant (CLOCK_MONOTONIC) from which its payload is no
-        longer needed for that."""
+        """Requests that may have to be sent again. After the time next to each (CLOCK_MONOTONIC), its payload is no
+        longer needed."""
         self._back_off = BackOff() if queue.closed else None
         self._looks_inside = False
-        """Whether clients of the closed loop wait for the Record of a response with status 200."""
+        """True while clients of the closed loop wait for the Record of each response with status 200."""
         self._gave_up: tuple[ErrorKind, str] | None = None
-        """Error kind and detail of the remaining requests once a closed loop has given up; None before that."""
+        """Error kind and detail of the requests that are not sent after a closed loop has given up. None before that.
+        """
         self._last_failure: ErrorKind = "connect"
-        """Error kind of the last failure to open a connection: the server is the reason, or this machine."""
+        """Error kind of the last connection that could not be opened: `connect` (caused by the server) or
+        `client_limit` (caused by this machine)."""
         self._retry_at_ns: int | None = None
-        """When the next waiting client of the closed loop will retry."""
+        """Time at which the next waiting client of the closed loop retries. None if no retry is scheduled."""
         self._thinking: list[ScheduledRequest] = []
-        """The next requests of closed loops and sessions, which wait for their instants."""
+        """The next requests of closed loops and sessions. They wait until they are due."""
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
 
     async def open(self) -> None:
-        """Open the spare connections and prepare what is due first."""
+        """Open the spare connections, and prepare the requests that are due first."""
         await self._pool.fill()
         self._take_group()
 
     async def run(self, start_ns: int) -> None:
-        """Send everything from `start_ns` (CLOCK_MONOTONIC) on and return when each request has a Record."""
+        """Send all requests, starting at `start_ns` (CLOCK_MONOTONIC). Return when every request has a Record."""
         await self._reopen_closed()
         self._recorder.begin(start_ns)
         self._started = True
@@ -143,10 +156,10 @@ class Driver:
         self._recorder.watch(self._in_flight.keys())
 
     def interrupt(self) -> None:
-        """Send no more requests, and end those in flight. The bytes received so far are kept."""
+        """Send no more requests, and end the requests in flight. The bytes received so far are kept."""
         self._interrupted = True
         if not self._started:
-            return  # `run` calls this method again once instant 0 is known
+            return  # `run` calls this method again once the start time is known
         for exchange in list(self._in_flight):
             exchange.give_up("cancelled", "cut off by an interrupt")
         for task in self._opening:
@@ -168,7 +181,7 @@ class Driver:
         self._prepare(self._group)
 
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
-        """Attach connections and seal the bytes before the requests are due."""
+        """Attach a connection to each request and seal its bytes, before the request is due."""
         for slot in group:
             if slot.not_encoded:
                 continue
@@ -184,14 +197,15 @@ class Driver:
         return exchange
 
     async def _reopen_closed(self) -> None:
-        """Replace the connections of the waiting group that the server has closed, before the run starts."""
+        """Before the run starts, replace those connections of the waiting group that the server has closed."""
         closed = self._close_gone()
         if closed:
             await self._pool.fill()
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Close our end of the waiting group's connections that the server has closed, and return their requests."""
+        """Find the connections of the waiting group that the server has closed. Close our end, and return their
+        requests."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -199,8 +213,11 @@ class Driver:
         return closed
 
     def _refresh_group(self, now_ns: int) -> None:
-        """Replace connections that the server has closed while a group waits for its instant. Servers close idle
-        connections after a few seconds, and the connections of a large group are not checked again."""
+        """Replace connections that the server has closed while a group waits until it is due.
+
+        Servers close idle connections after a few seconds. The connections of a large group are not checked again
+        later.
+        """
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
             if self._close_gone():
@@ -213,7 +230,7 @@ class Driver:
     # At the instant.
 
     def _on_due(self) -> None:
-        """Send the group and prepare the next one."""
+        """Send the waiting group and prepare the next one."""
         group, self._group = self._group, []
         self._send(group)
         if not self._interrupted:
@@ -264,7 +281,7 @@ class Driver:
         task.add_done_callback(self._on_opened)
 
     def _end_opening(self) -> None:
-        """Remove the request of the current task from the opening ones, before it counts as in flight."""
+        """Remove the request of the current task from `_opening`, before the request counts as in flight."""
         task = asyncio.current_task()
         assert task is not None
         del self._opening[task]
@@ -277,7 +294,7 @@ class Driver:
         self._check_done()
 
     async def _open_and_send(self, slot: ScheduledRequest) -> None:
-        """Send a request late, on a new connection, because no open one was free."""
+        """Send a request late, on a new connection, because no open connection was free."""
         try:
             connection = self._pool.take() or await self._pool.open()
         except (OSError, TimeoutError) as error:
@@ -293,16 +310,22 @@ class Driver:
     # Requests that an idle connection lost.
 
     def _may_send_again(self, exchange: Exchange, slot: ScheduledRequest) -> bool:
-        """Return whether a request was lost because the server closed an idle connection as the request was sent on it
-        (RFC 9112, section 9.3.1). No byte of a response has come. A connection that carried no request before was not
-        idle: a server that closes such a connection has refused the request. No request is sent a third time."""
+        """Return True if a request was lost on an idle connection and may be sent once more.
+
+        The server closed the idle connection just as the request was sent on it (RFC 9112, section 9.3.1). No byte of a
+        response has arrived. These requests are not sent again:
+
+        - The first request of a connection. A server that closes a new connection has refused the request.
+        - A request whose connection was closed later than SEND_AGAIN_NS after it was sent.
+        - A request that has already been sent twice.
+        """
         if exchange.error_kind != "connect" or not slot.reused or slot.first_sent_ns is not None:
             return False
         lost_after_ns = (exchange.ended_at_ns or 0) - (exchange.sent_ns or 0)
         return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
 
     async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
-        """Send a request once more, on a new connection."""
+        """Send a lost request once more, on a new connection."""
         try:
             connection = await self._pool.open()
         except (OSError, TimeoutError) as error:
@@ -333,7 +356,7 @@ class Driver:
             self._end(slot, exchange)
 
     def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
-        """Record a request that was sent and has ended, and let the next one follow."""
+        """Queue an ended request for recording, and let its client continue with the next request."""
         if exchange.error_kind in ("connect", "client_limit"):
             self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
@@ -342,7 +365,7 @@ class Driver:
             self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
     def _give_up(self, slot: ScheduledRequest, kind: ErrorKind, detail: str) -> None:
-        """Record a request of which nothing was sent."""
+        """Record a request that was not sent."""
         slot.close()
         if kind in ("connect", "client_limit"):
             self._last_failure = kind
@@ -351,8 +374,11 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Draw the next request in the time after a Record. A closed loop also learns here whether the server rejects
-        requests inside responses with status 200. From then on its clients wait for the Record of such a response."""
+        """Draw the next request ahead, in the time after a Record.
+
+        A closed loop also learns here whether the server rejects requests inside responses with status 200. If so, its
+        clients wait for the Record of each such response before they continue.
+        """
         self._queue.draw()
         if self._back_off is None or slot.conversation is not None:
             return
@@ -364,7 +390,7 @@ class Driver:
             self._follow(slot, refused=rejected)
 
     def _on_turn(self, slot: ScheduledRequest, record: Record, answer: str) -> None:
-        """Schedule the next turn of a session after a turn was recorded, or end the session."""
+        """After a turn of a session was recorded, schedule the next turn or end the session."""
         assert isinstance(self._queue, Sessions)
         assert slot.conversation is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
@@ -383,7 +409,8 @@ class Driver:
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
-        """Make the next request of a closed loop due: now, or after a pause if the last one failed at once."""
+        """Make the next request of a closed loop due: now, or after a pause if the request that ended has failed at
+        once."""
         if self._interrupted:
             return
         now_ns = self._clock.now_ns() - self._recorder.start_ns
@@ -401,7 +428,7 @@ class Driver:
         self._arm_try()
 
     def _next(self, now_ns: int, *, is_retry: bool = False) -> bool:
-        """Make the next request of a closed loop due. Return False when none is left."""
+        """Make the next request of a closed loop due. Return True, or False if no request is left."""
         slot = self._queue.next_after_completion(now_ns)
         if slot is None:
             return False
@@ -411,7 +438,7 @@ class Driver:
         return True
 
     def _arm_try(self) -> None:
-        """Set the clock to the end of the pause, if a client of the closed loop waits for it."""
+        """If a client of the closed loop waits, set the clock to the end of its pause."""
         back_off = self._back_off
         if back_off is None or not back_off.waiting:
             return
@@ -420,7 +447,7 @@ class Driver:
             self._clock.at(self._recorder.start_ns + self._retry_at_ns, self._on_retry)
 
     def _on_retry(self) -> None:
-        """Let the clients retry whose pause is over. If the server counts as gone, end the loop."""
+        """Let the waiting clients whose pause is over send again. If the server counts as down, end the loop."""
         assert self._back_off is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         self._retry_at_ns = None
@@ -440,7 +467,7 @@ class Driver:
         self._check_done()
 
     def _give_up_next(self) -> None:
-        """Record one client's next request as not sent, then its later ones, because the loop has given up."""
+        """After a closed loop has given up, record the next requests of one client as not sent, one after another."""
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
             self._check_done()
@@ -474,8 +501,12 @@ class Driver:
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick, ticks, due_ns)
 
     def _tick(self, ticks: int, due_ns: int) -> None:
-        """Measure stalls at every tick, check time limits and connections four times a second, and sample the client's
-        health once a second."""
+        """Do the housekeeping of one tick.
+
+        - Every tick: measure the stall of the event loop.
+        - Four times a second: check time limits and connections.
+        - Once a second: sample the client's health.
+        """
         now_ns = self._clock.now_ns()
         self._recorder.health.stall(now_ns - due_ns)
         if ticks % TICKS_PER_CHECK == 0:
@@ -502,15 +533,18 @@ def _kind_of(error: OSError) -> Literal["connect", "client_limit"]:
 
 
 class Recorder:
-    """Turns the ended Exchanges of one worker into Records, normally one per turn of the event loop, and updates the
-    live counters."""
+    """Turns the ended Exchanges of one worker into Records and updates the live counters.
+
+    The recorder normally decodes one Exchange per turn of the event loop.
+    """
 
     on_idle: Callable[[], None]
-    """Called when everything taken has been recorded."""
+    """Called when every queued request has been recorded."""
     on_record: Callable[[ScheduledRequest, Record], object]
-    """Called after each Record. This is the best moment for work that takes a while."""
+    """Called after each Record. This is the best time for work that takes a while."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
-    """Called when a turn of a session was recorded, with its Record and, if it is complete, the answer's text."""
+    """Called after a turn of a session was recorded. It takes the Record and the answer's text, which is empty unless
+    the turn is complete."""
 
     def __init__(
         self,
@@ -522,10 +556,13 @@ class Recorder:
         max_read_delay_ns: Callable[[], int] = int,
         disk_spill: DiskSpill | None = None,
     ) -> None:
-        """`max_read_delay_ns` returns the longest delay between reads since its last call. `disk_spill` takes long
-        unfinished responses."""
+        """Create the recorder of one worker.
+
+        `max_read_delay_ns` returns the longest delay between reads since its last call. `disk_spill` stores long
+        unfinished responses.
+        """
         self.start_ns = 0
-        """CLOCK_MONOTONIC at the run's instant 0."""
+        """Start time of the run (CLOCK_MONOTONIC)."""
         self.health = Health()
         self.counts = counts
         self._dialect = dialect
@@ -536,7 +573,7 @@ class Recorder:
         self._disk_spill = disk_spill
         self._clocks = ClockPairs()
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
-        """Ended requests that are not recorded yet, with error kind and detail if nothing was sent."""
+        """Ended requests that are not recorded yet. If nothing was sent, the error kind and detail are stored too."""
         self._tokens = 0
         self._last_end_ns = 0
         self._next_turn: asyncio.TimerHandle | None = None
@@ -549,15 +586,17 @@ class Recorder:
         self.health.sample()
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
-        """Queue an ended request for recording. Without an exchange nothing was sent; then `kind` and `detail` state
-        the reason."""
+        """Queue an ended request for recording.
+
+        `exchange` is None if nothing was sent. `kind` and `detail` then give the reason.
+        """
         self.ended.append((slot, exchange, kind, detail))
         self._last_end_ns = time.monotonic_ns()
         if len(self.ended) in (1, BACKLOG):
             self._record_after(0)
 
     def sample(self, now_ns: int) -> None:
-        """Read the clocks, write the client's health, and flush."""
+        """Read both clocks, write a health sample as telemetry, and flush the sink."""
         self._clocks.take()
         values = self.health.sample() | self._stamps.counts() | {"sweep_ns_max": self._max_read_delay_ns()}
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
@@ -565,7 +604,7 @@ class Recorder:
         self._sink.flush()
 
     def watch(self, in_flight: Set[Exchange], *, counts: bool = True) -> None:
-        """Collect timestamps. If `counts`, also update the live counters of unfinished requests."""
+        """Collect timestamps. With `counts`, also update the live counters from unfinished responses."""
         self._stamps.collect()
         if counts:
             arriving = self._stamps.piece_counts(in_flight)

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
-    """The end of one worker, and its part of the run."""
+    """How one worker process ended, and what it contributes to the run."""
 
     task: WorkerTask
     due: int
-    """Number of requests of its task that were due. Of a lost worker, this includes the requests that it would still
-    have sent."""
+    """Number of the worker's requests that were due. For a lost worker, it includes the requests that were still to be
+    sent."""
     exit: str
-    """Its exit code or signal, in words."""
+    """Exit code or signal of the worker process, as text."""
     rescued: Path | None
-    """The file with the lines that the run's disk refused."""
+    """File with the lines that could not be written to the run's disk, if there are any."""
     convert: Callable[[bytes], bytes] | None = None
-    """Converts its lines to this Run's clock, if another machine wrote them."""
+    """Converts each line to the clock of this run. None if the lines were written on this machine."""
 
 
 class _RecordHead(msgspec.Struct, tag_field="type", tag="request"):
@@ -59,8 +59,9 @@ def merge_parts(
 ) -> Footer:
     """Append every part file to `main`, add the missing Records and the footer, and delete the part files.
 
-    `ended_ns` is when the last request had ended, on the monotonic clock (None: now). `notes` go to the footer. Raises
-    OutputError if `main` cannot be written. The part files then stay, and `loadgen report` can read them.
+    `ended_ns` is the time when the last request ended, on CLOCK_MONOTONIC (default: now). `notes` are stored in the
+    footer. Raises OutputError if `main` cannot be written. The part files are then kept, and `loadgen report` can read
+    them.
     """
     counts = Counter[str]()
     all_notes = list(notes)
@@ -97,7 +98,7 @@ def merge_parts(
 def _all_records(
     worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, then a Record for each request that has none."""
+    """Yield the complete lines of a worker's part file, then a Record for each due request without one."""
     seen: set[int] = set()
     task = worker_exit.task
     lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.worker}")
@@ -126,8 +127,10 @@ def _all_records(
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
-    """Yield the complete lines of several files. A line may continue in the next file. Missing files are skipped, and a
-    cut-off last line is noted."""
+    """Yield the complete lines of several files, which are read as one. A line may continue in the next file.
+
+    Missing files are skipped. If the last line is cut off, it is left out, and a message is added to `notes`.
+    """
     rest = b""
     for path in paths:
         if path is None or not path.exists():

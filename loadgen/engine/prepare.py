@@ -1,12 +1,12 @@
 """Prepares the run of a Plan: finds the server, builds the schedule, the prompts, a task per worker and the header.
 
     Plan ─ build_schedule ─> Schedule    when requests are due, how many, and how many at once
-         ─ build_prompts ──> Prompts     the prompts, with exact lengths by the server's own count
+         ─ build_prompts ──> Prompts     the prompts, with exact lengths according to the server's tokenizer
          ─ prepare ────────> Prepared    the Schedule, a WorkerTask per process, and the header
          ─ run ────────────> Footer      with loadgen.engine.coordinator
 
-Modules that load the measuring engine are imported inside functions, because the interactive part prepares a run in a
-process without the engine.
+Modules that load the measuring engine are imported inside functions. `loadgen ui` prepares a run in a process that must
+not load the engine.
 """
 
 from __future__ import annotations
@@ -59,22 +59,26 @@ IN_FLIGHT_DEFAULT = 10_000
 """Default maximum of requests in flight in an open loop. Further requests are dropped."""
 MIN_SPARE = 8
 UNKNOWN_TOKENS = 1 << 15
-"""Context of a simulated server for sessions and for prompts from a file, whose lengths are not known beforehand."""
+"""Context length of a simulated server if prompt lengths are not known beforehand: for sessions and for prompts from a
+file."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 NS_PER_S = 1_000_000_000
 
 OnProgress = Callable[[str, "LiveCounters"], str | None]
-"""Called with the phase and the live counters ten times a second. It may return why the run must end now."""
+"""Callback that is called with the phase and the live counters ten times a second.
+
+It returns None, or a reason why the run must end now.
+"""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Everything that is known before the first connection is opened."""
+    """A prepared run: everything that is known before the workers open their connections."""
 
     schedule: Schedule
     tasks: list[WorkerTask]
     header: Header
     bytes: int
-    """Approximate size of the run file, to refuse a disk that is clearly too small."""
+    """Approximate size of the run file in bytes. The run is refused if the disk is clearly too small."""
 
 
 def run(
@@ -86,9 +90,13 @@ def run(
     on_progress: OnProgress,
     launch: Mapping[str, Any] | None = None,
 ) -> Footer:
-    """Run the plan and write `folder/run.jsonl`. The folder must be new or empty, and is claimed until the run has
-    ended. The first line that `say` gets names the server. `launch` describes how the server was started. Raises
-    LoadgenError, loadgen.servers.errors.ServerError or PromptError before anything is sent."""
+    """Run the plan and write `folder/run.jsonl`.
+
+    The folder must be new or empty, and is claimed until the run has ended. The first message to `say` names the
+    server. `launch` describes how the server was started.
+
+    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before any request is sent.
+    """
     from loadgen.engine import coordinator
     from loadgen.engine.telemetry_sampler import open_sampler
 
@@ -108,8 +116,10 @@ def run(
 
 @contextlib.contextmanager
 def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
-    """Find the server and build everything for its run. A simulated server that is started here ends with the block.
-    Raises what `run` raises."""
+    """Find the server of a plan and build everything that the run needs. Raises the errors that `run` raises.
+
+    If a simulated server is started for the run, it stops when the context ends.
+    """
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.auth import resolve_target
     from loadgen.servers.discovery import apply_mark, endpoint_dialect, open_tokenizer
@@ -161,7 +171,7 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
 
 
 def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: str) -> str:
-    """Return a line about the prompts of a run."""
+    """Return one line about the prompts of a run: their number, their length, and how their tokens were counted."""
     count = "" if schedule.count is None else f"{schedule.count} "
     approximately = "" if prompts.exact or plan.uses_file else "about "
     tokens = approximately + describe_lengths(plan)[0]
@@ -171,10 +181,10 @@ def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: s
 
 
 def check_inputs(plan: Plan) -> None:
-    """Open every file that the requests come from, before the server is contacted. Raises
-    loadgen.workloads.spec_syntax.WorkloadError.
+    """Check that every file with requests can be opened, before the server is contacted.
 
-    Pipes and lists of lengths are read here, because the workers inherit their contents through the fork.
+    Pipes and lists of lengths are read here, because the workers inherit their contents through the fork. Raises
+    loadgen.workloads.spec_syntax.WorkloadError.
     """
     inputs = plan.input_lengths
     outputs = plan.output_lengths.lengths
@@ -191,8 +201,10 @@ def check_inputs(plan: Plan) -> None:
 
 
 def build_schedule(plan: Plan) -> Schedule:
-    """Return the due instants or clients of a plan. Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that
-    cannot be read."""
+    """Return the schedule of a plan: the due times of an open loop, or the clients of a closed loop.
+
+    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read.
+    """
     from loadgen.engine.request_queue import Schedule
 
     process = plan.arrival_process
@@ -230,15 +242,18 @@ def build_schedule(plan: Plan) -> Schedule:
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
-    """Say how many requests of a trace are due over how long, so that the user notices a wrong unit."""
+    """Report how many requests of a trace are due, and over what time, so that the user notices a wrong unit."""
     process = plan.arrival_process
     if isinstance(process, arrival_processes.Trace) and schedule.due_ns is not None:
         say(process.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
 
 def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
-    """Read the prompts of a plan's file once, before the server is contacted. Raises WorkloadError for a malformed file
-    and for text that cannot be sent, and PlanError if the file has fewer prompts than the plan needs."""
+    """Read the prompts of a plan's file once, before the server is contacted.
+
+    Raises WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file has fewer
+    prompts than the plan needs.
+    """
     source = plan.prompt_source
     samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
     if samples is None:
@@ -253,8 +268,10 @@ def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
 
 
 def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
-    """Build the Requests of a plan. Everything that needs the server's tokenizer happens here. Raises PlanError,
-    PromptError, WorkloadError or ServerError."""
+    """Build the prompts of a plan. All work that needs the server's tokenizer is done here.
+
+    Raises PlanError, PromptError, WorkloadError or ServerError.
+    """
     source = plan.prompt_source
     process = plan.arrival_process
     inputs = plan.input_lengths
@@ -290,10 +307,10 @@ def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: Serv
 
 
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
-    """Return the header, with everything that is known before the run starts. `at_once` requests are certainly in
-    flight together.
+    """Return the header of the run file, with everything that is known before the run starts.
 
-    A misleading server version, and a load beyond the server's limit, occur here only with --force and --over-limit.
+    `at_once` is the number of requests that are certainly in flight together. The header names a misleading server
+    version and a load beyond the server's limit. Such runs are possible only with --force and --over-limit.
     """
     from loadgen.analysis.run.runfile import Header
     from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit

@@ -1,19 +1,19 @@
 """The scheduling priority of the thread that sends requests and reads responses.
 
-A server that fills every core of this machine makes the client wait for a core, so that requests leave late. During a
-run the client therefore raises its priority as far as it is permitted to:
+If a server fills every core of this machine, the client must wait for a core, and requests are sent late. During a run
+the client therefore raises its priority as far as it is permitted to:
 
-    normal      nothing is changed
+    normal      no change
     auto        nice -10, and a separate autogroup with nice -10
-    realtime    what auto does, and the real-time policy SCHED_RR
+    realtime    as auto, and additionally the real-time policy SCHED_RR
 
 Linux first shares the cores between sessions, and then between the processes of one session (sched(7), "The autogroup
 feature"). The nice value of a process therefore has no effect on a server that was started in another terminal. Each
-worker makes a new session, whose autogroup gets the nice value too. Cores are shared between control groups in the
-same way: across containers only the real-time policy helps.
+worker creates a new session, and its autogroup gets the nice value too. Cores are shared between control groups in the
+same way. Across containers, only the real-time policy helps.
 
 The real-time policy lets the client preempt the server whenever a packet arrives. With SCHED_RR the median TTFT of a
-busy server was 0.4 to 0.7 ms longer, so it is never chosen automatically.
+busy server was 0.4 to 0.7 ms longer, so this policy is never chosen automatically.
 """
 
 from __future__ import annotations
@@ -33,21 +33,28 @@ from loadgen.analysis.run.runfile import SchedulingFacts
 from loadgen.servers.wire.capabilities import take_capability
 
 CAP_SYS_NICE = 23
-"""linux/capability.h."""
+"""Number of the capability in linux/capability.h."""
 NICE_RAISED = -10
-"""It gives the client nine tenths of a contested core. With nice -20 requests left little sooner, and the scheduler
-moved everything else to the other cores: next to other work, a burst of 1,000 slowed the server down more often."""
+"""Nice value of the client with raised priority. It gives the client nine tenths of a contested core.
+
+Nice -20 was hardly better: requests were sent only a little sooner. The scheduler moved all other processes to the
+other cores, and on a machine with other work a burst of 1,000 requests slowed the server down more often.
+"""
 REALTIME_PRIORITY = 1
-"""The lowest of SCHED_RR: it preempts every ordinary process, and no thread of the kernel."""
+"""The lowest priority of SCHED_RR. It preempts every ordinary process, but no kernel thread."""
 REALTIME_WITHOUT_PAUSE_US = 200_000
-"""A real-time client that uses a core for longer without a pause falls back to its nice value."""
+"""Maximum time in us that a real-time client may use a core without a pause. After that it falls back to its nice
+value."""
 AUTOGROUP = Path("/proc/self/autogroup")
 AUTOGROUP_TRIES, AUTOGROUP_AGAIN_S = 30, 0.11
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 def core_wait_ns() -> int | None:
-    """Return how long this thread has been ready to run and waited for a core; None where the kernel does not say."""
+    """Return the total time in ns that this thread has been ready to run but had to wait for a core.
+
+    Return None if the kernel does not report it.
+    """
     try:
         return int(SCHEDSTAT.read_bytes().split()[1])
     except (OSError, ValueError, IndexError):
@@ -55,21 +62,23 @@ def core_wait_ns() -> int | None:
 
 
 def has_realtime() -> bool:
-    """Return whether this thread runs under a real-time policy now."""
+    """Return True if this thread now runs under a real-time policy."""
     return sys.platform == "linux" and _policy() in (os.SCHED_FIFO, os.SCHED_RR)
 
 
 def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
-    """Return the facts of the worker whose priority was raised least."""
+    """Return the scheduling facts of the worker whose priority was raised least."""
     ranked = sorted(facts, key=lambda worker: (worker.policy != "realtime", worker.nice, worker.refused != ""))
     return ranked[-1] if ranked else SchedulingFacts()
 
 
 @contextlib.contextmanager
 def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[SchedulingFacts]:
-    """Raise the priority of this thread within the block, as far as it is permitted. Yield the priority in force.
+    """Raise the priority of this thread within the context, as far as it is permitted. Yield the resulting scheduling
+    facts.
 
-    `own_session`: this process may leave its session, so that its autogroup is of this process alone.
+    `requested` is `auto`, `realtime` or `normal`. With `own_session`, this process may create a new session, so that
+    its autogroup contains no other process.
     """
     if requested == "normal" or sys.platform != "linux":
         refused = "" if requested == "normal" else f"{requested} needs Linux"
@@ -82,7 +91,8 @@ def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[Sc
 
 
 def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> SchedulingFacts:
-    """Raise the priority, and register what restores it."""
+    """Raise the priority and return the resulting scheduling facts. `later` registers the functions that restore the
+    old state."""
     refused = ""
     autogroup_nice = None
     if not has_realtime():  # else the caller has chosen it, with chrt for example
@@ -101,9 +111,9 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
 
 
 def _raise_nice(later: Callable[..., Any]) -> str:
-    """Lower the nice value as far as it is permitted. Returns why it stayed as it was, else an empty string.
+    """Lower the nice value as far as it is permitted. Return the reason if that failed, otherwise an empty string.
 
-    On Linux the nice value is that of the calling thread. Processes and threads that it starts begin at 0 again.
+    On Linux the nice value belongs to the calling thread. Processes and threads that it starts begin at 0 again.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     reason = ""
@@ -124,7 +134,10 @@ def _raise_nice(later: Callable[..., Any]) -> str:
 
 
 def _raise_autogroup(later: Callable[..., Any]) -> int | None:
-    """Make a new session, whose autogroup gets the nice value that is in force. Returns it; None without autogroups."""
+    """Create a new session and give its autogroup the current nice value.
+
+    Return the nice value, or None if the autogroup does not exist or cannot be changed.
+    """
     if not AUTOGROUP.exists():
         return None
     nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -144,10 +157,11 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
 
 
 def _raise_policy(later: Callable[..., Any]) -> str:
-    """Take the real-time policy. Returns why it is not permitted, else an empty string.
+    """Switch to the real-time policy SCHED_RR. Return the reason if that is not permitted, otherwise an empty string.
 
-    A client that never paused would hold its core for good: the kernel reports it (RLIMIT_RTTIME), and `fall_back`
-    gives the policy up. The hard limit, beyond which the kernel would kill the process, stays as it is.
+    A client that never paused would block its core forever. The kernel therefore sends a signal (RLIMIT_RTTIME), and
+    `fall_back` switches back to the ordinary policy. The hard limit, beyond which the kernel would kill the process, is
+    not changed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     handler = signal.getsignal(signal.SIGXCPU)
@@ -174,12 +188,16 @@ def _raise_policy(later: Callable[..., Any]) -> str:
 
 
 def _policy() -> int:
-    """Return the policy of this thread."""
+    """Return the scheduling policy of this thread."""
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
 
 
 def _set_policy(policy: int, priority: int = 0) -> None:
-    """Set the policy of this thread. Without CAP_SYS_NICE, SCHED_RESET_ON_FORK stays once it is set. Raises OSError."""
+    """Set the scheduling policy of this thread. Raises OSError if that is not permitted.
+
+    A thread without CAP_SYS_NICE cannot clear the flag SCHED_RESET_ON_FORK once it is set. The policy is then set
+    together with the flag.
+    """
     try:
         os.sched_setscheduler(0, policy, os.sched_param(priority))
     except PermissionError:
@@ -189,6 +207,6 @@ def _set_policy(policy: int, priority: int = 0) -> None:
 
 
 def _quietly(change: Callable[..., Any], *values: Any) -> None:
-    """Make a change that nothing depends on."""
+    """Call `change` with these values and ignore errors. Used for changes on which nothing depends."""
     with contextlib.suppress(OSError, ValueError):
         change(*values)

@@ -28,25 +28,26 @@ from loadgen.workloads.request import Request
 COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
 ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
-"""Bytes in which the head of a response is searched."""
+"""Number of bytes at the beginning of a response that are searched for its head."""
 FULL_WINDOW_BYTES = 65_536
-"""A read of this size or more found a full receive window: Linux offers this much on a new connection."""
+"""Size in bytes from which on a read counts as having found a full receive window. Linux offers this much on a new
+connection."""
 FEW_EVENTS = 4
-"""Events that are searched first for the first token."""
+"""Number of events at the beginning of a response that are searched first for the first token."""
 _USUAL_EVENT = re.compile(rb"data: ?([^\r\n]+)\r?\n\r?\n")
 _OK = (b"HTTP/1.1 200", b"HTTP/1.0 200")
 
 
 class _Response(NamedTuple):
-    """The response of an exchange, without its framing, and the Record that is being built."""
+    """The response of an exchange, without its framing, and the Record that is built from it."""
 
     exchange: Exchange
     request: Request
     record: Record
-    bounds: array[int]  # Start and end of each piece of the body
+    bounds: array[int]  # start and end of each piece of the body
     coding: str
-    payloads: Sequence[bytes] | None  # Of the events; None if the response cannot hold an answer
-    ends: Sequence[int]  # Offset in the received bytes at which each payload ended
+    payloads: Sequence[bytes] | None  # payload of each event; None if the response cannot hold an answer
+    ends: Sequence[int]  # offset in the received bytes at which each payload ended
 
 
 def build_records(
@@ -57,8 +58,10 @@ def build_records(
     health: Health,
     stamps: TimestampSource = SocketTimestamps(),  # noqa: B008 - it has no state that matters here
 ) -> list[Record]:
-    """Decode the responses of these exchanges. Timestamps come from `stamps`, or from its fallback where those cannot
-    be right. Never raises because of what a server sent.
+    """Decode the responses of these exchanges, and return a Record for each.
+
+    Timestamps come from `stamps`. Where those cannot be right, its fallback is used. A malformed response does not
+    raise an error.
 
     Each step runs over all exchanges before the next step, which keeps its code in the CPU cache.
     """
@@ -86,11 +89,13 @@ def build_records(
 
 
 def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
-    """Return the offset just past the first event with a token in the beginning of a response, or None. Never raises
-    because of what a server sent.
+    """Return the offset just past the first event with a token, or None if there is no such event.
 
-    The token is nearly always in one of the first events, and these are complete. Then only they are decoded, which
-    takes 10 us. Any other response takes 100 us."""
+    `raw` is the beginning of a response. A malformed response does not raise an error.
+
+    The token is nearly always in one of the first events, and these events are complete. Decoding only these events
+    takes 10 us. Any other response takes 100 us.
+    """
     first = [*islice(_USUAL_EVENT.finditer(raw), FEW_EVENTS)]
     answer = dialect.decode([event[1] for event in first])
     index = next((index for index, count in enumerate(answer.tokens) if count), None)
@@ -102,7 +107,10 @@ def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
 
 
 def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
-    """Return what `first_token_end` returns, for any response."""
+    """Return the offset just past the first event with a token, or None if there is no such event.
+
+    Unlike `first_token_end`, this function decodes all of `raw`.
+    """
     framing = ResponseFraming()
     try:
         framing.scan(raw)
@@ -118,7 +126,7 @@ def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
 
 
 def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Response:
-    """Find the events of a response, and start its Record."""
+    """Find the events of a response, and create its Record."""
     record = record_for(
         request,
         "truncated" if exchange.error_kind == "truncated" else "failed",
@@ -140,10 +148,11 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
 
 
 def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
-    """Search these responses for the mark of a simulated server, until one of them holds an answer.
+    """Search these responses for the mark that identifies a simulated server. Stop at the first response with an
+    answer.
 
-    One response per health sample is enough, and costs nothing per token. Errors may come from a gateway, so they do
-    not end the search.
+    One response per health sample is enough, so the search adds no cost per token. Errors may come from a gateway, so
+    they do not end the search.
     """
     for response in responses:
         head = bytes(response.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
@@ -156,8 +165,11 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
 
 
 def _complete(response: _Response, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
-    """Complete the Record. Return the index of the read that brought the first token, or the number of reads if no
-    token came. `stamped` has the instants of the first byte and of each event, and their source."""
+    """Complete the Record of a response.
+
+    `stamped` holds the time of the first byte, the time of each event, and their source. Return the index of the read
+    that contained the first token, or the number of reads if there was no token.
+    """
     exchange = response.exchange
     record = response.record
     instants, source = stamped
@@ -195,7 +207,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, dia
 
 
 def _note_http_error(response: _Response, status: int) -> None:
-    """Note an HTTP status other than 200, with the server's message."""
+    """Store an HTTP status other than 200 in the Record, with the server's message."""
     record = response.record
     body = decompress(join_pieces(response.exchange.raw, response.bounds), response.coding, ERROR_LIMIT_BYTES)
     record.error_detail = error_text(status, hide_secrets(body))
@@ -206,7 +218,7 @@ def _note_http_error(response: _Response, status: int) -> None:
 
 
 def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> None:
-    """If a response with status 200 does not hold an event stream, quote it in the answer's error."""
+    """If a response with status 200 is not an event stream, quote its body in the answer's error."""
     body = join_pieces(response.exchange.raw, response.bounds)
     if answer.error_kind or not body.strip() or (dialect.streams and is_event_stream(body)):
         return
@@ -215,13 +227,16 @@ def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> N
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
-    """Return an instant as an offset from the run's start."""
+    """Return a time as an offset from the run's start. Return None for None."""
     return None if instant is None else instant - start_ns
 
 
 def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
-    """Count the reads that found a full or nearly full receive window. Reads before the one with the first token do not
-    count: they delayed no token, but brought one long event, such as an echo of the prompt."""
+    """Return the number of reads that found a full or nearly full receive window.
+
+    Reads before the first token do not count. Such a read delayed no token, but contained one long event, such as an
+    echo of the prompt.
+    """
     if sizes[-1] < FULL_WINDOW_BYTES:
         return 0
     reads = islice(pairwise((0, *sizes)), first_token_read, None)
@@ -229,7 +244,10 @@ def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
 
 
 def _bounds(exchange: Exchange, record: Record) -> array[int]:
-    """Return start and end of each piece of the body. Note an error of the framing in the Record."""
+    """Return the start and end of each piece of the body, as offsets in the received bytes.
+
+    An error of the framing is stored in the Record.
+    """
     try:
         return exchange.framing.body_bounds(exchange.raw)
     except ProtocolError as error:
@@ -238,7 +256,7 @@ def _bounds(exchange: Exchange, record: Record) -> array[int]:
 
 
 def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int]]:
-    """Return the payload of each event, and the offset in the received bytes at which it ends."""
+    """Return the payload of each event, and the offset in the received bytes at which each event ends."""
     raw = exchange.raw
     if dialect.streams and exchange.framing.events and exchange.framing.ended:
         # The usual case: each chunk is one event.
@@ -255,13 +273,13 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
 
 
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
-    """Note which chunks share a read. `reads` has the index of the read that brought each chunk."""
+    """Store in the Record which chunks share a read. `reads` holds, for each chunk, the index of its read."""
     record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
     record.first_token_merged = len(reads) > 1 and reads[0] == reads[1]
 
 
 def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int) -> None:
-    """Fill the Record from the answer. `instants` has one instant per event."""
+    """Copy the answer into the Record. `instants` holds one time per event."""
     record.chunk_ns = [instant - start_ns for instant in compress(instants, answer.tokens)]
     record.chunk_tokens = [*filter(None, answer.tokens)]
     record.finish_reason = answer.finish_reason
@@ -280,8 +298,10 @@ def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int
 
 
 def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
-    """Convert the ends of events in the body to offsets in the received bytes. `bounds` are start and end of each piece
-    of the body in the received bytes."""
+    """Convert offsets in the body, at which events end, to offsets in the received bytes.
+
+    `bounds` holds the start and end of each piece of the body in the received bytes.
+    """
     stops = bounds[1::2]
     passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]
     at_stop = dict(zip(passed, stops, strict=True))  # most events end where a piece ends
@@ -292,8 +312,11 @@ def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """Return state, error kind and detail. A complete response has the end marker, no in-band error, and the requested
-    length if the server must give it (`exact`). A server that generates in pieces ends with a whole piece."""
+    """Return the state, error kind and error detail of a response.
+
+    A complete response has the end marker, no error inside the stream, and the requested length if the server must give
+    it (`exact`). A server that generates in pieces of `piece_tokens` may exceed that length to complete the last piece.
+    """
     if answer.error_kind == "rejected":
         if not record.chunk_ns:
             return "rejected", "rejected", answer.error_detail
@@ -313,12 +336,16 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
 
 
 def _retry_words(wait: str) -> str:
-    """Return the value of a Retry-After header as words: a number of seconds, or a date."""
+    """Return the value of a Retry-After header as text, such as `retry after 5 s`.
+
+    The header holds a number of seconds or a date.
+    """
     return f"retry after {wait} s" if wait.isdecimal() else f"retry after {one_line(wait, 40)}"
 
 
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """Return state, error kind and detail of a response that ended properly, by its number of tokens."""
+    """Return the state, error kind and error detail of a response that has ended properly, judged by its number of
+    tokens."""
     requested = record.output_tokens_asked
     got = record.output_tokens or 0
     reason = record.finish_reason

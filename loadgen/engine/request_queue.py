@@ -1,6 +1,6 @@
-"""The schedule of a run, its requests, and the queue of an open loop, which follows the plan's due instants.
+"""The schedule of a run, its requests, and the request queue of an open loop.
 
-Queues that depend on responses are in loadgen.engine.closed_loop.
+An open loop follows the due times of the plan. Queues that depend on responses are in loadgen.engine.closed_loop.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ if TYPE_CHECKING:
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """The schedule of a run, or of one worker's share of it: when requests are due, how many, and how many at once."""
+    """The schedule of a run or of one worker's share: when requests are due, how many there are, and how many run at
+    once."""
 
     due_ns: Sequence[int] | None
-    """Open loop: the due offset of every request or session, in order. None: a closed loop."""
+    """In an open loop: the offset in ns at which each request or session is due, in order. In a closed loop: None."""
     count: int | None
-    """Total number of requests or sessions. None: a closed loop that only its duration ends."""
+    """Total number of requests or sessions. None for a closed loop that only its duration ends."""
     clients: int
-    """Closed loop: number of concurrent clients."""
+    """In a closed loop: the number of concurrent clients."""
     think_ns: int
-    """Closed loop: time between the end of a request and the client's next one."""
+    """In a closed loop: the time in ns between the end of a request and the client's next request."""
     until_ns: int | None
-    """Closed loop: offset from which on no request becomes due."""
+    """In a closed loop: the offset in ns from which on no request becomes due."""
     in_flight: int
     """Maximum number of requests in flight. Further requests are dropped."""
     spare: int
-    """Number of connections to open before they are needed."""
+    """Number of connections to open in advance."""
 
     @property
     def at_once(self) -> int:
-        """Requests that are certainly in flight together: all of a burst, or one per client of a closed loop."""
+        """Return the number of requests that are certainly in flight together.
+
+        This is the number of clients in a closed loop, the number of requests in a burst, and 1 otherwise.
+        """
         if self.due_ns is None:
             return self.clients
         return len(self.due_ns) if self.due_ns and self.due_ns[0] == self.due_ns[-1] else 1
 
     def share_for(self, worker: int, workers: int) -> Schedule:
-        """Return one worker's share. Workers take the requests in turn."""
+        """Return one worker's share of the schedule. Requests are assigned to the workers in turn."""
 
         def part(total: int) -> int:
             return total // workers + (worker < total % workers)
@@ -62,48 +66,54 @@ class Schedule(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """One request with its due instant and its encoded bytes, while it is sent and received."""
+    """One request with its due time and its encoded bytes, until it has been recorded."""
 
     request: Request
     payload: bytes
     due_ns: int
-    """Offset from the start instant. A closed loop sets it when the request becomes due."""
+    """Due time in ns from the start of the run. In a closed loop it is set when the request becomes due."""
     exchange: Exchange | None = None
     connected_ns: int | None = None
     reused: bool = False
-    """Whether its connection had carried another request before."""
+    """True if the connection had carried another request before."""
     reopened: int = 0
-    """How often its connection was replaced before it was sent."""
+    """Number of times that the connection was replaced before the request was sent."""
     first_sent_ns: int | None = None
-    """When it was first sent (CLOCK_MONOTONIC), if it had to be sent again."""
+    """Time of the first send (CLOCK_MONOTONIC), if the request had to be sent again."""
     is_retry: bool = False
-    """Whether its closed-loop client had waited, because the previous request had failed at once."""
+    """True if the closed-loop client had waited because its previous request had failed at once."""
     awaited: bool = False
-    """Whether its closed-loop client continues only when this request has been recorded."""
+    """True if the closed-loop client continues only after this request has been recorded."""
     conversation: Conversation | None = None
-    """The session, if this request is one of its turns."""
+    """The session to which this request belongs. None for a single request."""
     not_encoded: str = ""
-    """Why the request has no bytes to send. Empty: `payload` holds them."""
+    """Reason why the request could not be encoded. Empty if `payload` holds its bytes."""
 
     def closed_by_peer(self) -> bool:
-        """Return whether the server has closed its connection."""
+        """Return True if the server has closed the request's connection."""
         connection = self.exchange.connection if self.exchange is not None else None
         return connection is not None and connection.closed_by_peer()
 
     def close(self) -> None:
-        """Close its connection, if it has one."""
+        """Close the request's connection, if it has one."""
         if self.exchange is not None and self.exchange.connection is not None:
             self.exchange.connection.close()
         self.exchange = None
 
     @property
     def turns(self) -> int:
-        """The number of requests that count as due with this one: all turns of a session, when it starts."""
+        """Return the number of requests that become due with this one.
+
+        This is the number of turns for the first turn of a session, and 1 for a single request.
+        """
         return 1 if self.conversation is None else len(self.conversation.turns)
 
 
 class OpenLoop:
-    """A queue of requests at the plan's due instants, in order. Requests with the same instant are sent together."""
+    """The request queue of an open loop: all requests in the order of their due times.
+
+    Requests with the same due time are sent together.
+    """
 
     closed = False
     timed = False
@@ -114,14 +124,14 @@ class OpenLoop:
         self._drawn: list[ScheduledRequest] = []
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the next requests with the same due instant, or an empty list at the end of the plan."""
+        """Return the next requests with the same due time, or an empty list at the end of the plan."""
         while self.draw():
             pass
         group, self._drawn = self._drawn, []
         return group
 
     def draw(self) -> bool:
-        """Draw one request of the next group ahead. Return False if the group is complete."""
+        """Draw one request of the next group ahead. Return True if one was drawn, or False if the group is complete."""
         slot = self._next
         if slot is None or (self._drawn and slot.due_ns != self._drawn[0].due_ns):
             return False
@@ -135,5 +145,5 @@ class OpenLoop:
 
     @property
     def more(self) -> bool:
-        """True while there are requests left to send."""
+        """Return True while there are requests left to send."""
         return self._next is not None or bool(self._drawn)

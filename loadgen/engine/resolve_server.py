@@ -1,4 +1,4 @@
-"""Resolves the server of a Plan: its credentials, which server answers, and the dialect that it speaks."""
+"""Resolves the server of a Plan: its credentials, its URL and version, and the API dialect that it supports."""
 
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ if TYPE_CHECKING:
     from loadgen.servers.backends.dialect import Dialect
 
 TURN_TOKENS = 16
-"""Tokens that line breaks or a chat template may add to each message of a session."""
+"""Maximum number of tokens that line breaks or a chat template add to each message of a session."""
 
 MAX_CHECKED_LENGTHS = 10_000
 """Maximum number of requests whose output lengths are checked before a run."""
 SHOWN_LENGTHS = 3
-"""Output lengths that a line names before it shortens the list."""
+"""Maximum number of output lengths that a message lists before it is shortened."""
 
 Say = Callable[[str], None]
-"""Prints one line per step."""
+"""Callback that prints one line per step."""
 
 
 def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] = bearer_header) -> Access:
-    """Return the plan's headers and API key, with environment variables filled in, and its TLS settings.
+    """Return the HTTP headers, the API key and the TLS settings of a plan. Environment variables in headers are filled
+    in.
 
-    `key_headers` returns the headers that carry the API key, as `Dialect.headers` does. A header of the plan wins over
-    one of the same name. Raises SecretError, and PlanError if the plan names a variable that is not set."""
+    `key_headers` returns the headers that carry the API key, as `Dialect.headers` does. A header of the plan replaces
+    one with the same name. Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
+    """
     headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
     if not key and plan.api_key_env != Plan.api_key_env:
@@ -64,13 +66,16 @@ def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] =
 
 
 def request_headers(plan: Plan, dialect: Dialect) -> dict[str, str]:
-    """Return the headers of every request on the dialect's endpoint. Raises what `access_for` raises."""
+    """Return the headers of every request to the endpoint of this dialect. Raises the errors that `access_for` raises."""
     headers = access_for(plan, dialect.headers).headers
     return headers if dialect.streams else {"Accept": "application/json", **headers}
 
 
 def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each `--header`, with environment variables filled in. Raises PlanError."""
+    """Yield the name and value of each `--header`, with environment variables filled in.
+
+    Raises PlanError if a variable is not set or a header is malformed.
+    """
     for line in lines:
         name, _, template = line.partition(":")
         try:
@@ -85,7 +90,7 @@ def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not HEADER.fullmatch(f"{name}: {value}"):
             problem = "a variable in it holds several lines, or characters outside Latin-1"
             raise PlanError(f"--header {name}: {problem}", "Set the variable to the value alone.")
-        # The header is secret if a word in its name, in its value or in the name of a variable says so.
+        # The header is secret if its name, its value or the name of a variable contains a word such as `token`.
         words = f"{name}{template}: {value}"
         if redact_header(words) != words:
             register_secret(value, source=f"--header {name}")
@@ -93,8 +98,10 @@ def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def with_detected_server(plan: Plan) -> Plan:
-    """Return the plan with the name of its server. If it names only a URL, the server there is probed. Raises
-    loadgen.servers.errors.ServerError."""
+    """Return the plan with the name of its server. If the plan has only a URL, the server at that URL is probed.
+
+    Raises loadgen.servers.errors.ServerError.
+    """
     if plan.server or not plan.url:
         return plan
     from loadgen.servers.discovery import probe
@@ -104,8 +111,11 @@ def with_detected_server(plan: Plan) -> Plan:
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
-    """Return the dialect of the server on an endpoint (default: the plan's), as its version speaks it and without the
-    fields that it refuses. Raises EndpointError, VersionError and UnauthorizedError."""
+    """Return the API dialect of the server for an endpoint. The default endpoint is that of the plan.
+
+    The dialect matches the server's version, and leaves out the request fields that the server refuses. Raises
+    EndpointError, VersionError or UnauthorizedError.
+    """
     from loadgen.servers.discovery import dialect_for_version, drop_refused_fields, endpoint_dialect
 
     result = endpoint_dialect(plan.server, endpoint or plan.endpoint or facts.endpoint)
@@ -114,8 +124,10 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
 
 
 def max_length(tokens: int | str) -> int:
-    """Return the largest of a plan's lengths. Return 1 if it is not known before the run, so that it passes every
-    check."""
+    """Return the largest length that a length setting of a plan allows, in tokens.
+
+    Return 1 if it is not known before the run. A length of 1 passes every check against the server's limits.
+    """
     named = lengths.parse_outputs(str(tokens)).lengths
     if isinstance(named, lengths.Fixed):
         return named.length
@@ -123,8 +135,10 @@ def max_length(tokens: int | str) -> int:
 
 
 def max_prompt_length(plan: Plan) -> int:
-    """Return the length of the longest prompt, as far as it is known. In a session this is the last turn, whose prompt
-    includes every earlier turn and answer."""
+    """Return the length of the longest prompt in tokens, or 1 if it is not known before the run.
+
+    In a session, the last turn has the longest prompt, because that prompt includes every earlier turn and answer.
+    """
     requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = plan.prompt_source
     if not isinstance(named, MultiTurn):
@@ -134,21 +148,21 @@ def max_prompt_length(plan: Plan) -> int:
 
 
 def simulated_name(facts: ServerFacts) -> str:
-    """Return the name of a simulated server for a line of text: its mark, its backend and the speed of its clock."""
+    """Return the name of a simulated server for messages, such as `SIMULATED vllm at 5 times speed`."""
     speed = " at unknown speed" if facts.speed is None else _times_speed(facts.speed)
     return f"SIMULATED {facts.name}{speed}"
 
 
 def _times_speed(speed: float) -> str:
-    """Return the speed of a simulated clock in words, or an empty string for real time."""
+    """Return the speed of a simulated clock as text, such as ` at 5 times speed`, or an empty string for real time."""
     return "" if speed == 1 else f" at {speed:g} times speed"
 
 
 def clock_speed(plan: Plan) -> float:
-    """Return how many times faster than real time the clock of the plan's server runs: 1 for a real server.
+    """Return the clock speed of the plan's server, as a multiple of real time. It is 1 for a real server.
 
-    This starts no server: the built-in simulated server would run at the plan's speed. Raises
-    loadgen.servers.errors.ServerError.
+    No server is started. If no server is found, the result is the plan's `speed`, at which the built-in simulated
+    server would run. Raises loadgen.servers.errors.ServerError.
     """
     from loadgen.servers.discovery import resolve
 
@@ -157,7 +171,10 @@ def clock_speed(plan: Plan) -> float:
 
 
 def _url_of(plan: Plan) -> str | None:
-    """Return the URL from the plan or the environment. Raises PlanError or SecretError if it is wrong."""
+    """Return the server's URL from the plan or the environment, or None if neither contains one.
+
+    Raises PlanError or SecretError for an invalid URL.
+    """
     variable = BACKENDS[plan.server].url_variable
     environment_url = os.environ.get(variable)
     try:
@@ -169,8 +186,11 @@ def _url_of(plan: Plan) -> str | None:
 
 
 def piece_advice(plan: Plan, facts: ServerFacts) -> str:
-    """Return a line about output lengths that a server cannot give exactly, because it generates in pieces. Return an
-    empty string if it can give all of them, or if they are not known before the run."""
+    """Return a message about requested output lengths that the server cannot give exactly, because it generates in
+    pieces.
+
+    Return an empty string if the server can give every length, or if the lengths are not known before the run.
+    """
     from loadgen.servers.discovery import fitting_output
 
     piece = facts.notes.get("prompt_piece_tokens", 0)
@@ -192,8 +212,10 @@ def piece_advice(plan: Plan, facts: ServerFacts) -> str:
 
 
 def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Yield prompt and output tokens of each request, as far as they are known before the run. If prompt lengths are
-    random, the longest one is used, or 1 if even that is unknown."""
+    """Yield the prompt length and output length of each request in tokens, as far as they are known before the run.
+
+    If prompt lengths are random, the longest possible length is yielded, or 1 if that is unknown too.
+    """
     named = plan.arrival_process
     if isinstance(named, arrival_processes.Trace) and isinstance(plan.prompt_source, workload.Synthetic):
         yield from ((entry.input_tokens, entry.output_tokens) for entry in named.entries())
@@ -208,11 +230,15 @@ def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
 def server_for(
     plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
 ) -> Iterator[ServerFacts]:
-    """Find the server of a plan and check the plan against its limits, for `at_once` requests in flight together.
+    """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
-    If no server answers, a built-in simulated one is started. It ends with this block, takes `streams` requests at a
-    time, and has a context of `tokens`. `say` gets a line that names the server and ends with `about`. Raises
-    loadgen.servers.errors.ServerError.
+    `at_once` requests will be in flight together. `say` is called with a line that names the server and ends with
+    `about`.
+
+    If no server answers, a built-in simulated server is started. It stops when the context ends. It serves up to
+    `streams` requests at a time, with a context of `tokens` tokens.
+
+    Raises loadgen.servers.errors.ServerError.
     """
     from loadgen.servers.discovery import check_limits, endpoint_dialect, exceeded_request_limit, probe, resolve
 

@@ -11,8 +11,10 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """Call `handler` for these signals within the block. SIGHUP stays ignored if it is ignored (nohup). Afterwards the
-    old handlers are restored, except for signals that `handler` has set to be ignored."""
+    """Call `handler` for these signals within the context. SIGHUP remains ignored if it is ignored already (nohup).
+
+    Afterwards the old handlers are restored. Signals that `handler` has set to be ignored remain ignored.
+    """
     handled = [
         number for number in numbers if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
     ]
@@ -32,12 +34,15 @@ class Interrupts:
         self.count = 0
 
     def counting(self) -> AbstractContextManager[None]:
-        """Return a context manager within which the signals are only counted."""
+        """Return a context manager in which SIGINT, SIGTERM and SIGHUP are only counted."""
         return handle_signals(INTERRUPTS, self._count)
 
     def _count(self, number: int, _frame: object) -> None:
-        """Count a signal. A terminal that closes counts once, although both the kernel and the shell send SIGHUP. Later
-        SIGHUPs are ignored, so that the results are written."""
+        """Count a signal. After the first SIGHUP, further SIGHUPs are ignored.
+
+        When a terminal closes, both the kernel and the shell send SIGHUP. Counting only one of them lets the run end
+        normally and write its results.
+        """
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.count += 1

@@ -1,15 +1,15 @@
 """Reads the server's metrics, the GPUs and the host's memory during a run, in the coordinator's process.
 
-Each reading belongs to one moment:
+Each reading belongs to one phase of the run (the field `moment`):
 
-    idle     before the workers connect, so before the first warm-up request
+    idle     before the workers connect, and so before the first warm-up request
     start    when every connection is open and warm-up is over
-    run      every `every_s` seconds from the run's instant 0, one thread per source; never while a burst is sent
+    run      every `every_s` seconds from the start of the run, one thread per source; never while a burst is sent
     end      as soon as the last request has ended
     after    a little later, when the server's counters no longer change
 
-No token passes through this process, so the sampler is not in the measuring path. It takes 0.7 % of a core: 7 ms of CPU
-time per second, measured with vLLM's metrics page of 55 kB, one GPU and one process.
+No token passes through this process, so the sampler does not disturb the measurement. The sampler takes 0.7 % of a
+core: 7 ms of CPU time per second, measured with vLLM's metrics page of 55 kB, one GPU and one process.
 """
 
 from __future__ import annotations
@@ -50,33 +50,39 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 LIMIT_S = 5.0
-"""Time limit of a reading during the run. A server that processes a thousand prompts responds late."""
+"""Time limit in seconds of a reading during the run. A server that processes a thousand prompts responds late."""
 EDGE_LIMIT_S = 2.0
-"""Time limit of a reading before or after the run, for which the run waits."""
+"""Time limit in seconds of a reading before or after the run, for which the run waits."""
 REST_S = (0.1, 0.2, 0.4, 0.8)
-"""Pauses after the last response. The server is read after each of them, until its counters no longer change."""
+"""Pauses in seconds after the last response. After each pause the server is read again, until its counters no longer
+change."""
 MIN_BURST = 16
-"""Number of requests due at one instant that count as a burst. No reading begins until they have been sent."""
+"""Minimum number of requests due at the same time that count as a burst. No reading begins until they have been sent.
+"""
 GUARD_NS = 100_000_000
-"""No reading begins in this time before a burst."""
+"""No reading begins within this time in ns before a burst."""
 LOOK_AGAIN_S = 0.01
 HOLD_NS = 5 * NS_PER_S
-"""Maximum wait for a burst. One of its requests may be waiting for a connection for longer."""
+"""Maximum time in ns to wait until a burst has been sent. One of its requests may wait even longer for a connection."""
 PART = "part-telemetry.jsonl"
 ELSEWHERE = "the server is not on this machine"
 ANSWER_LIMIT_S = 15.0
-"""Maximum wait for an answer of a SamplerProcess. Its readings have time limits of five seconds or less."""
+"""Maximum time in seconds to wait for an answer of a SamplerProcess. Its readings have time limits of five seconds or
+less."""
 
 
 class Bursts(msgspec.Struct, frozen=True):
-    """The bursts of an open loop."""
+    """The bursts of an open loop, during which no telemetry is read."""
 
     due_by: Mapping[int, int] = {}
-    """By offset of each burst from the start, in ns: the number of requests that are due up to and including it."""
+    """Maps the offset of each burst in ns to the number of requests that are due up to and including this burst."""
 
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
-        """Return how long to wait at this offset before a reading, and the time limit of the reading. Failed requests
-        count as sent, because those without a connection will never be sent."""
+        """Return how long to wait before a reading, and the time limit of the reading, both in seconds.
+
+        A time limit of 0 means that no reading may begin yet. `now_ns` is the current offset from the start of the run.
+        Failed requests count as sent, because requests without a connection are never sent.
+        """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
             if due_ns - GUARD_NS <= now_ns <= due_ns + HOLD_NS and handled < number:
@@ -87,7 +93,11 @@ class Bursts(msgspec.Struct, frozen=True):
 
 
 def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
-    """Return the bursts of an open loop. A closed loop (None) begins with one too, but its size is not known here."""
+    """Return the bursts of an open loop with these due times.
+
+    For a closed loop (None) the result is empty. A closed loop also begins with a burst, but its size is not known
+    here.
+    """
     result: dict[int, int] = {}
     number = 0
     for instant, together in groupby(due_ns or ()):
@@ -99,7 +109,10 @@ def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
 
 
 class Sampler:
-    """Reads telemetry sources and stores their values. The methods are called in the order of the moments above."""
+    """Reads telemetry sources and stores their values.
+
+    The methods are called in this order: `idle`, `start`, `begin`, `end`. `stop` may be called at any time.
+    """
 
     def __init__(
         self,
@@ -108,14 +121,17 @@ class Sampler:
         bursts: Bursts | None = None,
         not_measured: Mapping[str, str] | None = None,
     ) -> None:
-        """`sources` are the sources by their name in Telemetry. `not_measured` states why others are missing."""
+        """`sources` maps the names in Telemetry to the sources.
+
+        `not_measured` maps the name of each missing source to the reason.
+        """
         self._sources = dict(sources)
         self._every_ns = round(every_s * NS_PER_S)
         self._bursts = bursts or Bursts()
         self._not_measured = dict(not_measured or {})
         self._lock = threading.Lock()
         self._early: list[Telemetry] = []
-        """Lines that were read before the run's instant 0 was known. Their `at_ns` is CLOCK_MONOTONIC."""
+        """Readings from before the start time of the run was known. Their `at_ns` is CLOCK_MONOTONIC."""
         self._part: RunWriter | None = None
         self._start_ns = 0
         self._ended = threading.Event()
@@ -123,13 +139,15 @@ class Sampler:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts for the header: which sources are measured and how, and which are not and why."""
+        """Return the facts for the header: how each source is measured, and why other sources are not measured."""
         measured = {name: dict(source.facts) for name, source in self._sources.items()}
         return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
 
     def idle(self) -> None:
-        """Read every source for the first time, and drop those that cannot be read. Connections are closed again,
-        because the workers that are forked next would inherit them."""
+        """Read every source for the first time, and drop the sources that cannot be read.
+
+        The connections are closed again. Otherwise the workers, which are forked next, would inherit them.
+        """
         self._look("idle")
         for name, source in list(self._sources.items()):
             source.close()
@@ -141,8 +159,10 @@ class Sampler:
         self._look("start")
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], LiveCounters]) -> None:
-        """Begin the readings of a run that starts at `start_ns` (CLOCK_MONOTONIC). Lines go to a part file in `folder`.
-        Raises OutputError if it cannot be written."""
+        """Begin the regular readings of a run that starts at `start_ns` (CLOCK_MONOTONIC).
+
+        The readings are written to a part file in `folder`. Raises OutputError if that file cannot be written.
+        """
         if not self._early:
             return
         self._start_ns = start_ns
@@ -158,8 +178,10 @@ class Sampler:
             self._threads.append(thread)
 
     def end(self, *, patient: bool) -> list[Path]:
-        """Read every source for the last time, and return the files that hold the lines. `patient` waits until the
-        server's counters no longer change."""
+        """Read every source for the last time, and return the files that hold the readings.
+
+        With `patient`, wait until the server's counters no longer change.
+        """
         self.stop()
         if self._part is None:
             return []
@@ -170,13 +192,16 @@ class Sampler:
         return [self._part.path, *([rescued] if rescued else [])]
 
     def stop(self) -> None:
-        """Stop the readings of the run, and wait for those in progress."""
+        """Stop the regular readings, and wait for readings in progress."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
 
     def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read every source once more, and the server until its counters no longer change and it has no requests."""
+        """Read every source once more, then the server again until it is at rest.
+
+        The server is at rest when its counters no longer change and it has no requests.
+        """
         for turn, pause in enumerate(pauses):
             time.sleep(pause)
             now = self._look("after", () if turn == 0 else ("server",)).get("server", {})
@@ -185,7 +210,7 @@ class Sampler:
             last = now
 
     def _watch(self, name: str, counts: Callable[[], LiveCounters]) -> None:
-        """Read one source during the run, at absolute instants. Instants that a slow reading has missed are skipped."""
+        """Read one source at regular times during the run. Times that pass during a slow reading are skipped."""
         number = 0
         while True:
             number = max(number + 1, (time.monotonic_ns() - self._start_ns) // self._every_ns + 1)
@@ -199,7 +224,7 @@ class Sampler:
             self._take(name, "run", limit_s)
 
     def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Read these sources (default: all) at the same time, and return their values."""
+        """Read these sources (default: all) at the same time, and return the values of each source."""
         chosen = [name for name in self._sources if not names or name in names]
         if not chosen:
             return {}
@@ -207,8 +232,10 @@ class Sampler:
             return dict(zip(chosen, pool.map(lambda name: self._take(name, moment, EDGE_LIMIT_S), chosen), strict=True))
 
     def _take(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
-        """Read one source and store the line. Return its values, or an empty dict if the reading failed: then the line
-        has the reason as `gap`."""
+        """Read one source, store the reading, and return its values.
+
+        If the reading fails, return an empty dict. The stored line then contains the reason as `gap`.
+        """
         began_ns = time.monotonic_ns()
         gap = {}
         values: dict[str, Any] = {}
@@ -224,7 +251,7 @@ class Sampler:
         return values
 
     def _store(self, line: Telemetry) -> None:
-        """Write a line whose `at_ns` is CLOCK_MONOTONIC. Before the run it waits for the instant 0."""
+        """Write a reading whose `at_ns` is CLOCK_MONOTONIC. Before the start of the run, keep it in memory."""
         with self._lock:
             if self._part is None:
                 self._early.append(line)
@@ -234,8 +261,10 @@ class Sampler:
 
 
 def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
-    """Open the sampler for `server` (ServerFacts as in the header), the GPUs and the host. Sources that are missing are
-    noted. Raises PlanError if a source is missing that the plan requests by an option."""
+    """Open the sampler for a server, its GPUs and the host. `server` holds the ServerFacts from the header.
+
+    A missing source is noted with the reason. Raises PlanError if the plan requests a missing source by an option.
+    """
     if not plan.metrics_every_s:
         return Sampler(
             {}, 0.0, not_measured=dict.fromkeys(("server", "gpu", "host"), "switched off: --metrics-every 0")
@@ -264,7 +293,7 @@ def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | 
 
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
-    """Return, by name of each source, the function that opens it, or why it is not measured."""
+    """Return, for each source by name, the function that opens it, or the reason why it is not measured."""
     from loadgen.engine.resolve_server import access_for
 
     access = access_for(plan)
@@ -287,17 +316,18 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
 
 
 class SamplerProcess:
-    """A Sampler in a separate process, for one run in Locust's process.
+    """A Sampler in a separate process, for a run in Locust's process.
 
-    gevent has replaced the threads of Locust's process by greenlets, so a reading there would delay the reads of
+    gevent has replaced the threads of Locust's process with greenlets, so a reading there would delay the reads of
     streams. Create this object early, because the process takes a while to start.
 
-    The process reads one JSON object per line and answers each with one. It ends when its input ends.
+    The process reads one JSON object per line and answers each with one JSON object. It ends when its standard input
+    ends.
 
-                                it has started                           -> {}
-        {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}
-        {"start_ns", "folder"}  begin the readings of the run            -> {}
-        {"patient"}             read every source for the last time      -> {"files"}
+                                    the process has started                  -> {}
+            {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}
+            {"start_ns", "folder"}  begin the regular readings               -> {}
+            {"patient"}             read every source for the last time      -> {"files"}
     """
 
     def __init__(self) -> None:
@@ -313,14 +343,16 @@ class SamplerProcess:
         self._started = False
 
     def ready(self) -> None:
-        """Wait until the process has started."""
+        """Wait until the sampler process has started."""
         if not self._started:
             self._started = True
             self._receive()
 
     def facts(self, plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
-        """Read every source for the first time, and return what is measured and what is not, for the header. Raises
-        PlanError if a source is missing that the plan requests by an option."""
+        """Read every source for the first time, and return the facts for the header (as `Sampler.facts`).
+
+        Raises PlanError if the plan requests a missing source by an option.
+        """
         self.ready()
         result = self._request({"plan": plan.to_dict() | {"header": plan.header}, "server": server})
         if result is None:
@@ -330,18 +362,20 @@ class SamplerProcess:
         return dict(result["facts"])
 
     def begin(self, start_ns: int, folder: Path) -> None:
-        """Begin the readings of the run, into a part file in this folder."""
+        """Begin the regular readings of the run. They are written to a part file in this folder."""
         self._request({"start_ns": start_ns, "folder": str(folder.resolve())})
 
     def end(self, *, patient: bool) -> list[Path]:
-        """Read every source for the last time, and return the files that hold the lines. `patient` waits until the
-        server's counters no longer change."""
+        """Read every source for the last time, and return the files that hold the readings.
+
+        With `patient`, wait until the server's counters no longer change.
+        """
         result = self._request({"patient": patient}) or {}
         self.close()
         return [Path(name) for name in result.get("files", ())]
 
     def close(self) -> None:
-        """End the process."""
+        """End the sampler process. It is killed if it does not end in time."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
@@ -351,14 +385,15 @@ class SamplerProcess:
         self._stdout.close()
 
     def _request(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Send a message and return the answer, or None if the process has ended."""
+        """Send a message to the sampler process and return the answer, or None if the process has ended."""
         with contextlib.suppress(OSError):
             self._stdin.write(json.dumps(message).encode() + b"\n")
             self._stdin.flush()
         return self._receive()
 
     def _receive(self) -> dict[str, Any] | None:
-        """Return the next answer. If there is none in time, kill the process and return None."""
+        """Return the next answer of the sampler process. If no answer arrives in time, kill the process and return
+        None."""
         line = b""
         with contextlib.suppress(OSError):
             if select.select([self._stdout], [], [], ANSWER_LIMIT_S)[0]:
@@ -370,7 +405,7 @@ class SamplerProcess:
 
 
 def main() -> None:
-    """Answer the messages of a SamplerProcess, in its child process."""
+    """Run the sampler process: answer the messages of its SamplerProcess until standard input ends."""
     end_with_parent(pipe=sys.stdin.fileno())
     from loadgen.plan import Plan
     from loadgen.servers import json_client  # noqa: F401 - imported now, so that it takes no time during the run

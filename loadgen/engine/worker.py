@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from loadgen.servers.wire.timestamps import Share, TimestampSource
 
 CONNECT_LIMIT_S = 30.0
-"""Time limit for opening a connection, if the timeout of a request is not shorter."""
+"""Maximum time in seconds to open a connection. A shorter request timeout also limits it."""
 
 
 class WorkerTask(msgspec.Struct, frozen=True):
@@ -78,7 +78,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
     part: Path
 
     def requests(self) -> Iterator[Request]:
-        """Yield this worker's Requests in order of id, the same ones at every call. Of a session, yield every turn."""
+        """Yield this worker's Requests in order of id. Every call yields the same Requests.
+
+        If the workload has sessions, every turn of each session is yielded.
+        """
         if self.prompts.has_sessions:
             return chain.from_iterable(
                 (session.request(), *session.remaining_requests()) for session in self.conversations()
@@ -93,8 +96,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return islice(replace(self.prompts, prompt=own_prompt).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
-        """Return how many requests this worker would have sent by the end of the run. That is `due` if a duration ends
-        the run."""
+        """Return the number of requests that this worker would have sent by the end of the run.
+
+        If a duration ends the run, this number is not known, and `due` is returned.
+        """
         if self.schedule.until_ns is not None:
             return due
         if self.schedule.due_ns is None or self.prompts.has_sessions:
@@ -102,18 +107,22 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return len(self.schedule.due_ns)
 
     def conversations(self) -> Iterator[Conversation]:
-        """Yield this worker's sessions, if the workload has sessions."""
+        """Yield this worker's sessions. Only a workload with sessions has any."""
         return islice(self.prompts.conversations(), self.worker, None, self.workers)
 
     def warmup(self) -> Sequence[Request]:
-        """Return this worker's warm-up requests, which are sent before the run and marked in their Records."""
+        """Return this worker's warm-up requests. They are sent before the run, and their Records have the phase
+        `warmup`."""
         return self.prompts.warmup()[self.worker :: self.workers]
 
     def schedule_request(
         self, request: Request, due_ns: int, conversation: Conversation | None = None
     ) -> ScheduledRequest:
-        """Schedule a request with every byte that will be sent. If it cannot be encoded, the result states the reason,
-        so that it fails alone and the worker's other requests are sent."""
+        """Encode a request and return it with its due time.
+
+        If the request cannot be encoded, the result contains the reason. Only this request then fails, and the worker's
+        other requests are sent.
+        """
         headers = {**self.headers, "X-Request-Id": str(request.id)}
         payload, not_encoded = b"", ""
         try:
@@ -126,11 +135,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
 
     def schedule_turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
-        """Schedule the current turn of a session."""
+        """Encode the current turn of a session and return it with its due time."""
         return self.schedule_request(conversation.request(), due_ns, conversation)
 
     def request_queue(self) -> RequestQueue:
-        """Return the queue of this worker's requests, which encodes them as they are drawn."""
+        """Return the queue of this worker's requests. Each request is encoded when it is drawn from the queue."""
         schedule = self.schedule
         due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
         if self.prompts.has_sessions:
@@ -145,14 +154,16 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return Sessions(queue, self.schedule_turn) if self.prompts.has_sessions else queue
 
     def warmup_queue(self, requests: Sequence[Request]) -> RequestQueue:
-        """Return the queue of these warm-up requests."""
+        """Return a queue of these warm-up requests."""
         slots = (self.schedule_request(request, 0) for request in requests)
         return ClosedLoop(slots, self.schedule.clients) if self.schedule.due_ns is None else OpenLoop(slots)
 
 
 def preload(tasks: Sequence[WorkerTask]) -> None:
-    """Import the modules that several workers need, once, before they are forked. A single worker imports them itself,
-    while its coordinator does other work."""
+    """Import the modules that several workers need, before the workers are forked.
+
+    A single worker imports them itself, while the coordinator does other work.
+    """
     preload_source(tasks[0].stamps)
     if len(tasks) > 1:
         import uvloop  # noqa: F401
@@ -161,8 +172,11 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
 
 
 def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
-    """Run the worker process. `inherited` are the coordinator's pipe ends, which the fork copied. `share` is the index
-    of this worker and the number of workers on this machine."""
+    """Run the worker process.
+
+    `inherited` are the coordinator's pipe ends, which the fork copied. `share` is the index of this worker and the
+    number of workers on this machine.
+    """
     for other in inherited:
         other.close()  # otherwise no worker would notice the coordinator's death
     close_inherited()
@@ -189,7 +203,10 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
 
 
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
-    """Open the timestamp source. This runs in a separate thread, whose capability ends with it."""
+    """Open the timestamp source.
+
+    This function runs in a separate thread, so that the packet capability ends with the thread.
+    """
     set_packet_capability(effective=True)
     return open_source(task.stamps, task.target.addresses, share)
 
@@ -244,7 +261,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     loop.add_reader(pipe.fileno(), _on_order, pipe, drivers, allowed, started)
     await allowed
 
-    # Send the warm-up requests. Their Records wait in memory for the run's instant 0.
+    # Send the warm-up requests. Their Records are kept in memory until the start time of the run is known.
     warmup = RecordBuffer()
     warmup_requests = task.warmup()
     warmup_start_ns = 0
@@ -271,7 +288,10 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 
 
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
-    """Return how far reads may be deferred, for ReadPacer."""
+    """Return the settings of a ReadPacer for this task.
+
+    They are the maximum delay of reads in seconds, and the share of a core above which reads are delayed.
+    """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 
     schedule = task.schedule
@@ -286,7 +306,7 @@ def _read_policy(task: WorkerTask) -> tuple[float, float]:
 def _on_order(
     pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]
 ) -> None:
-    """Follow an order of the coordinator."""
+    """Carry out an order of the coordinator: connect, start or stop."""
     try:
         order = pipe.recv()
     except (EOFError, OSError):  # the coordinator has died, so the run has no reader any more
@@ -304,8 +324,10 @@ def _on_order(
 
 
 def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process after an exception in a callback. Such a bug must neither make the run wait forever nor lose what
-    was recorded."""
+    """End the process after an exception in a callback.
+
+    Otherwise the run could wait forever. The Records written so far are kept.
+    """
     error = context.get("exception")
     if error is not None:
         traceback.print_exception(error, file=sys.stderr)

@@ -204,8 +204,7 @@ class Driver:
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Find the connections of the waiting group that the server has closed. Close our end, and return their
-        requests."""
+        """Close our end of connections of the waiting group that the server has closed. Return their requests."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -645,7 +644,7 @@ class Recorder:
         self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        """Record some of the ended requests in this turn of the event loop (see BACKLOG)."""
+        """Record some of the ended requests in one turn of the event loop. QUIET_NS describes how many."""
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]
         is_awaited = first.conversation is not None or first.awaited

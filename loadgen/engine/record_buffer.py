@@ -7,7 +7,7 @@ from loadgen.analysis.run.runfile import Telemetry
 
 
 class RecordBuffer:
-    """A sink that keeps Records in memory."""
+    """Keeps Records in memory. It replaces the writer of a run file while warm-up requests are sent."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -18,4 +18,4 @@ class RecordBuffer:
             self.records.append(item)
 
     def flush(self) -> None:
-        """Do nothing: the Records stay in memory."""
+        """Do nothing. The Records remain in memory, while the writer of a run file would write them to disk."""

@@ -218,7 +218,7 @@ def _note_http_error(response: _Response, status: int) -> None:
 
 
 def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> None:
-    """If a response with status 200 is not an event stream, quote its body in the answer's error."""
+    """If a response with status 200 is not an event stream, store the beginning of its body as the answer's error."""
     body = join_pieces(response.exchange.raw, response.bounds)
     if answer.error_kind or not body.strip() or (dialect.streams and is_event_stream(body)):
         return

@@ -140,7 +140,7 @@ class OpenLoop:
         return True
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - ends do not matter here
-        """Return None, because responses do not change when requests are due."""
+        """Return None. In an open loop, the end of a request does not make another request due."""
         return None
 
     @property

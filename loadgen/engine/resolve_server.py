@@ -66,7 +66,10 @@ def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] =
 
 
 def request_headers(plan: Plan, dialect: Dialect) -> dict[str, str]:
-    """Return the headers of every request to the endpoint of this dialect. Raises the errors that `access_for` raises."""
+    """Return the headers of every request to the endpoint of this dialect.
+
+    Raises the errors that `access_for` raises.
+    """
     headers = access_for(plan, dialect.headers).headers
     return headers if dialect.streams else {"Accept": "application/json", **headers}
 

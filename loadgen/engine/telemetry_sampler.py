@@ -180,7 +180,7 @@ class Sampler:
     def end(self, *, patient: bool) -> list[Path]:
         """Read every source for the last time, and return the files that hold the readings.
 
-        With `patient`, wait until the server's counters no longer change.
+        If `patient` is True, wait until the server's counters no longer change.
         """
         self.stop()
         if self._part is None:
@@ -368,7 +368,7 @@ class SamplerProcess:
     def end(self, *, patient: bool) -> list[Path]:
         """Read every source for the last time, and return the files that hold the readings.
 
-        With `patient`, wait until the server's counters no longer change.
+        If `patient` is True, wait until the server's counters no longer change.
         """
         result = self._request({"patient": patient}) or {}
         self.close()

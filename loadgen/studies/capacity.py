@@ -184,7 +184,7 @@ def capacity_option(
 
 
 def _add_interval(result: CapacityOption, replica: Replica, met: ObjectivesMet, power: int, per_s: float) -> None:
-    """Fill in the `_low` and `_high` fields of a result. Both searches begin at `power`."""
+    """Set the `_low` and `_high` fields of a result. The searches for both ends of the interval begin at `power`."""
     factor = 1 + constant("step_error")
     slow_power = replica.highest_power(met, factor, power)
     fast_power = replica.highest_power(met, 1 / factor, power)

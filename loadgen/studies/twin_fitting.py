@@ -452,7 +452,7 @@ def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tup
 
 
 def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list[float]:
-    """Return `log(median(simulated) / median(measured))` for each block that has both values."""
+    """Return `log(median(simulated) / median(measured))` for each block of requests that has both values."""
     both = ~np.isnan(simulated) & ~np.isnan(measured)
     errors = []
     for block in range(BLOCKS):

@@ -121,7 +121,7 @@ class ProcessGroup:
 
 
 def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
-    """Start a delay, and return a function that waits until the delay is over.
+    """Start a simulated link delay, and return a function that waits until the delay is over.
 
     On a GPU, the delay runs in a separate stream.
     """

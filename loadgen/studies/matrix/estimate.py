@@ -140,7 +140,8 @@ def pluralise(number: int, noun: str) -> str:
 def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
     """Return the text of the dry run.
 
-    The text lists the starts in order, with their runs and estimated times, and explains the sources of the estimates.
+    The text lists all server starts in order, with their runs and estimated times. It also explains the sources of the
+    estimates.
     """
     from rich.console import Console
     from rich.table import Table

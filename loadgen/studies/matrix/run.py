@@ -57,7 +57,7 @@ LOG_LINES = 40
 
 
 class MatrixOutput(Protocol):
-    """Interface for the terminal output of the command that measures a matrix."""
+    """Interface for the terminal output of `loadgen matrix`."""
 
     def say(self, line: str) -> None:
         """Print one line of text."""

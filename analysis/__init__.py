@@ -1,1 +1,1 @@
-"""Reads runs and computes metrics, statistics, comparisons and reports."""
+"""Analysis of runs: reads run files and computes metrics, statistics, comparisons and reports."""

@@ -1,8 +1,9 @@
-"""Builds the summary of a run: the workload, the server, how requests ended, all metrics, and the delivered load.
+"""Builds the summary of a run: workload, server, request outcomes, metrics and delivered load.
 
-`loadgen.analysis.summary` documents each field. Delivery makes two comparisons. The due times are compared with the
-arrival process: does the seeded plan have the rate and the variation that it names? The send times are compared with
-the due times: did the client keep to the plan? Gaps are those between consecutive requests in order of time.
+`loadgen.analysis.summary` documents each field. The field `delivery` answers two questions:
+
+- Does the plan match the arrival process? The due times are tested for the rate and the variation of the process.
+- Did the client follow the plan? The send times are compared with the due times.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_wind
 from loadgen.analysis.telemetry import check_counters, machine_clock, memory_use, skew_range_s
 
 MAX_TURNS = 1000
-"""Maximum turns of a session. A workload cannot have more; later turns in a run file are ignored."""
+"""Maximum number of turns in a session. Workloads cannot have more, and higher turn numbers in a run file are
+ignored."""
 PLAN_FIELDS = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
 IN_FLIGHT = "Requests in flight at the same time share the server's steps, so they are not fully independent."
 ONE_BURST = "Requests of one burst are not independent: they wait in one queue and share the server's steps."
@@ -38,8 +40,10 @@ INTERVALS = (
 def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """Return the summary of a run.
 
-    `frame` is needed for a Run that was loaded without its Records (loadgen.analysis.steady_window.load_run). Latencies
-    cover complete requests only; `latency_adjusted` counts every other request as infinitely slow."""
+    `frame` is required for a Run without Records, as returned by loadgen.analysis.steady_window.load_run. Latencies
+    cover complete requests only. `latency_adjusted` also includes every incomplete request, which counts as infinitely
+    slow.
+    """
     if frame is None:
         frame = frame_of_run(run)
     latency_metrics = [metric for metric in METRICS.values() if metric.per != "run"]
@@ -100,7 +104,7 @@ def _measured_window(frame: Frame) -> summary.MeasuredWindow:
 
 
 def run_info(run: Run, frame: Frame) -> summary.RunInfo:
-    """Return the identity of the run, its plan, and the command that repeats it."""
+    """Return the `run` part of the summary: the run's identity, its plan, and the command that repeats the run."""
     header, footer = run.header, run.footer
     plan = header.plan
     folder = run.path.resolve().parent.name
@@ -135,7 +139,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
 
 
 def server_info(run: Run) -> summary.ServerInfo:
-    """Return the server as the probe detected it, with the plan's values where the probe found none."""
+    """Return the `server` part of the summary. Values that the probe did not detect come from the plan."""
     server, plan = run.header.server, run.header.plan
     return summary.ServerInfo(
         name=server.get("name") or plan.get("server"),
@@ -155,11 +159,11 @@ def server_info(run: Run) -> summary.ServerInfo:
 
 
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
-    """Count the tokens that were requested and that the server reported, over the requests sent.
+    """Return the numbers of tokens that the client requested and the server reported, over all requests sent.
 
-    Lengths are compared for complete requests where both are known. Only servers that cannot fix the length complete
-    a response of another length than requested; with other servers such a response is truncated. If responses may end
-    early (`may_end`), only longer ones are mismatches.
+    Output lengths are compared only for complete requests whose requested and reported lengths are known. A response of
+    the wrong length is complete only on servers that cannot fix the output length. On all other servers such a response
+    is recorded as truncated. If responses may end early (`may_end`), a response that is too short is not a mismatch.
     """
     difference = frame.output_reported - frame.output_asked  # NaN (an unknown length) is neither longer nor shorter.
     tried = frame.measured & ~frame.dropped
@@ -196,7 +200,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
 
 
 def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
-    """Describe the lengths of these responses; None if there are none."""
+    """Return the number and the mean lengths of the responses in these rows, or None if there are no such responses."""
     if not rows.any():
         return None
     return summary.LengthDifference(
@@ -208,7 +212,7 @@ def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.Length
 
 
 def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
-    """Return why these responses ended before the requested length; empty if the reason is unknown."""
+    """Return why these responses are shorter than requested, or an empty string if the reason is unknown."""
     piece = run.header.server_notes.get("prompt_piece_tokens")
     if piece and early.any() and bool((frame.output_reported[early] % piece == 0).all()):
         return f"{run.header.server_title} generates in pieces of {piece:,} tokens, and the next did not fit"
@@ -218,7 +222,7 @@ def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
 
 
 def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
-    """Return why these responses are longer than requested; empty if the reason is unknown."""
+    """Return why these responses are longer than requested, or an empty string if the reason is unknown."""
     piece = run.header.server_notes.get("prompt_piece_tokens")
     if piece and longer.any() and bool((frame.output_asked[longer] > piece).all()):
         return f"{run.header.server_title} generates in pieces of {piece:,} tokens"
@@ -226,9 +230,11 @@ def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
 
 
 def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
-    """Return the rates of the window with their intervals and their error.
+    """Return the rates of the measurement window with their confidence intervals and their relative error.
 
-    Both ends of the window are uncertain by one error bar: that of E2E for a whole run, else that of the timestamps."""
+    The timestamps at both ends of the window are uncertain, so the relative error is 2 * error bar / length of the
+    window. A whole run uses the error bar of E2E. Any other window uses the error bar of the timestamps.
+    """
     span = frame.span_ns
     ci95, ci95_none = stats.rate_intervals(frame)
     bar_s = health.error_bar_e2e_s if frame.whole else health.error_bar_s
@@ -255,7 +261,7 @@ def _figure(metric: Metric, frame: Frame) -> float | None:
 
 
 def _turns(frame: Frame) -> list[summary.TurnLatency]:
-    """Return the latencies of each turn of multi-turn sessions; empty for other workloads."""
+    """Return the latencies of each turn of multi-turn sessions. The list is empty for other workloads."""
     if not frame.turn.any():
         return []
     sampled = frame.sampled

@@ -1,9 +1,14 @@
 """Compares a run's receive timestamps with the log of the simulated server (`loadgen calibrate`).
 
-The log states when the server began each `send`, sent_k. The error of TTFT is stamp_1 - sent_1, because both count from
-the same send time. The error of TPOT is ((stamp_k - stamp_1) - (sent_k - sent_1)) / (k - 1), with one token per event.
-The error of a gap is that of the difference of its two ends. The server's own lateness is in neither side. Both clocks
-are CLOCK_REALTIME; the run's timestamps are converted with its pair of clock readings.
+The log contains the times at which the server began each `send` call: sent_1 to sent_k. The receive timestamps of the
+same chunks are t_1 to t_k. The errors of one request are:
+
+- TTFT: `t_1 - sent_1`. The measured and the true TTFT start at the same send time, which therefore cancels out.
+- TPOT: `((t_k - t_1) - (sent_k - sent_1)) / (k - 1)`, with one token per event.
+- Gap between chunks: `(t_{j+1} - t_j) - (sent_{j+1} - sent_j)`.
+
+If the server sends an event late, both its sent_j and its t_j are late, so the delay is not part of any error. All
+times are on CLOCK_REALTIME. The timestamps of the run are converted with the pair of clock readings in its header.
 """
 
 from __future__ import annotations
@@ -22,16 +27,16 @@ from loadgen.analysis.stats import percentiles, ring_difference_s, round_to_ns
 from loadgen.analysis.timestamp_errors import STALL_CHECK_S
 
 EXACT_TTFT_ERROR_S = 1e-3
-"""A client is exact if the p99 of its TTFT error is below this."""
+"""The client is exact if the p99 of its absolute TTFT error is below this value, in seconds."""
 KEPT_UP_SHARE = 0.9
-"""A server that sent less than this share of the requested rate was the limit itself."""
+"""Minimum share of the requested event rate that the simulated server must reach. Below this share, the server itself
+was the bottleneck."""
 COALESCED_SHARE = 0.01
-"""From this share of gaps within one read on, the p99 of the gap error is that of unmeasured gaps."""
+"""If more than this share of the gaps lies within single reads, the p99 of the gap error describes unmeasured gaps."""
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
-    """One line of the simulated server's log, with the fields that are needed here. Instants are ns on
-    CLOCK_REALTIME."""
+    """One line of the simulated server's log, reduced to the fields used here. Times are in ns (CLOCK_REALTIME)."""
 
     request_id: str = ""
     due_ns: list[int] = []
@@ -39,7 +44,7 @@ class ServerLogLine(msgspec.Struct, frozen=True):
 
 
 class ErrorSizes(msgspec.Struct, frozen=True):
-    """Absolute errors in seconds."""
+    """Percentiles of absolute errors, in seconds."""
 
     p50: float
     p99: float
@@ -47,54 +52,61 @@ class ErrorSizes(msgspec.Struct, frozen=True):
 
 
 class StampComparison(msgspec.Struct, frozen=True):
-    """The comparison of one run with the server's log."""
+    """The comparison of a run's timestamps with the simulated server's log."""
 
     stamps: str
     requests: int
-    """Complete requests with the same number of chunks in the run as events in the log."""
+    """Complete requests for which the run has as many chunks as the log has events."""
     not_compared: int
-    """All other requests."""
+    """Requests of the run that could not be compared with the log."""
     ttft_s: ErrorSizes
     tpot_s: ErrorSizes
     icl_s: ErrorSizes
     merged: int
-    """First tokens that were read together with later ones and have the timestamp of the last."""
+    """Number of merged first tokens: first tokens that were read together with later tokens, whose timestamp they
+    share."""
     merged_s_max: float
-    """Largest TTFT error among these."""
+    """Largest TTFT error of a merged first token, in seconds."""
     merged_beyond: int
-    """Number of these with a TTFT error larger than `lag_s`."""
+    """Number of merged first tokens with a TTFT error above `lag_s`."""
     coalesced_share: float
-    """Share of gaps between two events of one read."""
+    """Share of gaps whose two chunks arrived in one read, so that the measured gap is 0."""
     lag_s: float
-    """Longest time for which the client may not have read: its longest stall plus the interval of its stall checks."""
+    """Longest time for which the client may not have read, in seconds: its longest stall + the interval of its stall
+    checks."""
     events_per_s: float
-    """Event rate that the server reached."""
+    """Rate at which the server sent events."""
     asked_per_s: float
-    """Event rate that was requested."""
+    """Requested event rate: the rate at which events were due."""
     server_late_p99_s: float
     ring_off_s: tuple[float | None, float | None] = (None, None)
-    """Difference between ring and socket timestamps of a read at p50 and p99; None if they were not compared."""
+    """Difference between the ring timestamp and the socket timestamp of a read: p50 and p99 in seconds, or None if they
+    were not compared."""
 
     @property
     def exact(self) -> bool:
-        """True if TTFT is exact to the millisecond."""
+        """True if the p99 of the TTFT error is below 1 ms."""
         return self.ttft_s.p99 < EXACT_TTFT_ERROR_S
 
     @property
     def server_kept_up(self) -> bool:
-        """True if the server reached the requested rate. Otherwise a faster client would not have measured more."""
+        """True if the server sent events at 90 % or more of the requested rate. If False, the server was the
+        bottleneck."""
         return self.events_per_s >= KEPT_UP_SHARE * self.asked_per_s
 
 
 def read_log(path: Path) -> dict[int, ServerLogLine]:
-    """Read the server's log, by request id. Raises OSError and msgspec.DecodeError."""
+    """Return the lines of the server's log by request id. Raises OSError and msgspec.DecodeError."""
     decoder = msgspec.json.Decoder(ServerLogLine)
     lines = map(decoder.decode, path.read_bytes().splitlines())
     return {int(line.request_id): line for line in lines if line.request_id}
 
 
 def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampComparison:
-    """Compare all timestamps of complete requests with the log. Raises ValueError if there is nothing to compare."""
+    """Compare the receive timestamps of all complete requests with the server's log.
+
+    Raises ValueError if no request can be compared.
+    """
     pairs = [(record, log[record.id]) for record in run.records if record.id in log and record.state == "complete"]
     # Chunk j of the run must be send j of the log, with at least one gap.
     pairs = [(record, line) for record, line in pairs if len(record.chunk_ns) == len(line.sent_ns) > 1]
@@ -129,20 +141,20 @@ def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampCompari
 
 
 def stamps_heading() -> str:
-    """Return the two heading lines of the table of `stamps_row`."""
+    """Return the two heading lines of the table whose rows come from `stamps_row`."""
     parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
     return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
 
 
 def stamps_row(comparison: StampComparison) -> str:
-    """Return one burst as a table row."""
+    """Return the table row of one comparison: timestamp source, event rate, and the errors of TTFT, TPOT and gaps."""
     errors = (comparison.ttft_s, comparison.tpot_s, comparison.icl_s)
     cells = [f"{value * 1e3:9.4f}" for sizes in errors for value in (sizes.p50, sizes.p99, sizes.max)]
     return f"{comparison.stamps:8}{comparison.events_per_s:10,.0f}  {''.join(cells)}"
 
 
 def stamps_notes(comparison: StampComparison) -> list[str]:
-    """Return the notes on a table row."""
+    """Return the notes that are printed below the table row of a comparison."""
     notes = []
     if comparison.merged:
         beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none of them"
@@ -169,7 +181,11 @@ def stamps_notes(comparison: StampComparison) -> list[str]:
 
 
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
-    """Return the result of the search as a sentence. `limited_by` is `client`, `server` or `time`."""
+    """Return a sentence with the highest event rate at which TTFT is exact.
+
+    `fastest` is the comparison at that rate, or None if TTFT was exact at no rate. `limited_by` is the reason why the
+    search ended: `client`, `server` or `time`.
+    """
     error = duration(EXACT_TTFT_ERROR_S)
     if fastest is None:
         return f"TTFT was never exact to {error} at p99."
@@ -182,7 +198,7 @@ def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
 
 
 def _tpot_ns(instants: Sequence[int]) -> float:
-    """Return (t_k - t_1) / (k - 1), with one token per event."""
+    """Return the time per token of one request in ns, (t_k - t_1) / (k - 1). Each event holds one token."""
     return float(instants[-1] - instants[0]) / (len(instants) - 1)
 
 
@@ -191,7 +207,7 @@ def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
 
 
 def _rate(instants: Iterable[Sequence[int]]) -> float:
-    """Return the events per second while streams were running: all gaps / time from the first event to the last."""
+    """Return the events per second while streams were running: number of gaps / (last event - first event)."""
     streams = list(instants)
     gaps = sum(len(stream) - 1 for stream in streams)
     span_ns = max(stream[-1] for stream in streams) - min(stream[0] for stream in streams)

@@ -1,4 +1,4 @@
-"""Figures of a simulated run that objectives refer to, for capacity planning."""
+"""Evaluates latency objectives on simulated runs, for capacity planning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from loadgen.analysis.steady_window import frame_of_run
 
 
 def unplannable(objectives: Sequence[Objective]) -> list[str]:
-    """Return the objectives that are not an upper bound on a latency; capacity can be planned for no others."""
+    """Return the text of each objective that is not an upper bound on a latency. Capacity planning does not support
+    these."""
     return [
         objective.text
         for objective in objectives
@@ -20,9 +21,10 @@ def unplannable(objectives: Sequence[Objective]) -> list[str]:
 
 
 def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
-    """Return a function that reads the figure of each objective from a run, in seconds.
+    """Return a function that computes the figure of each objective from a run, in seconds.
 
-    A figure is None where no request has that latency. All are None if any request did not complete.
+    The figure of an objective is None if no request has its latency. If any request did not complete, all figures are
+    None.
     """
 
     def figures(run: Run) -> list[float | None]:
@@ -44,7 +46,8 @@ def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float
 
 
 def objectives_check(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
-    """Return a function that tells whether figures, multiplied by a factor, meet all objectives."""
+    """Return a function `check(figures, factor)` that returns True if every figure, times the factor, meets its
+    objective."""
 
     def check(figures: Sequence[float | None], factor: float) -> bool:
         return all(

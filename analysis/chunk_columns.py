@@ -1,7 +1,7 @@
-"""Compact, exact columns of per-chunk data, for runs with a hundred million chunks.
+"""Compact columns of per-chunk data, with exact values, for runs with a hundred million chunks.
 
-Arrival times are stored as steps from one chunk of a request to the next. Order statistics of samples that are too many
-to be sorted are found by counting.
+The arrival time of a chunk is stored as the time since the previous chunk of its request. If there are too many samples
+to sort, their order statistics are computed by counting.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 DIGIT_BITS = 20
-"""Maximum bits per digit. Each pass over the numbers determines one digit, the most significant first."""
+"""Maximum number of bits per digit in `OrderStatistics`. Each pass over the numbers determines one digit, starting with
+the most significant."""
 MAX_COUNTERS = 1 << 23
 
 
 class GrowingArray:
-    """An array that grows in place. Joining separate pieces at the end would need twice the memory."""
+    """An array that grows in place. Collecting separate pieces and joining them at the end would need twice the
+    memory."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         self._bytes = bytearray()
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append values; the whole array changes to a wider type if they need one."""
+        """Append values. If their type is wider than the array's type, the whole array is converted to the wider
+        type."""
         wider = np.promote_types(self._dtype, values.dtype)
         if wider != self._dtype:
             self._bytes = bytearray(self.array().astype(wider).data)
@@ -37,16 +40,16 @@ class GrowingArray:
         self._bytes += values.astype(wider, copy=False).data
 
     def array(self) -> NDArray[Any]:
-        """Return the content, without a copy."""
+        """Return the content as a NumPy array, without copying it."""
         return np.frombuffer(self._bytes, self._dtype)
 
 
 class GrowingTokens:
-    """The number of tokens per chunk. It takes no memory as long as every chunk holds one token."""
+    """The number of tokens in each chunk. While every chunk holds one token, only the number of chunks is stored."""
 
     def __init__(self) -> None:
         self._ones = 0
-        """Number of chunks so far while all of them hold one token; -1 afterwards."""
+        """Number of chunks so far if each of them holds one token; otherwise -1."""
         self._counts = GrowingArray(np.dtype(np.uint8))
 
     def extend(self, values: NDArray[Any]) -> None:
@@ -60,17 +63,18 @@ class GrowingTokens:
         self._counts.extend(values)
 
     def array(self) -> NDArray[Any]:
-        """Return the content, without a copy."""
+        """Return the token counts of all chunks as a NumPy array, without copying them."""
         return np.broadcast_to(np.uint8(1), self._ones) if self._ones >= 0 else self._counts.array()
 
 
 class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
-    """Arrival times of all chunks in ns; `[first:last]` returns that part as an array."""
+    """Arrival times of all chunks, in ns from the run's start. A slice `[first:last]` returns the times of these
+    chunks."""
 
     steps: NDArray[np.integer]
-    """Time since the previous chunk; 0 for the first chunk of a row."""
+    """Time since the previous chunk of the same row, in ns; 0 for the first chunk of a row."""
     first_ns: Floats
-    """Arrival of each row's first chunk; NaN for a row without chunks."""
+    """Arrival time of each row's first chunk, in ns; NaN for a row without chunks."""
     offsets: Integers
 
     def __len__(self) -> int:
@@ -93,7 +97,10 @@ class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
 
 
 def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
-    """Return the time from each chunk to the next, in four bytes each if they fit; 0 for the first chunk of a row."""
+    """Return the time of each chunk since the previous chunk of its row, in ns; 0 for the first chunk of a row.
+
+    Each time takes four bytes if all times fit, otherwise eight.
+    """
     steps = np.empty_like(instants)
     np.subtract(instants[1:], instants[:-1], out=steps[1:])
     steps[offsets[:-1][np.diff(offsets) > 0]] = 0
@@ -102,10 +109,10 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 
 
 class OrderStatistics:
-    """The order statistics of whole numbers from 0 to `largest` that come in blocks, divided by `scale`.
+    """Order statistics of integers from 0 to `largest` that are supplied in blocks. Results are divided by `scale`.
 
-    `count` includes `zeros`, the number of zeros that are not in the blocks. Indexing by rank, from 0 in ascending
-    order, returns the same number as a sorted array would.
+    `count` is the number of all samples. They include `zeros` samples of zero that are not in the blocks. An index is a
+    rank, counted from 0 in ascending order. `statistics[rank]` equals `sorted_samples[rank]`.
     """
 
     def __init__(
@@ -119,14 +126,15 @@ class OrderStatistics:
         self._known = dict[int, float]()
 
     def __len__(self) -> int:
-        """Return the number of samples, zeros included."""
+        """Return the number of samples, including the zeros that are not in the blocks."""
         return self._count
 
     def __getitem__(self, rank: int) -> float:
         return self.values_at([rank])[0]
 
     def values_at(self, ranks: Sequence[int] | Integers) -> list[float]:
-        """Return the numbers of these ranks. One call for several ranks saves passes over the blocks."""
+        """Return the sample at each rank. One call for several ranks needs fewer passes over the blocks than one call
+        per rank."""
         requested = [int(rank) + self._count * (rank < 0) for rank in ranks]
         self._known |= dict.fromkeys((rank for rank in requested if rank < self._zeros), 0.0)
         missing = sorted({*requested} - self._known.keys())
@@ -136,10 +144,10 @@ class OrderStatistics:
         return [self._known[rank] for rank in requested]
 
     def _search(self, ranks: Integers) -> Integers:
-        """Find the numbers of these ranks digit by digit.
+        """Return the numbers at these ranks, which are determined digit by digit.
 
-        Each pass counts the next digit of all numbers that begin like a result so far. The rank among these numbers
-        then decides the digit.
+        Each pass over the blocks selects the numbers that start with the digits known so far, and counts their next
+        digits. The cumulative counts show which next digit belongs to each rank.
         """
         prefixes = np.zeros(len(ranks), np.int64)
         remaining = ranks.copy()
@@ -160,9 +168,10 @@ class OrderStatistics:
 
 
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
-    """Count the next digit (of `digit` bits) of the numbers whose leading bits are one of `groups`.
+    """Count the values of the next digit, over the numbers whose leading bits are one of `groups`.
 
-    `bits` is the number of bits that are still unknown, of `total_bits`.
+    A digit has `digit` bits. The last `bits` bits of the `total_bits` bits of a number are still unknown. The result is
+    flat, with one counter per group and digit value.
     """
     length = len(groups) << digit
     if bits == total_bits:

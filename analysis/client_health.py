@@ -1,7 +1,7 @@
-"""Judges whether the load generator was a bottleneck, from the Records and the client's own telemetry.
+"""Judges whether the load generator was a bottleneck, from a run's Records and the client's own telemetry.
 
-Every figure of the client has a limit. A run that exceeds a limit is invalid, because the client may have influenced
-its results, and the report gives the reason and the remedy.
+Each figure of the client has a limit (LIMITS). A run that exceeds a limit is invalid, because the client may have
+influenced its results. The report gives the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -22,39 +22,42 @@ from loadgen.analysis.summary import ClientHealth, QuotedCalibration
 from loadgen.analysis.timestamp_errors import STALL_CHECK_S, error_bars, timestamp_error
 
 MAX_SLEW = 500e-6
-"""Maximum rate at which Linux slews a clock (adjtimex(2), 500 ppm). A larger disagreement of the clocks is a step.
-Slewing is corrected when timestamps are converted."""
+"""Maximum rate at which Linux slews a clock: 500 ppm (adjtimex(2)). Slewing is corrected when timestamps are converted.
+If two clocks disagree by more, one of them was stepped."""
 MIN_SAMPLE_S = 0.5
-"""Minimum duration of a health sample whose CPU share counts."""
+"""Minimum duration of a health sample, in seconds. The CPU use in shorter samples is ignored."""
 COALESCING_LATE_S = 0.001
-"""Read delay from which on reads of several events are attributed to the client."""
+"""If the p99 of the read delay exceeds this value, in seconds, reads of several events are attributed to the client."""
 
 
 class HealthLimit(msgspec.Struct, frozen=True):
-    """The maximum of a figure of the client, and the meaning of a larger value."""
+    """The maximum of one figure of the client, and the consequence of a larger value."""
 
     figure: str
     title: str
     maximum: float
     meaning: str
     when_waited: str = ""
-    """The meaning if the client waited for a CPU core. Empty if that wait cannot be the cause."""
+    """Text that replaces `meaning` if the client waited for a CPU core. Empty if such a wait cannot be the cause."""
 
 
 RING_OFF = "difference of packet ring and socket timestamps (p99)"
-"""Title of the limit that concerns the timestamps and not the client's speed."""
+"""Title of the limit on the disagreement of two timestamps. Exceeding this limit does not mean that the client was
+slow."""
 CLIENT_LIMIT = "client_limit"
-"""The figure, and the error kind, of requests that failed on the client machine."""
+"""Error kind of requests that the client machine could not send. The figure that counts these requests has the same
+name."""
 MAX_CAUSES = 3
-"""Maximum number of causes of such failures in a reason."""
+"""Maximum number of causes of `client_limit` errors that a reason lists."""
 HELD_BACK = "TCP may have slowed the server down meanwhile"
 SHARED_STAMP = "tokens that arrived meanwhile share a timestamp"
 SENT_LATE = "requests were sent late"
 FEWER_REQUESTS = "the load was smaller than requested"
 CORE_WAIT_SHARE = 0.5
-"""A wait for a core explains a delay if it is at least this share of the delay and of the client's own CPU time."""
+"""Waits for a core explain late requests only if they reach this share of the send delay and of the client's CPU
+time."""
 MIN_CORE_WAIT_S = 0.001
-"""Minimum length of a wait for a core that may explain a delay."""
+"""Minimum duration of a wait for a core that may explain late requests, in seconds."""
 LIMITS = (
     HealthLimit("error_share", "median TTFT uncertain by", 0.05, "treat it as approximate"),
     HealthLimit(
@@ -65,7 +68,10 @@ LIMITS = (
         SENT_LATE,
     ),
     HealthLimit(
-        "cpu_share", "busiest second", 0.95, "no CPU time was left, so the server may have waited for the client"
+        "cpu_share",
+        "CPU use in the busiest second",
+        0.95,
+        "no CPU time was left, so the server may have waited for the client",
     ),
     HealthLimit("late_p99_s", "read delay (p99)", 0.25, HELD_BACK, HELD_BACK),
     HealthLimit("stall_max_s", "longest stall", 0.2, SHARED_STAMP, SHARED_STAMP),
@@ -87,7 +93,8 @@ LIMITS = (
 
 
 def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> ClientHealth:
-    """Return the `client` part of the summary, given its `latency` part."""
+    """Return the `client` part of the summary. `latency` contains the latency distributions of the summary by metric
+    name."""
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     measured = frame.measured
     result = health_from_samples(
@@ -136,10 +143,11 @@ def reasons(
     waited_for: bool = True,
     causes: Sequence[str] = (),
 ) -> list[str]:
-    """Return one sentence per limit that a known figure exceeds.
+    """Return one sentence for each known figure that exceeds its limit.
 
-    `waited_for` is true if the end of a request makes the next one due, as in a closed loop. `causes` state why this
-    machine could not send requests, with the remedies."""
+    `waited_for` is True if requests become due when earlier requests end, as in a closed loop. `causes` explain why
+    this machine could not send requests, and include the remedies.
+    """
     # Tokens that are read together may have waited for a client that was late or stalled. With a prompt client, the
     # server or the network put them into one packet, and the client is not the cause.
     late = (health.late_p99_s or 0) > COALESCING_LATE_S
@@ -172,7 +180,7 @@ def reasons(
 
 
 def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:
-    """Return the figures whose limits do not apply, given the source of the timestamps."""
+    """Return the names of the figures whose limits do not apply to this run's timestamp source."""
     irrelevant = set[str]()
     if not health.source.by_read:
         # Timestamps do not depend on reads, so stalls do not blur them.
@@ -188,7 +196,7 @@ def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:
 
 
 def figure_text(figure: str, value: float | None) -> str:
-    """Return a figure of the client as text, in the unit given by the end of its name."""
+    """Format a figure of the client as text. The end of its name (`_s` or `_share`) determines the unit."""
     if value is None:
         return UNKNOWN
     if figure.endswith("_s"):
@@ -197,7 +205,10 @@ def figure_text(figure: str, value: float | None) -> str:
 
 
 def ring_difference_counts(samples: Sequence[Telemetry]) -> Counter[int]:
-    """Return the number of reads by the bit length of the difference between ring and socket timestamps in ns."""
+    """Return a histogram of the differences between ring and socket timestamps over all reads.
+
+    The key is the bit length of the difference in ns, and the value is the number of reads.
+    """
     counts = Counter[int]()
     for sample in samples:
         counts.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
@@ -207,10 +218,11 @@ def ring_difference_counts(samples: Sequence[Telemetry]) -> Counter[int]:
 def health_from_samples(
     samples: Sequence[Telemetry], stamps: StampFacts, sends_late_s: Floats, *, reads: int, coalesced: int, last_s: float
 ) -> ClientHealth:
-    """Return the figures that follow from the client's telemetry, of a finished run or one in progress.
+    """Return the health figures that are computed from the client's telemetry. The run may still be in progress.
 
-    `sends_late_s` are the sorted send delays, `reads` and `coalesced` count all reads and those of several events, and
-    `last_s` is the time of the last sample."""
+    `sends_late_s` contains the sorted send delays in seconds. `reads` is the number of all reads, and `coalesced` is
+    the number of reads that held several events. `last_s` is the time of the last sample in seconds.
+    """
     late = Counter[int]()
     if stamps.exact:
         for sample in samples:
@@ -257,18 +269,21 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
-    """Return the part of the clocks' disagreement that slewing cannot explain; None if it is unknown."""
+    """Return the part of a clock disagreement that slewing cannot explain, or None if the disagreement is unknown.
+
+    The result in seconds is `disagreement_s - MAX_SLEW * last_s`, but at least 0.
+    """
     return None if disagreement_s is None else round_to_ns(max(0.0, disagreement_s - MAX_SLEW * max(1.0, last_s)))
 
 
 def _ended(frame: Frame, kind: str) -> int:
-    """Return the number of measured requests that ended with this kind of error."""
+    """Return the number of measured requests that ended with this error kind."""
     outcomes = frame.outcomes.items()
     return sum(counted.requests for outcome, counted in outcomes if outcome.measured and outcome.kind == kind)
 
 
 def _client_limit_causes(frame: Frame) -> list[str]:
-    """Return the most frequent reasons why this machine could not send requests, from their Records."""
+    """Return the most frequent error messages of the requests that this machine could not send."""
     causes = Counter[str]()
     for outcome, counted in frame.outcomes.items():
         if outcome.measured and outcome.kind == CLIENT_LIMIT and outcome.detail:
@@ -277,7 +292,10 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
-    """Return the run's timestamp source if all complete responses used it, else the least exact source in use."""
+    """Return the timestamp source of the run's complete responses, or of all responses if none is complete.
+
+    If responses used several sources, the least exact one is returned.
+    """
     sources = [source for source in frame.sources if source.measured and source.stamps]
     complete = [source for source in sources if source.state == "complete"]
     used = {source.stamps for source in complete or sources}
@@ -287,22 +305,25 @@ def _stamps(run: Run, frame: Frame) -> StampFacts:
 
 
 def _ring_given_up(samples: Sequence[Telemetry]) -> int | None:
-    """Return the number of workers that stopped using packet timestamps; None if no sample states it."""
+    """Return the number of workers that stopped using packet timestamps, or None if no sample reports it."""
     known = [sample for sample in samples if "ring_given_up" in sample.values]
     return len({sample.worker for sample in known if sample.values["ring_given_up"]}) if known else None
 
 
 def _scheduling(run: Run) -> SchedulingFacts | None:
-    """Return the client's scheduling priority from the run's header; None for older runs."""
+    """Return the client's scheduling priority from the run's header, or None for runs of older versions."""
     facts = run.header.client.get("scheduling")
     return None if facts is None else msgspec.convert(facts, SchedulingFacts)
 
 
 def waited_for_core(health: ClientHealth) -> bool:
-    """Return whether requests were sent late because the client waited for a core, not because it was busy itself.
+    """Return True if requests were sent late because the client waited for a CPU core, not because the client was busy.
 
-    The longest wait must explain half of the dispatch delay. All waits together must reach half of the client's own CPU
-    time, because a client that uses most of a core is late by itself.
+    Both of these conditions must hold:
+
+    - The longest wait is at least 1 ms and half of the send delay (p99).
+    - All waits together are at least half of the client's own CPU time. A client that uses most of a core is late by
+      itself.
     """
     longest_s = health.core_wait_max_s or 0.0
     total_s = health.core_wait_s or 0.0
@@ -312,7 +333,7 @@ def waited_for_core(health: ClientHealth) -> bool:
 
 
 def core_wait_advice(health: ClientHealth) -> str:
-    """Return how long the client waited for a core, which processes probably used the cores, and the remedy."""
+    """Return a text with the time that the client waited for a CPU core, the likely cause and the remedy."""
     scheduling = health.scheduling
     own_workers = f"or its {health.workers} workers " if health.workers > 1 else ""
     cause = f"other processes, probably the server, {own_workers}use all cores"
@@ -335,15 +356,14 @@ def core_wait_advice(health: ClientHealth) -> str:
 
 
 def _known(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]], int]) -> int | None:
-    """Return the sum or the maximum of a figure over the samples; None if no sample has it."""
+    """Return the sum or the maximum (`combine`) of a figure over the samples, or None if no sample has the figure."""
     values = [sample.values[name] for sample in samples if name in sample.values]
     return combine(values) if values else None
 
 
 def quoted_calibration(calibration: Any, stamps: str) -> QuotedCalibration | None:
-    """Return the part of a calibration (loadgen.machine) in a run's header that concerns this timestamp source.
-
-    None if the header has no valid calibration."""
+    """Return the header's calibration result for this timestamp source, or None if the header has no valid
+    calibration."""
     try:
         p99_s = calibration["errors"][stamps]["ttft_s"]["p99"]
         return msgspec.convert({**calibration, "ttft_p99_s": p99_s}, QuotedCalibration)

@@ -1,8 +1,8 @@
 """Exports a run as tables for pandas, polars, DuckDB or a spreadsheet: Parquet or CSV, one file per table.
 
-Rows are written while the run file is read. Only a third of a kilobyte per Record is kept, for choosing the measurement
-window. A table gets its final name only when it is complete, so an interrupted export leaves no file that looks like a
-table.
+Rows are written while the run file is read. Only about 0.3 kB per Record stays in memory, from which the measurement
+window is chosen. A file gets its final name only when all tables are complete, so an interrupted export leaves no
+incomplete table.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from loadgen.analysis.steady_window import with_window
 
 Row = tuple[Any, ...]
 Write = Callable[[Sequence[Row]], object]
-"""Writes rows of one table."""
+"""A function that writes rows to one table."""
 
 RECORDS_PER_BLOCK = 1024
 FORMULA = re.compile(r"^[=+\-@\t\r]")
-"""Text that a spreadsheet would execute as a formula. CSV gets an apostrophe before it; Parquet has the plain text."""
+"""Text that a spreadsheet would execute as a formula. CSV files have an apostrophe before such text. Parquet files
+contain the text unchanged."""
 
 
 class Column(NamedTuple):
-    """A column of a table. Null means that the event never happened or the value is unknown."""
+    """A column of a table. A null value means that the event never happened or that the value is unknown."""
 
     name: str
     kind: Literal["int64", "float64", "string", "bool"]
@@ -51,24 +52,27 @@ REQUESTS = (
     Column("phase", "string", "`measured`, or `warmup` for a request that is excluded from all figures."),
     Column("state", "string", "`complete`, `truncated`, `failed`, `rejected` or `dropped`."),
     Column("worker", "int64", "Worker process that sent the request."),
-    Column("session", "int64", "Id of the first turn of its session; null for a single request."),
-    Column("turn", "int64", "Index of the turn in its session, from 0; null for a single request."),
+    Column("session", "int64", "Id of the first request of the session; null for a request without a session."),
+    Column("turn", "int64", "Index of the turn in its session, from 0; null for a request without a session."),
     _instant("due_ns", "Scheduled send time"),
     _instant("connected_ns", "Time when the connection was established"),
-    _instant("sent_ns", "Time right before the first byte was sent; for a request sent twice, of the second attempt"),
-    _instant("first_sent_ns", "Time right before the first byte of the first attempt, for a request sent twice"),
+    _instant("sent_ns", "Time right before the first byte was sent, in the second attempt if there were two"),
+    _instant(
+        "first_sent_ns",
+        "Time right before the first byte was sent in the first of two attempts",
+    ),
     _instant("sent_end_ns", "Time when the kernel had accepted the last byte"),
     _instant("first_byte_ns", "Arrival of the first byte of the response"),
     _instant("first_token_ns", "Arrival of the first chunk with a token"),
     _instant("last_token_ns", "Arrival of the last chunk with a token"),
     _instant("end_ns", "Arrival of the end marker, or time when the request was given up"),
     Column("chunks", "int64", "Number of chunks with at least one token."),
-    Column("chunk_tokens", "int64", "Total number of tokens in these chunks."),
+    Column("chunk_tokens", "int64", "Total number of tokens in the chunks of `chunks`."),
     Column("prompt_tokens_asked", "int64", "Requested prompt length."),
     Column("prompt_tokens", "int64", "Prompt length as counted by the server."),
     Column("output_tokens_asked", "int64", "Requested output length."),
-    Column("output_tokens", "int64", "Output length as counted by `counted_by`."),
-    Column("counted_by", "string", "`server`, `wire`, `tokenizer` or `chunks`."),
+    Column("output_tokens", "int64", "Output length; `counted_by` names the source of the count."),
+    Column("counted_by", "string", "Source of `output_tokens`: `server`, `wire`, `tokenizer` or `chunks`."),
     *(
         Column(metric.name, "float64", f"{metric.title} of complete requests: {metric.definition}")
         for metric in METRICS.values()
@@ -99,7 +103,7 @@ REQUESTS = (
 CHUNKS = (
     Column("request", "int64", "Id of the request."),
     Column("chunk", "int64", "Number of the chunk in its request, from 1."),
-    Column("token", "int64", "Number of its first token in the response, from 1."),
+    Column("token", "int64", "Number of the chunk's first token in the response, from 1."),
     Column("tokens", "int64", "Number of tokens in the chunk."),
     _instant("at_ns", "Arrival of the chunk"),
     Column("gap_ns", "int64", "Time since the previous chunk of the request, in ns; null for the first chunk."),
@@ -124,7 +128,7 @@ RUN = (
     Column("start_ns", "int64", "CLOCK_MONOTONIC at the run's start."),
     Column("start_realtime_ns", "int64", "CLOCK_REALTIME at the same instant."),
     Column("window_from_ns", "int64", "Start of the measurement window; null if the whole run counts."),
-    Column("window_to_ns", "int64", "End of the window. Figures cover complete, measured requests due in it."),
+    Column("window_to_ns", "int64", "End of the window; null if the whole run counts."),
     Column("interrupted", "bool", "True if the run was interrupted."),
     Column(
         "damaged_lines", "int64", "Lines of the run file that could not be read. They are excluded from all tables."
@@ -140,17 +144,18 @@ RUN = (
 TABLES: Mapping[str, tuple[Column, ...]] = {"requests": REQUESTS, "chunks": CHUNKS, "telemetry": TELEMETRY, "run": RUN}
 MEANINGS = {
     "requests": "One row per request, warm-up included, in the order of the run file.",
-    "chunks": "One row per chunk of every request, in the same order.",
+    "chunks": "One row per chunk of every request, in the order of the table `requests`.",
     "telemetry": "One row per figure of each sample.",
-    "run": "One row.",
+    "run": "One row for the whole run.",
 }
 
 
 def export(run: Path, folder: Path, form: str) -> list[Path]:
-    """Write the tables of the run at this path into the folder, as `csv` or `parquet`, and return the written files.
+    """Write the tables of a run into a folder, and return the paths of the written files.
 
-    Raises RunFileError if there is no run, OSError if the folder cannot be written, and ImportError if Parquet is
-    requested and pyarrow is not installed."""
+    `run` is the path of the run, and `form` is `csv` or `parquet`. Raises RunFileError if there is no run at this path,
+    OSError if the folder cannot be written, and ImportError if Parquet is requested and pyarrow is not installed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     builder, pending = FrameBuilder(), list[Record]()
     with _tables(folder, form) as write:
@@ -176,7 +181,10 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
 
 @contextmanager
 def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
-    """Open a `.part` file for each table, and rename all files when every table is complete."""
+    """Open a `.part` file for each table, and yield a writer for each table.
+
+    The files get their final names when all tables are complete. If an error occurs, the files are deleted.
+    """
     files = {name: folder / f"{name}.{form}.part" for name in TABLES}
     try:
         with ExitStack() as opened:
@@ -191,7 +199,7 @@ def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
 
 @contextmanager
 def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Write CSV as in RFC 4180: UTF-8, with a header line, and an empty field for null."""
+    """Yield a writer for a CSV file as in RFC 4180: UTF-8, with a header line. Null is an empty field."""
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow([column.name for column in columns])
@@ -200,7 +208,7 @@ def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
 
 @contextmanager
 def _parquet(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Write Parquet with zstd compression and one row group per block."""
+    """Yield a writer for a Parquet file with zstd compression. Each write adds one row group."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
@@ -219,14 +227,15 @@ FORMS = {"csv": _csv, "parquet": _parquet}
 
 
 def _csv_value(value: Any) -> Any:
-    """Return the value as CSV has it, with an apostrophe before text that a spreadsheet would execute."""
+    """Return the value for a CSV file. Text that a spreadsheet would execute as a formula gets an apostrophe in
+    front."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def request_rows(records: Sequence[Record]) -> Iterator[Row]:
-    """Yield a row of `requests` for each Record. An empty text becomes null."""
+    """Yield one row of the `requests` table for each Record. An empty string becomes null."""
     frame = build_frame(records)
     latencies = {}
     for name, metric in METRICS.items():
@@ -250,7 +259,7 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
 
 
 def chunk_rows(record: Record) -> Iterator[Row]:
-    """Yield a row of `chunks` for each chunk of the Record."""
+    """Yield one row of the `chunks` table for each chunk of the Record."""
     token, previous_ns = 1, None
     for number, (at_ns, tokens) in enumerate(zip(record.chunk_ns, record.chunk_tokens, strict=True), 1):
         yield record.id, number, token, tokens, at_ns, None if previous_ns is None else at_ns - previous_ns
@@ -259,14 +268,14 @@ def chunk_rows(record: Record) -> Iterator[Row]:
 
 
 def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
-    """Yield a row of `telemetry` for each figure of the sample."""
+    """Yield one row of the `telemetry` table for each figure of the sample."""
     for name, value in _flatten("", sample.values):
         number, text = (float(value), None) if isinstance(value, int | float) else (None, str(value))
         yield sample.source, sample.worker, sample.at_ns, name, number, text
 
 
 def run_row(run: Run, window: Window | None) -> Row:
-    """Return the row of `run`."""
+    """Return the single row of the `run` table."""
     header, footer = run.header, run.footer
     server = server_info(run)
     folder = run.path.resolve().parent.name
@@ -303,7 +312,7 @@ def run_row(run: Run, window: Window | None) -> Row:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested value, with the path to each leaf joined by dots."""
+    """Yield the path and the value of each leaf of a nested value. The keys of a path are joined by dots."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in parts:

@@ -1,4 +1,4 @@
-"""Formats numbers, durations and names for people: in the terminal, on pages and in sentences."""
+"""Formats numbers, durations and names as text for the terminal and for report pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "n
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return a number with this many significant digits and with thousands separators; never in exponent notation."""
+    """Format a number with `digits` significant digits and thousands separators, but without an exponent."""
     if value is None:
         return UNKNOWN
     if value == 0:
@@ -29,7 +29,8 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def scale_of(seconds: float | None) -> tuple[float, str]:
-    """Return the factor and the unit that suit this duration, from s to ns."""
+    """Return the factor and the unit in which to show a duration, such as `(1e3, "ms")`. The units are s, ms, µs and
+    ns."""
     magnitude = abs(seconds or 0.0)
     if magnitude == 0:
         return 1e3, "ms"
@@ -37,7 +38,7 @@ def scale_of(seconds: float | None) -> tuple[float, str]:
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
-    """Return a duration in a suitable unit: `12.3 ms`."""
+    """Format a duration in a suitable unit, such as `12.3 ms`."""
     if seconds is None:
         return UNKNOWN
     factor, unit = scale_of(seconds)
@@ -45,12 +46,12 @@ def duration(seconds: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share as a percentage: `12 %`."""
+    """Format a share from 0 to 1 as a percentage, such as `12 %`."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:
-    """Return a number of bytes in GiB or MiB, the units of the GPU drivers' own tools."""
+    """Format a number of bytes in GiB or MiB, the units of the GPU drivers' own tools."""
     if number is None:
         return UNKNOWN
     factor, unit = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
@@ -58,12 +59,13 @@ def byte_size(number: float | None, digits: int = 3) -> str:
 
 
 def pluralise(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 request`, `1,000 requests`."""
+    """Return a number with its noun, such as `1 request` or `1,000 requests`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def unit_of(figure: str, value: float | None) -> tuple[float, str]:
-    """Return the factor and the unit that suit a figure, by the name that --assert uses."""
+    """Return the factor and the unit in which to show a figure. `figure` is a name that --assert uses, such as
+    `ttft.p99`."""
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
     if figure in ("complete", "attainment") or figure.endswith("_share"):
@@ -74,7 +76,7 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
 
 
 def figure_title(figure: str) -> str:
-    """Return the title of a figure, by the name that --assert uses: `TTFT p99`, or the title of a rate."""
+    """Return the title of a figure, such as `TTFT p99` for `ttft.p99`. `figure` is a name that --assert uses."""
     key, _, statistic = figure.partition(".")
     if key in ("complete", "goodput", "attainment"):
         return key.capitalize()
@@ -82,16 +84,20 @@ def figure_title(figure: str) -> str:
 
 
 def printable(text: str, allowed: str = "") -> str:
-    """Replace control characters by spaces, except those in `allowed`.
+    """Replace control characters by spaces, except the characters in `allowed`.
 
-    Text from servers must not move the cursor or change the direction of writing."""
+    Without this replacement, text from a server could move the cursor or change the direction of writing.
+    """
     if str.isprintable(text):
         return text
     return "".join(character if character.isprintable() or character in allowed else " " for character in text)
 
 
 def simulated(summary: Summary) -> str:
-    """Return `SIMULATED`, with `(virtual)` or the speed of its clock if that is not 1; empty for a real server."""
+    """Return the label of a simulated run, such as `SIMULATED (virtual)` or `SIMULATED at 5 times speed`.
+
+    At real speed the label is `SIMULATED`. For a real server it is empty.
+    """
     server = summary.server
     if not server.simulated:
         return ""
@@ -103,38 +109,47 @@ def simulated(summary: Summary) -> str:
 
 
 def page_mark(summaries: Iterable[Summary]) -> str:
-    """Return the mark of a page of these runs: their common mark, or `SIMULATED` with all speeds of simulated runs."""
+    """Return the label of a page about these runs, such as `SIMULATED at 1 and 5 times speed`.
+
+    The label lists the speeds of all simulated runs if their labels differ. It is empty if no run is simulated.
+    """
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))
     return next(iter(marks), "") if len(marks) <= 1 else f"SIMULATED{times_speed(*map(speed_of, simulations))}"
 
 
 def knows_speed(summary: Summary) -> bool:
-    """Return whether the speed of the server's clock is known. A gateway can hide the speed of a simulated server."""
+    """Return True if the speed of the server's clock is known. A gateway can hide the speed of a simulated server."""
     server = summary.server
     return not server.simulated or server.virtual or server.speed is not None
 
 
 def speed_of(summary: Summary) -> float:
-    """Return the speed of the server's clock relative to real time: 1 for real servers and in virtual time."""
+    """Return the speed of the server's clock relative to real time. It is 1 for real servers and in virtual time."""
     return summary.server.speed or 1.0
 
 
 def times_speed(*speeds: float) -> str:
-    """Return ` at 5 times speed` or ` at 1 and 5 times speed`, to follow a noun; empty if all are at real speed."""
+    """Return text such as ` at 5 times speed` or ` at 1 and 5 times speed`, which follows a noun.
+
+    The text is empty if all speeds are 1.
+    """
     distinct = sorted(set(speeds))
     return f" at {' and '.join(f'{speed:g}' for speed in distinct)} times speed" if distinct not in ([], [1.0]) else ""
 
 
 def server_label(summary: Summary) -> str:
-    """Return the server's name and version, and its hardware if the plan states it."""
+    """Return the server's name and version, followed by its hardware if the plan states it."""
     server = summary.server
     name = " ".join(str(part) for part in (server.name, server.version) if part)
     return f"{name} on {server.platform}" if server.platform else name
 
 
 def workload_sentence(summary: Summary) -> str:
-    """Describe the workload without a full stop: the number of requests, their prompts, arrivals and output lengths."""
+    """Describe the workload: the number of requests, their prompts, arrivals and output lengths.
+
+    The sentence has no full stop at its end.
+    """
     run = summary.run
     noun = "session" if run.load.sessions else "request"
     count, duration_text = pluralise(run.n or summary.requests.sent, noun), ""
@@ -154,7 +169,7 @@ def workload_sentence(summary: Summary) -> str:
 
 
 def _prompts(run: RunInfo) -> str:
-    """Describe the source and the length of the prompts, to follow the number of requests."""
+    """Return a description of the prompts that follows the number of requests, such as ` of 512 tokens`."""
     facts = workload_facts(run.workload or "synthetic")
     about = "" if run.prompts_exact else "about "
     if facts.turns is not None:
@@ -169,7 +184,7 @@ def _prompts(run: RunInfo) -> str:
 
 
 def token_length(value: int | str | None) -> str:
-    """Describe a number of tokens, or the canonical text of a length distribution."""
+    """Describe a length in tokens. `value` is a number, or the canonical text of a length distribution."""
     length = length_facts(value)
     if length.kind == "fixed":
         return pluralise(length.low or 0, "token")
@@ -183,7 +198,7 @@ def token_length(value: int | str | None) -> str:
 
 
 def start_time(summary: Summary) -> str:
-    """Return the start time of the run in UTC, or the text of the run file if it is not a valid time."""
+    """Return the start time of the run in UTC. If the run file has no valid time, its text is returned unchanged."""
     try:
         return datetime.fromisoformat(summary.run.started_at).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except ValueError:

@@ -1,11 +1,12 @@
-"""The Frame: a run's Records as flat arrays, so that every metric is a few array operations.
+"""The Frame: a run's Records as flat arrays, so that each metric takes only a few array operations.
 
-Records become columns in blocks while the run is read. A Record of 64 chunks takes 5 kB as Python objects and 0.5 kB as
-columns. The chunks of all requests lie end to end in two arrays; `offsets[i]:offsets[i + 1]` are those of request i.
+Records are converted to columns in blocks while the run file is read. A Record with 64 chunks takes 5 kB as Python
+objects and 0.5 kB as columns. Two flat arrays contain the chunks of all requests, one request after another. The
+entries `offsets[i]:offsets[i + 1]` belong to request i.
 
-Instants are float64 nanoseconds from the run's start, which is exact up to 2**53 ns (104 days). NaN means that the
-event never happened. Arrival times of chunks are stored as steps of four bytes (loadgen.analysis.chunk_columns), so
-code that needs all chunks processes them in `blocks`.
+Times are float64 nanoseconds from the run's start, which are exact up to 2**53 ns (104 days). NaN means that the event
+never happened. Arrival times of chunks are stored as steps of four bytes (loadgen.analysis.chunk_columns). Code that
+needs all chunks processes them in `blocks`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ NS_PER_S = 1e9
 ENTRIES_PER_BLOCK = 1 << 20
 RECORDS_PER_BLOCK = 256
 MAX_DETAILS = 1000
-"""Maximum number of different outcomes. Further error details are counted together, because a server may put something
-new into each."""
-OTHER_DETAIL = "(other words)"
+"""Maximum number of different outcomes. Further error messages are counted together, because a server may put something
+new into each message."""
+OTHER_DETAIL = "(other messages)"
 SOURCE_FIELDS = attrgetter("phase", "state", "counted_by", "stamps")
 OUTCOME_FIELDS = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
 TOKEN_FIELDS = attrgetter("chunk_counts", "counted_by", "hidden_tokens", "refuted_total")
@@ -42,7 +43,7 @@ NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened"
 
 
 class Outcome(NamedTuple):
-    """The way a request ended, as its Record states it."""
+    """The outcome of a request, as its Record states it."""
 
     measured: bool
     state: State
@@ -52,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 class CountSource(NamedTuple):
-    """The source of a request's token counts and of its timestamps."""
+    """The source of a request's token counts and the source of its timestamps."""
 
     measured: bool
     state: State
@@ -61,72 +62,75 @@ class CountSource(NamedTuple):
 
 
 class OutcomeCount(NamedTuple):
-    """The number of requests with one outcome, and the id of the first."""
+    """The number of requests with one outcome, and the id of the first of these requests."""
 
     requests: int
     first_id: int
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The measurement window in ns from the run's start, and the way it was chosen."""
+    """The measurement window in ns from the run's start, and how it was chosen."""
 
     from_ns: float
     to_ns: float
     chosen: Literal["auto", "set", "whole"]
-    """`set` by the plan, `auto` if a test showed a steady state, or the `whole` run."""
+    """`set` if the plan sets the window, `auto` if a test showed a steady state, `whole` for the whole run."""
     reason: str
     steady: bool = False
-    """True if a test found no trend in the window, so its parts are comparable."""
+    """True if a test found no trend in the window, so that parts of the window are comparable."""
     unsteady: str = ""
-    """A description of the trend, if a load of one rate never became steady; else empty."""
+    """Description of the trend if a load with a constant rate never became steady; otherwise empty."""
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One row per Record, in the order of the run file, and one entry per chunk."""
+    """A run's Records as columns: one row per Record, in the order of the run file, and one entry per chunk."""
 
     id: Integers
     measured: Booleans
     """False for warm-up requests, which are excluded from all figures."""
     complete: Booleans
     dropped: Booleans
-    """Never sent, because too many requests were in flight or the session had ended."""
+    """True for requests that were never sent, because too many requests were in flight or the session had ended."""
     turn: Integers
-    """Index of the turn in its session, from 0."""
+    """Index of the request's turn in its session, from 0."""
     due_ns: Floats
     sent_ns: Floats
     first_sent_ns: Floats
-    """Send time of the first attempt. Equal to `sent_ns` for a request that was sent once."""
+    """Send time of the first attempt. Equal to `sent_ns` unless the request was sent twice."""
     sent_again: Booleans
-    """Sent twice, because the server closed the idle connection during the first attempt."""
+    """True for requests that were sent twice, because the server closed the idle connection during the first
+    attempt."""
     sent_end_ns: Floats
     first_byte_ns: Floats
-    """Arrival of the last byte of the first read."""
+    """Arrival of the last byte of the first read of the response."""
     end_ns: Floats
-    """Arrival of the end marker, or the instant the request was given up; the last chunk if neither is known."""
+    """Arrival of the end marker, or the time when the request was given up. If neither is known: arrival of the last
+    chunk."""
     first_ns: Floats
-    """Arrival of the first chunk. NaN without chunks, as in the next two columns."""
+    """Arrival of the first chunk. For a row without chunks, `first_ns`, `last_ns` and `first_tokens` are NaN."""
     last_ns: Floats
-    """Arrival of the last chunk. For a complete request for zero tokens: the end of its response."""
+    """Arrival of the last chunk. For a complete request of zero output tokens: the end of the response."""
     first_tokens: Floats
-    """Streamed tokens of the first chunk. All token columns follow the rules of loadgen.analysis.run.token_counts."""
+    """Streamed tokens in the first chunk. loadgen.analysis.run.token_counts defines how all token columns are
+    counted."""
     arrived_tokens: Floats
-    """The sum over chunks, where each chunk counts as at least one token."""
+    """Sum of the tokens over all chunks, where each chunk counts as at least one token."""
     streamed_tokens: Floats
-    """All streamed tokens. Fewer than the chunks if a token arrives in several chunks."""
+    """Number of streamed tokens. It is smaller than the number of chunks if a token arrives in several chunks."""
     unstreamed_tokens: Floats
-    """Generated tokens that were never streamed. Negative where the server's total is smaller than that of the chunks:
-    total minus chunks."""
+    """Generated tokens that the server did not stream. Negative (total - chunks) if the server's total is smaller than
+    the sum over the chunks."""
     recorded_tokens: Floats
-    """The sum of the chunks' own counts, even if the server's total contradicts it."""
+    """Sum of the chunks' own token counts, even if the server's total contradicts it."""
     basis: Integers
-    """The basis of the streamed token counts: an index into loadgen.analysis.run.token_counts.BASES."""
+    """Basis of the streamed token counts, as an index into loadgen.analysis.run.token_counts.BASES."""
     prompt_asked: Floats
-    """Requested prompt length; NaN if it was not known in advance."""
+    """Requested prompt length in tokens; NaN if the length was not known in advance."""
     prompt_reported: Floats
-    """Prompt length reported by the server; NaN if it reported none."""
+    """Prompt length that the server reported; NaN if it reported none."""
     output_asked: Floats
     output_reported: Floats
-    """Output length by the server's or the tokenizer's count; NaN if only chunks were counted."""
+    """Output length as counted by the server or the tokenizer; NaN if only chunks were counted."""
     worker: Integers
     late_ns_max: Integers
     reads: Integers
@@ -135,9 +139,9 @@ class Frame(msgspec.Struct, frozen=True):
     reopened: Integers
     chunk_ns: ChunkInstants
     chunk_tokens: NDArray[np.unsignedinteger]
-    """Streamed tokens of each chunk."""
+    """Number of streamed tokens in each chunk."""
     offsets: Integers
-    """First chunk of each row in the flat arrays, with the total at the end; one entry more than rows."""
+    """Index of each row's first chunk in the flat arrays, followed by the total number of chunks."""
     outcome_index: Integers
     """Index of the row's outcome in `outcomes`."""
     outcomes: Mapping[Outcome, OutcomeCount]
@@ -145,13 +149,13 @@ class Frame(msgspec.Struct, frozen=True):
     marks: Mapping[str, Floats] = {}
     """Columns of `Record.marks` by name, NaN for a row without the mark. Use `mark` to read them."""
     window: Window | None = None
-    """None for a burst or interactive users: the whole run counts."""
+    """Measurement window. None for bursts and interactive users, which are measured as a whole."""
 
     def __len__(self) -> int:
         return len(self.complete)
 
     def ended_as(self, state: str) -> Booleans:
-        """Return which requests ended in this state."""
+        """Return a mask of the rows whose requests ended in this state."""
         return np.array([outcome.state == state for outcome in self.outcomes], np.bool_)[self.outcome_index]
 
     def mark(self, name: str) -> Floats:
@@ -160,67 +164,69 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def chunk_counts(self) -> Integers:
-        """The number of chunks of each row."""
+        """The number of chunks in each row."""
         return np.diff(self.offsets)
 
     @property
     def output_tokens(self) -> Floats:
-        """The reported count, or the sum over chunks if there is none.
+        """The reported output length of each row, or the sum over its chunks if no length was reported.
 
-        The chunks also count for an incomplete response whose reported count exceeds the requested length."""
+        The sum over chunks is also used for an incomplete response whose reported length exceeds the requested length.
+        """
         excess = ~self.complete & (self.output_reported > self.output_asked)
         return np.where(np.isnan(self.output_reported) | excess, self.arrived_tokens, self.output_reported)
 
     @property
     def prompt_tokens(self) -> Floats:
-        """The reported prompt length, or the requested one if there is none."""
+        """The reported prompt length of each row, or the requested length if the server reported none."""
         return np.where(np.isnan(self.prompt_reported), self.prompt_asked, self.prompt_reported)
 
     @property
     def later_tokens(self) -> Floats:
-        """Streamed tokens after the first chunk; NaN if there are none."""
+        """The number of streamed tokens after the first chunk of each row; NaN if there are none."""
         later = self.streamed_tokens - self.first_tokens
         return np.where(later > 0, later, np.nan)
 
     def has_basis(self, basis: Basis) -> Booleans:
-        """Return which rows have streamed token counts on this basis."""
+        """Return a mask of the rows whose streamed tokens were counted on this basis."""
         return np.equal(self.basis, BASES.index(basis))
 
     @property
     def generated_tokens(self) -> Floats:
-        """`output_tokens`, with NaN in place of 0."""
+        """The `output_tokens` of each row, with NaN in place of 0."""
         return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
 
     @property
     def prefill_end_ns(self) -> Floats:
-        """The end of the prefill: the first chunk, or the end of a response without tokens."""
+        """The end of each row's prefill: arrival of the first chunk, or the end of a response without tokens."""
         return np.where(np.isnan(self.first_ns), self.last_ns, self.first_ns)
 
     @property
     def whole(self) -> bool:
-        """True if figures cover the whole run, from the first byte sent to the last end."""
+        """True if figures cover the whole run, from the first byte sent to the end of the last request."""
         return self.window is None or self.window.chosen == "whole"
 
     @property
     def sent(self) -> Booleans:
-        """Measured requests that were sent."""
+        """A mask of the measured requests that were sent."""
         return self.measured & ~np.isnan(self.sent_ns)
 
     @property
     def inside(self) -> Booleans:
-        """Measured requests due inside the window. Their latencies count if they are complete."""
+        """A mask of the measured requests that were due inside the window. Latencies cover the complete ones."""
         return self.measured & self.within(self.due_ns)
 
     @property
     def sampled(self) -> Booleans:
-        """The rows whose latencies count: complete requests due inside the window."""
+        """A mask of the rows that latencies cover: complete, measured requests that were due inside the window."""
         return self.complete & self.inside
 
     @property
     def span_ns(self) -> tuple[float, float] | None:
-        """The ends of the window; None if nothing was sent or nothing came back.
+        """The start and the end of the window, or None if the window is empty or no request was sent.
 
-        A whole run spans the first t_sent to the last t_end of all sent requests, complete or not."""
+        A whole run spans from the first t_sent to the last t_end of all sent requests, complete or not.
+        """
         if self.window is not None and not self.whole:
             ends = (self.window.from_ns, self.window.to_ns)
             return ends if ends[1] > ends[0] and self.sent.any() else None
@@ -229,20 +235,23 @@ class Frame(msgspec.Struct, frozen=True):
         return None if len(ended) == 0 or ended.max() <= begun.min() else (float(begun.min()), float(ended.max()))
 
     def within(self, instants_ns: Floats) -> Booleans:
-        """Return which instants lie in the window. A whole run contains all instants, including unknown ones (NaN)."""
+        """Return a mask of the times that lie in the window. A whole run contains all times, including unknown ones
+        (NaN)."""
         if self.window is None or self.whole:
             return np.ones(len(instants_ns), np.bool_)
         return (instants_ns >= self.window.from_ns) & (instants_ns <= self.window.to_ns)
 
     @property
     def completed_inside(self) -> int:
-        """The number of complete measured requests that ended in the window."""
+        """The number of complete, measured requests that ended inside the window."""
         return int((self.measured & self.complete & self.within(self.end_ns)).sum())
 
     def tokens_inside(self) -> float:
-        """Return the generated tokens that arrived inside the window.
+        """Return the number of generated tokens that arrived inside the window.
 
-        If the server's count differs from that of the chunks, it is spread over the chunks in proportion."""
+        If the server's count differs from the sum over the chunks, it is spread over the chunks in proportion to their
+        tokens.
+        """
         tokens = np.where(self.sent, self.output_tokens, 0.0)
         if self.whole:
             return float(tokens.sum())
@@ -254,30 +263,33 @@ class Frame(msgspec.Struct, frozen=True):
         return inside
 
     def prompt_tokens_inside(self) -> float:
-        """Return the prompt tokens of requests whose response began inside the window.
+        """Return the total number of prompt tokens of the requests whose response began inside the window.
 
-        A prompt of unknown length adds nothing, for example a turn that broke off before the server counted it."""
+        A prompt of unknown length counts as 0. For example, a turn may fail before the server has counted its prompt.
+        """
         answered = self.sent & ~np.isnan(self.prefill_end_ns) & self.within(self.prefill_end_ns)
         return float(np.nansum(self.prompt_tokens[answered]))
 
     @property
     def gap_counts(self) -> Integers:
-        """The number of gaps between the chunks of each row; 0 for rows that are not sampled."""
+        """The number of gaps between the chunks of each row; 0 for rows that are not in `sampled`."""
         return np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0)
 
     @property
     def later_counts(self) -> Integers:
-        """The number of tokens after the first one, by the chunks' counts; 0 for rows that are not sampled."""
+        """The number of tokens after the first token of each row, counted in the chunks; 0 for rows that are not in
+        `sampled`."""
         return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
 
     def gaps_s(self) -> Floats:
-        """Return t_{j+1} - t_j in seconds for every gap of every sampled row, in order."""
+        """Return every gap between consecutive chunks, t_{j+1} - t_j in seconds, of the rows in `sampled`."""
         return np.concatenate([gaps_ns / NS_PER_S for _, gaps_ns in self.gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
-        """Return the gaps in seconds and, for each additional token of a chunk, a zero.
+        """Return the inter-token latencies in seconds: every gap, and a zero for each additional token of a chunk.
 
-        Each row has n - 1 samples: first its gaps, then its zeros."""
+        A row with n tokens has n - 1 samples: first its gaps, then its zeros.
+        """
         starts, gap_counts = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])
         for rows, gaps_ns in self.gap_blocks():
@@ -287,11 +299,12 @@ class Frame(msgspec.Struct, frozen=True):
         return samples
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the rows and the chunks of one block after the other (see the function `blocks`)."""
+        """Yield a slice of rows and the slice of their chunks for each block (see the function `blocks`)."""
         return blocks(self.offsets)
 
     def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:
-        """Yield rows, and the gaps in ns between the chunks of their sampled rows, block by block."""
+        """Yield for each block a slice of rows, and the gaps in ns between the chunks of these rows that are in
+        `sampled`."""
         sampled = self.sampled
         for rows, chunks in self.blocks():
             counts = np.diff(self.offsets[rows.start : rows.stop + 1])
@@ -301,14 +314,15 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def offsets_of(counts: Integers) -> Integers:
-    """Return the first entry of each row in a flat array, with the total number of entries at the end."""
+    """Return the index of each row's first entry in a flat array, followed by the total number of entries."""
     return np.concatenate(([0], np.cumsum(counts)))
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
     """Yield slices of rows and of their entries in a flat array, in blocks of about ENTRIES_PER_BLOCK entries.
 
-    Temporary arrays of a computation are then much smaller than the flat array."""
+    With blocks, the temporary arrays of a computation are much smaller than the flat array.
+    """
     starts = np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK))
     starts = starts[np.diff(starts, prepend=-1) > 0]  # np.unique would import masked arrays, which takes 20 ms
     for first, last in zip(starts, [*starts[1:], len(offsets) - 1], strict=True):
@@ -316,7 +330,7 @@ def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
 
 
 def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floats:
-    """Return the sum of each row's entries in a flat array; 0 for a row without entries."""
+    """Return the sum of each row's entries in a flat array. The sum of a row without entries is 0."""
     sums = np.zeros(len(offsets) - 1)
     for rows, entries in blocks(offsets):
         firsts = offsets[rows] - entries.start
@@ -327,12 +341,12 @@ def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floa
 
 
 def sum_known(values: Floats, rows: Booleans) -> int:
-    """Return the sum of the known values of these rows."""
+    """Return the sum of the values in these rows, without NaN values."""
     return int(np.nansum(values[rows]))
 
 
 def build_frame(records: Iterable[Record]) -> Frame:
-    """Return the Frame of these Records, with the whole run as its window."""
+    """Return the Frame of these Records. Its window is the whole run."""
     builder = FrameBuilder()
     for record in records:
         builder.add(record)
@@ -353,7 +367,7 @@ class FrameBuilder:
         self._rows = 0
 
     def add(self, record: Record) -> None:
-        """Add one Record."""
+        """Add one Record to the Frame."""
         self._pending.append(record)
         for name, value in record.marks.items():
             self._marks.setdefault(name, {})[self._rows] = value
@@ -390,7 +404,7 @@ class FrameBuilder:
             self._sources[CountSource(phase == "measured", state, counted_by, stamps)] += count
 
     def _count_outcomes(self, records: Sequence[Record]) -> NDArray[np.uint16]:
-        """Add the Records to the counts of outcomes, and return the index of each Record's outcome."""
+        """Add these Records to the counts of outcomes, and return the outcome index of each Record."""
         fields_of_records = [OUTCOME_FIELDS(record) for record in records]
         first_ids = {fields: record.id for fields, record in zip(fields_of_records[::-1], records[::-1], strict=True)}
         indices = {}
@@ -407,7 +421,7 @@ class FrameBuilder:
 
 
 def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
-    """Return the columns of these Records, with one pass over the Records per column and one pass over the chunks."""
+    """Return the columns of these Records. Building a column takes one pass over the Records."""
 
     def column(name: str, kind: type = np.float64) -> NDArray[Any]:
         values = [*map(attrgetter(name), records)]
@@ -452,10 +466,11 @@ def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 
 
 def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -> dict[str, NDArray[Any]]:
-    """Return the columns of streamed tokens.
+    """Return the columns with token counts for these Records.
 
-    In nearly all records the chunks and the total agree, and the chunks' counts are used. Only the remaining rows are
-    examined one by one."""
+    In nearly all Records the chunks and the total agree, so the chunks' counts are used. Only the other rows are
+    examined one by one.
+    """
     chunk_tokens = [record.chunk_tokens for record in records]
     try:  # Bytes take a third of the time of a list of integers, and a tenth if every chunk holds one token.
         ones = all(counts_of_record.count(1) == len(counts_of_record) for counts_of_record in chunk_tokens)
@@ -492,8 +507,11 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
 
 
 def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Booleans]:
-    """Return three columns: the token counts of chunks are unknown, the server stated a total, and chunks and total
-    must be compared in any case."""
+    """Return three Boolean columns for these Records.
+
+    A value is True in the first column if the token counts of the chunks are unknown, in the second if the server
+    stated a total, and in the third if the chunks and the total must be compared in any case.
+    """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:
         by_chunks = chunk_counts == "chunk" or counted_by == "chunks"
@@ -508,7 +526,7 @@ def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Boolean
 
 
 def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:
-    """Return the value at each row's position; NaN for rows without chunks."""
+    """Return the entry of a flat array at each row's position, or NaN for a row without chunks."""
     result = np.full(len(counts), np.nan)
     filled = counts > 0
     result[filled] = values[positions[filled]]

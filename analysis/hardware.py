@@ -1,4 +1,4 @@
-"""Text and page of `loadgen limits`: the limits of hardware and the expected performance of a framework."""
+"""Terminal report and page of `loadgen limits`: the hardware's limits and the expected performance of a framework."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from loadgen.servers.hardware.inference import Deployment
     from loadgen.servers.hardware.roofline import Limits
 
-ROOFLINE = """FLOP/s that one GPU allows, by FLOPs per byte that is read. Left of the edge memory is the limit, right
-of it compute. Dots are the GEMMs of one layer and the output head."""
+ROOFLINE = """Maximum FLOP/s of one GPU, by FLOPs per byte read. Left of the edge, memory is the limit. Right of the
+edge, compute is the limit. Dots are the GEMMs of one layer and the output head."""
 CURVE = """Throughput and time per output token (TPOT) at increasing numbers of requests in flight. The dotted line is
 the limit of the hardware."""
 MEANING = """`limit` assumes that compute, memory and network run at the rates of the data sheet, fully overlapped and
@@ -21,7 +21,7 @@ framework."""
 
 
 def rows(result: Limits) -> list[tuple[str, str, str]]:
-    """Return rows of name, limit and expected value."""
+    """Return one table row per figure: its name, its limit and its expected value."""
     from loadgen.analysis.format import duration, significant
 
     def row(label: str, figure: str, format_value: Callable[[float], str]) -> tuple[str, str, str]:
@@ -42,7 +42,7 @@ def rows(result: Limits) -> list[tuple[str, str, str]]:
 
 
 def gemm_rows(result: Limits) -> list[tuple[str, ...]]:
-    """Return a row per GEMM with the columns of `GEMM_HEADS`."""
+    """Return one table row per GEMM. GEMM_HEADS contains the column names."""
     from loadgen.analysis.format import duration, significant
 
     return [
@@ -63,13 +63,13 @@ GEMM_HEADS = ("phase", "GEMM", "m x n x k", "FLOP/byte", "bound by", "limit", "e
 
 
 def headings(result: Limits) -> tuple[str, str]:
-    """Return two lines: model and GPUs, and the load with the framework."""
+    """Return two heading lines: the model with its GPUs, and the load with the framework."""
     tokens = f"{result.input_tokens:,} + {result.output_tokens:,} tokens, {result.in_flight:,} in flight"
     return f"{result.model} in {result.format} on {result.gpus} x {result.gpu}", f"{tokens}, {result.framework}"
 
 
 def sentences(result: Limits) -> list[str]:
-    """Return sentences on the parts of a decode step and the capacity of the KV cache."""
+    """Return sentences about the parts of a decode step and about the capacity of the KV cache."""
     parts = sorted(result.shares.items(), key=lambda part: -part[1])
     spent = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts if share > 0.005)
     request_tokens = result.input_tokens + result.output_tokens
@@ -88,7 +88,8 @@ def sentences(result: Limits) -> list[str]:
 
 
 def format_limits(result: Limits) -> str:
-    """Return the report for a terminal. Formatting by hand starts faster than a terminal library."""
+    """Format the report for a terminal. Plain string formatting is used because importing a terminal library takes
+    time."""
     title, load = headings(result)
     curve = result.curve
     columns = [curve["in_flight"], curve["ttft_s"], curve["tpot_s"], curve["output_tokens_per_s"]]
@@ -107,7 +108,7 @@ def format_limits(result: Limits) -> str:
 
 
 def format_training(result: Mapping[str, Any]) -> str:
-    """Return the prediction of a training iteration for a terminal."""
+    """Format the prediction of a training iteration for a terminal."""
     memory = result["memory_bytes"]
     times = [
         (name.removesuffix("_s").replace("_", " "), f"{seconds:.3f} s") for name, seconds in result["seconds"].items()
@@ -121,14 +122,14 @@ def format_training(result: Mapping[str, Any]) -> str:
     ]
     if not memory["fits"]:
         lines.append(
-            "It does not fit the memory: recompute activations, split the model (--tp, --pp, --zero, "
-            "--sequence-parallel), or offload."
+            "The training job does not fit into GPU memory: recompute activations, split the model (--tp, --pp, "
+            "--zero, --sequence-parallel), or offload."
         )
     return "\n\n".join(lines)
 
 
 def align_columns(table: Sequence[Sequence[str]]) -> str:
-    """Align the cells of a table, the first column to the left and the others to the right."""
+    """Format a table as text. The first column is aligned to the left, and the other columns to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
@@ -139,7 +140,7 @@ def align_columns(table: Sequence[Sequence[str]]) -> str:
 
 
 def build_document(result: Limits, deployment: Deployment) -> Document:
-    """Return the page: figures, GEMMs, the roofline and the latency-throughput curve."""
+    """Return the page with the figures, the GEMMs, the roofline and the latency-throughput curve."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
@@ -190,7 +191,7 @@ def _throughput_card(result: Limits) -> Any:
 
 
 def _run(result: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
-    """Return the data of both charts."""
+    """Return the data of the roofline chart and of the latency-throughput chart."""
     bandwidth = deployment.gpu.memory_bytes_per_s
     points = {phase: _roofline_points_of(result, phase) for phase in ("prefill", "decode")}
     curve = {name: list(values) for name, values in result.curve.items()}
@@ -202,7 +203,7 @@ def _run(result: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
 
 
 def _roofline_points_of(result: Limits, phase: str) -> dict[str, list[Any]]:
-    """Return the GEMMs of one phase: FLOPs per byte, expected TFLOP/s and names."""
+    """Return the roofline points of the GEMMs of one phase: FLOPs per byte, expected TFLOP/s and names."""
     gemms = [gemm for gemm in result.gemms if gemm.phase == phase]
     return {
         "x": [gemm.flops_per_byte for gemm in gemms],
@@ -214,16 +215,21 @@ def _roofline_points_of(result: Limits, phase: str) -> dict[str, list[Any]]:
 def roofline_points(
     flops_per_s: float, bytes_per_s: float, unit: float = 1e12, left_end: float = 0.25
 ) -> dict[str, list[float]]:
-    """Return the points of a roofline in FLOP per byte and `unit` FLOP/s: memory-bound up to the edge, then flat."""
+    """Return three points of a roofline: FLOP per byte (`x`), and FLOP/s in multiples of `unit` (`y`).
+
+    The line rises up to its edge, where memory is the limit. Beyond the edge, compute is the limit and the line is
+    flat.
+    """
     edge = flops_per_s / bytes_per_s
     intensities = [left_end, edge, max(4096.0, 4 * edge)]
     return {"x": intensities, "y": [min(flops_per_s, intensity * bytes_per_s) / unit for intensity in intensities]}
 
 
 def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") -> dict[str, Any]:
-    """Return a chart of a roofline and groups of dots.
+    """Return a chart with a roofline and groups of dots.
 
-    `line` names the source of the roofline. `groups` maps the key of each group in the data to its name.
+    `line` is the legend text of the roofline, such as `data sheet`. `groups` maps the key of each group in the data to
+    the legend text of the group.
     """
 
     def dots(group: str, colour: str) -> dict[str, Any]:
@@ -252,7 +258,7 @@ def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") 
 
 
 def _curve() -> dict[str, Any]:
-    """Return the chart of expected and limit TPOT by throughput."""
+    """Return the chart of TPOT by throughput, with one line for expected values and one for the limit."""
 
     def line(name: str, x: str, y: str, style: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -1,9 +1,9 @@
-"""The hardware limit of a run: the best possible throughput and latency of its GPUs for its load.
+"""The hardware limit of a run: the best throughput and latency that its GPUs allow for its load.
 
-There is no limit if the GPU, the model or the load is unknown; nothing is guessed. A simulated server reports the GPU
-that it simulates. For a real server the GPU comes from `--gpu-model`, or from NVML or DCGM if the machine has a single
-GPU or a single model of GPU is in use. Workloads of sessions or shared prefixes have no limit, because a prefix cache
-may save an unknown part of the work.
+The limit is computed only if the GPU, the model and the load are known. A simulated server reports the GPU that it
+simulates. For a real server, the GPU comes from `--gpu-model`. Without this option it comes from NVML or DCGM, if the
+machine has a single GPU or all GPUs in use are of the same model. Workloads of sessions or shared prefixes have no
+limit, because a prefix cache may save an unknown part of the work.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ FORMATS = {
     **{"fp8": "fp8", "w8a8": "int8", "int8": "int8", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4"},
     "nvfp4": "nvfp4",
 }
-"""Number formats by the ending of a model's name; bf16 without an ending."""
+"""Number format of the weights by the ending of a model's name. A name without such an ending stands for bf16."""
 MIN_MEMORY_IN_USE = 0.2
-"""A GPU counts as in use if more than this share of its memory is in use."""
+"""A GPU is in use if more than this share of its memory is occupied."""
 ALL_MEMORY = 1.0
-"""The limit assumes the whole memory of the GPU, not the part that an engine reserves."""
+"""Share of the GPU's memory that the limit assumes: the whole memory, not the part that an engine reserves."""
 
 
 class HardwareLimit(msgspec.Struct, kw_only=True):
-    """The hardware limit for the measured load: every FLOP, byte and message at the rate of the data sheet.
+    """The hardware limit for the measured load. Compute, memory and network run at the rates of the data sheet.
 
-    Rates and times refer to the clock of the run's server, as the measured ones do."""
+    Rates and times refer to the clock of the run's server, as the measured ones do.
+    """
 
     gpu: str
     gpus: int
@@ -44,7 +45,7 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
     known_from: str
     """The source of the GPU model: `simulated`, `--gpu-model`, `NVML` or `DCGM`."""
     data_sheet: str
-    """The source of the GPU's figures."""
+    """The source of the GPU's peak rates and memory size."""
     speed: float = 1.0
     """Speed of a simulated server's clock, relative to real time."""
     input_tokens: float
@@ -54,40 +55,42 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
     in_flight: float
     """Mean number of requests in flight over the window."""
     decoding: float
-    """Mean number of requests in flight that have received their first token."""
+    """Mean number of requests in flight whose first token has arrived."""
     output_tokens_per_s: float
-    """Maximum output throughput with that many requests in flight."""
+    """Maximum output throughput with `in_flight` requests in flight."""
     ttft_s: float
-    """Minimum TTFT: the prefill of one prompt."""
+    """Minimum TTFT: the time for the prefill of one prompt."""
     tpot_s: float
-    """Minimum TPOT: one decode step for that many requests."""
+    """Minimum TPOT: the time of one decode step for `decoding` requests."""
     bound: str
-    """The resource that limits throughput: compute, memory or network."""
+    """The resource that limits throughput: `compute`, `memory` or `network`."""
     tpot_bound: str
-    """The resource that limits a decode step."""
+    """The resource that limits a decode step: `compute`, `memory` or `network`."""
     throughput_share: float | None
-    """Measured throughput / limit."""
+    """Measured output throughput / `output_tokens_per_s`."""
     ttft_ratio: float | None
-    """Measured mean TTFT / limit."""
+    """Measured mean TTFT / `ttft_s`."""
     tpot_ratio: float | None
-    """Measured mean TPOT / limit."""
+    """Measured mean TPOT / `tpot_s`."""
     mbu: float | None
-    """Model bandwidth utilisation: weights and KV cache read per step / (TPOT * memory bandwidth)."""
+    """Model bandwidth utilisation: bytes of weights and KV cache read per decode step / (measured TPOT * memory
+    bandwidth)."""
     mfu: float | None
-    """Model FLOP/s utilisation: FLOPs of prompts and responses per second / peak FLOP/s."""
+    """Model FLOP/s utilisation: FLOPs per second for prompts and responses / peak FLOP/s."""
     framework: str
     overhead_share: float
-    """Published share of overhead (kernel launches, gaps, scheduling) in a decode step of the framework."""
+    """Share of a decode step that the framework spends on overhead (kernel launches, gaps, scheduling), as
+    published."""
 
     @property
     def exceeds_limit(self) -> bool:
-        """True if the run exceeds the limit by more than the 2 % that a varying load explains."""
+        """True if the run is more than 2 % better than its limit. Smaller differences can come from a varying load."""
         lowest_ratio = min(self.ttft_ratio or 1, self.tpot_ratio or 1)
         return (self.throughput_share or 0) > 1.02 or lowest_ratio < 0.98
 
 
 class _Hardware(NamedTuple):
-    """The GPUs and the model of a run."""
+    """The GPUs and the model of a run, and the source of this information."""
 
     gpu: str
     gpus: int
@@ -96,7 +99,7 @@ class _Hardware(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """Measured means that the limit is compared with."""
+    """Measured means that are compared with the hardware limit."""
 
     prompt_tokens: float
     output_tokens: float
@@ -106,9 +109,10 @@ class _Measured(NamedTuple):
 
 
 def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate: float | None) -> HardwareLimit | None:
-    """Return the hardware limit of a run; None if the GPU, the model or the load is unknown.
+    """Return the hardware limit of a run, or None if the GPU, the model or the load is unknown.
 
-    `rate` is the measured output throughput in tokens/s."""
+    `rate` is the measured output throughput in tokens/s.
+    """
     from loadgen.servers.hardware import HardwareError
 
     try:
@@ -135,7 +139,8 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
 
 
 def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> HardwareLimit:
-    """Compute the limit. Raises HardwareError if the tables lack the hardware or the model does not fit."""
+    """Compute the hardware limit. Raises HardwareError if the GPU or model is not listed, or if the model does not
+    fit."""
     from loadgen.servers.hardware.inference import lower_bounds_s
     from loadgen.servers.hardware.throughput_model import Load, bottleneck, decode_step_parts, limit_times
 
@@ -184,7 +189,7 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 
 
 def _hardware(run: Run) -> _Hardware | None:
-    """Return the GPUs and the model of a run; None if they are unknown or the GPUs in use differ."""
+    """Return the GPUs and the model of a run, or None if they are unknown or the GPUs in use differ."""
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")
     if server.get("simulated"):
@@ -207,7 +212,8 @@ def _hardware(run: Run) -> _Hardware | None:
 
 
 def _gpus_in_use(run: Run, gpus: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the indices of the GPUs whose memory is in use."""
+    """Return the indices of the GPUs that the run used: those with more than MIN_MEMORY_IN_USE of their memory
+    occupied."""
     in_use = set()
     for sample in run.telemetry:
         if sample.source == "gpu":
@@ -220,7 +226,8 @@ def _gpus_in_use(run: Run, gpus: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _deployment(hardware: _Hardware, server: str) -> Deployment:
-    """Return the deployment of the model, in the number format that its name ends in."""
+    """Return the deployment of the model on the run's GPUs. The ending of the model's name determines the number
+    format."""
     from loadgen.servers.hardware import HardwareError, framework, listed_model
     from loadgen.servers.hardware.roofline import DEFAULT_FRAMEWORK, make_deployment
 
@@ -235,7 +242,7 @@ def _deployment(hardware: _Hardware, server: str) -> Deployment:
 
 
 def _mean_in_flight(frame: Frame, begin_ns: Floats) -> float:
-    """Return the mean number of requests between this instant and their end, over the window."""
+    """Return the mean number of requests in flight over the window. A request counts from its `begin_ns` to its end."""
     import numpy as np
 
     low, high = frame.span_ns or (0.0, 1.0)

@@ -1,5 +1,7 @@
-"""Distributions of a run's latencies. Gaps between chunks that are too many to be sorted are processed block by block,
-with the same exact result."""
+"""Latency distributions of a run.
+
+If there are too many gaps between chunks to sort, they are processed block by block, with the same exact result.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from loadgen.analysis.stats import (
 
 
 def describe_metrics(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
-    """Return the distribution of each metric by name.
+    """Return the distribution of each metric, by metric name.
 
-    If every chunk holds one token, ITL and ICL have the same samples, and the slow computation is done once.
+    If every chunk holds one token, ITL and ICL have the same samples, so their distribution is computed only once.
     """
     one_token_chunks = bool((frame.later_counts == frame.gap_counts).all())
     distributions: dict[str, Distribution] = {}
@@ -45,13 +47,16 @@ def _describe_metric(metric: Metric, frame: Frame) -> Distribution:
 
 
 def metric_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
-    """Return all samples of a metric, or their order statistics if there are too many to be sorted."""
+    """Return all samples of a metric, or their order statistics if there are too many samples to sort."""
     zeros = metric.zero_counts(frame)
     return metric.values(frame) if zeros is None else ranked_gaps(frame, int(zeros.sum()))
 
 
 def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
-    """Describe the gaps between chunks block by block. Each row has `zeros` additional samples of zero."""
+    """Return the distribution of the gaps between chunks, computed block by block.
+
+    `zeros` is the number of samples of zero that each row has in addition to its gaps.
+    """
     gaps, ordered = frame.gap_counts, ranked_gaps(frame, int(zeros.sum()))
     counts, count = gaps + zeros, len(ordered)
     mean = sum(int(block.sum(dtype=np.int64)) for _, block in frame.gap_blocks()) / NS_PER_S / count
@@ -76,7 +81,7 @@ def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
 
 
 def _largest_ns_within(bound_s: float) -> int:
-    """Return the largest whole number of ns that is at most `bound_s` when it is converted to seconds as float64."""
+    """Return the largest integer number of ns that is at most `bound_s` after its conversion to float64 seconds."""
     nanoseconds = math.ceil(bound_s * NS_PER_S) + 1
     while nanoseconds / NS_PER_S > bound_s:
         nanoseconds -= 1
@@ -84,7 +89,7 @@ def _largest_ns_within(bound_s: float) -> int:
 
 
 def ranked_gaps(frame: Frame, zeros: int) -> OrderStatistics:
-    """Return the order statistics of all gaps in seconds, together with `zeros` samples of zero."""
+    """Return the order statistics of all gaps in seconds, including `zeros` additional samples of zero."""
     largest = max((int(block.max()) for _, block in frame.gap_blocks() if len(block)), default=0)
     count = int(frame.gap_counts.sum()) + zeros
     return OrderStatistics(lambda: (block for _, block in frame.gap_blocks()), count, zeros, largest, NS_PER_S)

@@ -1,16 +1,20 @@
-"""Checks the report against itself with Little's law.
+"""Checks with Little's law whether throughput, latency and the number of requests in flight agree.
 
-In any system the mean number in flight equals the throughput times the mean time in flight (Little, "A proof for the
-queuing formula L = lambda W", 1961). All three figures are measured here independently. The product differs from the
-measured number in flight if throughput and latency come from different requests. For example, a window may contain the
-end of a stall, but not the requests that waited in it.
+In any system L = lambda W (Little, "A proof for the queuing formula L = lambda W", 1961): the mean number of requests
+in flight equals the throughput times the mean latency. A run measures all three independently. If lambda W differs from
+L, throughput and latency cover different requests. For example, a window may contain the end of a stall, but not the
+requests that waited in it.
 
-The law is exact if every request begins and ends inside the window. Over a whole run the product therefore equals the
-number of complete requests in flight, and the rest belongs to requests that did not complete. A shorter window cuts
-about L requests at each end: they began before it or end after it. A cut request counts fully in the product (W on
-average), but only with its part inside the window in the measured number. Seen from a random instant, a request lasts
-another E[W^2] / 2 E[W] on average. So each end may shift the sum of times by L times both of these. The tolerance adds
-one request as slow as the slowest inside, to allow for chance where few requests are in flight.
+Over a whole run, the law is exact for complete requests. The other requests in flight are the incomplete ones.
+
+A shorter window cuts about L requests at each end: they began before the window or ended after it. In lambda W, a cut
+request counts with its full latency, whose mean is E[W]. In L, it counts only with its time inside the window. A
+request that is in flight at a random instant remains for another E[W^2] / (2 E[W]) on average. For a window of length
+T, in which the slowest request took W_max, a difference is therefore tolerated up to
+
+    0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T
+
+The term W_max allows for chance if few requests are in flight. A whole run has only the first term.
 """
 
 from __future__ import annotations
@@ -27,7 +31,10 @@ STOPPED = "cancelled"
 
 
 def check(frame: Frame) -> LittlesLaw | None:
-    """Compare throughput times mean E2E with the number in flight; None if no complete request was due inside."""
+    """Compare the throughput times the mean E2E latency with the mean number of requests in flight.
+
+    Return None if no complete request was due inside the window.
+    """
     span = frame.span_ns
     e2e = (frame.last_ns - frame.sent_ns)[frame.sampled]
     e2e = e2e[~np.isnan(e2e)]
@@ -39,11 +46,11 @@ def check(frame: Frame) -> LittlesLaw | None:
     complete = _time_inside(frame.sent_ns, frame.last_ns, frame.sent & frame.complete, span) / length
     failed = frame.sent & ~frame.complete & ~_stopped(frame)
     incomplete = _time_inside(frame.sent_ns, frame.end_ns, failed, span) / length
-    level = max(expected, complete + incomplete)
-    tolerance = MIN_SHARE * level
+    in_flight = max(expected, complete + incomplete)
+    tolerance = MIN_SHARE * in_flight
     if not frame.whole:
         remaining = float(np.square(e2e).mean()) / (2 * mean) if mean else 0.0
-        tolerance += 2 * (level * (mean + remaining) + float(e2e.max())) / length
+        tolerance += 2 * (in_flight * (mean + remaining) + float(e2e.max())) / length
     return LittlesLaw(
         in_flight=_rounded(complete + incomplete),
         expected=_rounded(expected),
@@ -53,12 +60,13 @@ def check(frame: Frame) -> LittlesLaw | None:
 
 
 def _time_inside(begins: Floats, ends: Floats, rows: Booleans, span: tuple[float, float]) -> float:
-    """Return the total time in ns between two instants of each row, as far as it lies in the window."""
+    """Return the total time in ns that these rows spent in the window. Each row lasts from its `begins` to its `ends`
+    time."""
     return float(np.nansum(np.clip(ends[rows], *span) - np.clip(begins[rows], *span)))
 
 
 def _stopped(frame: Frame) -> Booleans:
-    """Return which requests ended because the run was stopped; the server did not cause that."""
+    """Return a mask of the requests that ended because the run was stopped. The server did not cause their end."""
     stopped = np.array([outcome.kind == STOPPED for outcome in frame.outcomes] or [False], np.bool_)
     return stopped[frame.outcome_index]
 

@@ -1,13 +1,17 @@
-"""Every metric with its name, unit, direction, definition and formula.
+"""Every metric, with its name, unit, direction, definition and formula.
 
 The summary, objectives, goodput, export, comparison, live page and documentation all derive from this table. To add a
-metric, add one entry here and nothing else. This module does not import numpy, so that objectives can be read without
-it.
+metric, add one entry to the table. This module does not import numpy, so that objectives can be parsed without it.
 
-The definitions use this notation. t_due is when a request is due, and t_sent when its first byte is sent. t_1 to t_k
-are the arrivals of the k chunks that hold at least one generated token, and c_j is the number of tokens in chunk j. m
-is the number of streamed tokens, the sum of all c_j. n is the number of generated tokens, which is larger where a
-server hides tokens (loadgen.analysis.run.token_counts). t_end is the arrival of the server's end marker.
+The definitions use this notation:
+
+- t_due: time when the request is due.
+- t_sent: time when the first byte of the request is sent.
+- t_1 to t_k: arrival times of the k chunks that hold at least one generated token.
+- c_j: number of tokens in chunk j.
+- m: number of streamed tokens, the sum of all c_j.
+- n: number of generated tokens, which is larger than m if the server hides tokens (loadgen.analysis.run.token_counts).
+- t_end: arrival time of the server's end marker.
 """
 
 from __future__ import annotations
@@ -25,47 +29,54 @@ if TYPE_CHECKING:
 NS_PER_S = 1e9
 TAIL_SHARE = 0.1
 MAX_SORTED_GAPS = 1 << 24
-"""More gaps than this are counted instead of sorted, to save the memory of a sorted copy."""
+"""Maximum number of gaps that are sorted. More gaps are counted instead, which saves the memory of a sorted copy."""
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A named figure of a run or of each request."""
+    """A named figure that is computed per request, per chunk, per token or per run."""
 
     name: str
     """The key in summary.json."""
     short: str
-    """The short title, for rows of tables."""
+    """The short title, for table rows."""
     title: str
     definition: str
     formula: Callable[[Frame], Any]
-    """Computes the metric. Per request: one value per row, NaN where it is undefined. Per chunk or token: the samples
-    of all sampled rows. Per run: one value or None."""
+    """Computes the metric from a Frame. A metric per request returns one value per row, or NaN where it is undefined. A
+    metric per chunk or token returns the samples of all sampled rows. A metric per run returns one value or None."""
     unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"] = "s"
     direction: Literal["lower", "higher"] = "lower"
     per: Literal["request", "chunk", "token", "run"] = "request"
     stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
-    """The error bar of the timestamps that applies: `error_bar_<stamps>_s` of the summary."""
+    """The timestamp error bar that applies to the metric: `error_bar_<stamps>_s` in the summary."""
     adjusted: bool = False
-    """True if the summary also has the metric with every incomplete request counted as infinitely slow."""
+    """True if the summary also reports the metric with every incomplete request counted as infinitely slow."""
     judged: bool = True
-    """True if objectives and comparisons accept this figure of a run."""
+    """True if objectives and comparisons accept the metric. This applies to metrics per run."""
 
     @property
     def key(self) -> str:
-        """The name in objectives and on the command line: `ttft`, `requests_per_s`."""
+        """The name in objectives and on the command line, such as `ttft` or `requests_per_s`."""
         return self.name if self.unit.endswith("/s") else self.name.removesuffix("_s")
 
     def rows(self, frame: Frame) -> Floats:
-        """Return the value of each row of the frame, NaN for a row without one. Only for metrics per request."""
+        """Return the metric's value for each row of the frame, or NaN for a row without a value.
+
+        Only metrics per request have values by row.
+        """
         return cast("Floats", self.formula(frame))
 
     def values(self, frame: Frame) -> Floats:
-        """Return the samples: those of complete requests that are due in the window."""
+        """Return the samples of the metric, from the complete requests that were due inside the window."""
         result = self.rows(frame)
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def zero_counts(self, frame: Frame) -> Integers | None:
-        """Return how many samples of zero each row has in addition to its gaps; None if the gaps can be sorted."""
+        """Return how many samples of zero each row has in addition to its gaps, or None if no counting is needed.
+
+        Samples that are too many to sort are counted. None means that they can be sorted. Negative gaps can only be
+        sorted.
+        """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
             return None
@@ -74,7 +85,8 @@ class Metric(msgspec.Struct, frozen=True):
         return (frame.later_counts if self.per == "token" else counts) - counts
 
     def groups(self, frame: Frame) -> Integers | None:
-        """Return the offsets that delimit the samples of each request; None where a request has one sample at most."""
+        """Return the offsets that delimit the samples of each request, or None if each request has at most one
+        sample."""
         from loadgen.analysis.frame import offsets_of
 
         if self.per not in ("chunk", "token"):
@@ -88,7 +100,10 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 
 def _before_tail(frame: Frame) -> Window | None:
-    """Return the part of a whole run until fewer than a tenth of the sent requests are in flight."""
+    """Return the window from the run's start to its drain, or None if the figures do not cover the whole run.
+
+    The drain begins when fewer than a tenth of the sent requests are still in flight.
+    """
     from loadgen.analysis.frame import Window
 
     ends = frame.end_ns[frame.sent & ~_undefined(frame.end_ns)]
@@ -118,7 +133,7 @@ def _skew_s(frame: Frame) -> float | None:
 
 
 def _undefined(values: Floats) -> Booleans:
-    """Return which values are NaN, without numpy: NaN differs from itself."""
+    """Return a mask of the NaN values. NaN differs from itself, so this works without importing numpy."""
     return cast("Booleans", values != values)  # noqa: PLR0124
 
 
@@ -292,6 +307,8 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
 
 def metric_by_key(key: str) -> Metric:
-    """Return the metric with this key, such as `ttft`. Reads METRICS on every call, so later additions count. Raises
-    KeyError."""
+    """Return the metric with this key, such as `ttft`. Raises KeyError if there is no such metric.
+
+    METRICS is read on every call, so metrics that are added later are included.
+    """
     return {metric.key: metric for metric in METRICS.values()}[key]

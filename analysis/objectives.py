@@ -1,7 +1,7 @@
 """Objectives of a run as written on the command line, such as `ttft.p99 < 500ms` and `complete >= 99.9%`.
 
-This module parses objectives and defines their results. It does not import numpy, so mistakes are reported before any
-request is sent. `loadgen.analysis.slo` judges runs by their objectives.
+This module parses objectives and defines their results. It does not import numpy, so mistakes in objectives are
+reported quickly, before any request is sent. `loadgen.analysis.slo` judges runs by their objectives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Parsed = TypeVar("Parsed")
 Description = TypeVar("Description")
 Unit = Literal["s", "share", "requests", "per second"]
 Interval = tuple[float | None, float | None]
-"""Ends of a 95 % confidence interval. An end is None if no sample lies far enough out to bound it."""
+"""Ends of a 95 % confidence interval. An end is None if there are too few samples to determine it."""
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -29,18 +29,19 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
 }
 LATENCIES = {metric.key: metric for metric in METRICS.values() if metric.per != "run"}
-"""The latencies of summary.json, by name without the unit."""
+"""Latencies by key, which is the name in summary.json without the unit."""
 STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "rejected", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
 GOODPUT_FIGURES = ("goodput", "attainment")
-"""Figures that depend on the bounds of --goodput."""
+"""Figures that are defined only with --goodput, because they depend on its bounds."""
 TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
 SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
-"""Units of a bound, each with its power of ten and its Unit. The bound is the float nearest to the written number."""
+"""Units of a bound. Each has a power of ten, by which the number is scaled, and the unit of the result. The bound is
+the float nearest to the scaled decimal number."""
 
 HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
@@ -56,13 +57,13 @@ _BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
-"""Latencies with one value per request."""
+"""Latencies that have one value per request."""
 BOUND_HINT = f"""A bound on each request has a latency, < or <=, and a time, such as 'ttft < 500ms'.
   latencies    {", ".join(REQUEST_LATENCIES)}"""
 
 
 class ObjectiveError(Exception):
-    """Invalid objectives. The message has one line per mistake, and the hint lists the valid forms."""
+    """Error for invalid objectives. The message has one line per mistake, and the hint lists the valid forms."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -73,11 +74,11 @@ class Objective(msgspec.Struct, frozen=True):
     """A bound on a figure of a run (--assert), or on a latency of each request (--goodput)."""
 
     text: str
-    """The expression as written, with single spaces."""
+    """The expression as the user wrote it, with single spaces."""
     figure: str
-    """The key of a latency, a state, a rate, the skew or a goodput figure."""
+    """The key of a latency, a rate, a request state, the burst skew or a goodput figure."""
     statistic: str
-    """`p99`, `mean`, `min` or `max` for a latency of a run; empty for other figures."""
+    """Statistic of a latency: `mean`, `min`, `max` or a percentile such as `p99`. Empty for all other figures."""
     comparison: str
     bound: float
     """The bound in `unit`: seconds, a share from 0 to 1, a number of requests, or a rate per second."""
@@ -85,26 +86,26 @@ class Objective(msgspec.Struct, frozen=True):
 
     @property
     def percentile(self) -> float | None:
-        """The share of a percentile: 0.99 for `p99`; None for other statistics."""
+        """The percentile as a share, such as 0.99 for `p99`. None for other statistics."""
         match = _PERCENTILE.fullmatch(self.statistic)
         return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
     def satisfied_by(self, value: float) -> bool:
-        """Return whether this value is within the bound."""
+        """Return True if this value meets the bound."""
         return COMPARISONS[self.comparison](value, self.bound)
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """The bounds that a given share of the requests would have met."""
+    """The bounds, all scaled by one factor, that a given share of the requests would have met."""
 
     scale: float
-    """Factor by which all bounds are multiplied."""
+    """Factor by which every bound is multiplied."""
     bounds_s: dict[str, float]
-    """Scaled bounds by latency."""
+    """Scaled bound in seconds, by latency."""
 
 
 class AttainmentCurve(msgspec.Struct, kw_only=True):
-    """Attainment `y` with all bounds multiplied by `x`."""
+    """Attainment `y` (the share of good requests) if every bound is multiplied by `x`."""
 
     x: list[float]
     y: list[float]
@@ -113,21 +114,22 @@ class AttainmentCurve(msgspec.Struct, kw_only=True):
 
 
 class Goodput(msgspec.Struct, kw_only=True):
-    """Complete requests that met every bound (--goodput). All requests due in the window count, sent or not."""
+    """Complete requests that met every bound (--goodput), out of all requests due in the window, sent or not."""
 
     bounds: list[str]
     good: int
     requests: int
     attainment: float | None
-    """good / requests."""
+    """Share of good requests: `good` / `requests`."""
     attainment_ci95: tuple[float, float]
-    """Exact binomial interval (Clopper and Pearson)."""
+    """Exact binomial 95 % interval of the attainment (Clopper and Pearson)."""
     per_s: float | None
     """Good requests that ended inside the window, per second."""
     each: dict[str, float | None]
-    """Attainment of each bound by itself."""
+    """Attainment of each bound alone, as if it were the only bound."""
     met_by: dict[str, BoundsMet | None]
-    """Scaled bounds by share of the requests (`90%`); None if too few requests are complete."""
+    """Scaled bounds that a share of the requests, such as `90%`, would have met. None if too few requests are
+    complete."""
     curve: AttainmentCurve
 
 
@@ -135,29 +137,30 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     """The result of one objective (--assert)."""
 
     objective: str
-    """The objective as written."""
+    """The objective as the user wrote it."""
     figure: str
     verdict: Literal["pass", "fail", "inconclusive"]
     unit: Literal["s", "share", "requests", "per second"]
     """Unit of `bound`, `measured` and `ci95`."""
     bound: float
     measured: float | None
-    """The measured figure. None if the run does not have it; the objective then fails."""
+    """The measured figure. If the run does not have the figure, this is None and the objective fails."""
     ci95: Interval | None
-    """95 % interval; None for a figure that describes this run only, such as a count or an extreme."""
+    """95 % interval of the figure. None for a figure that describes only this run, such as a count or an extreme."""
     requests: int
-    """Requests that the figure is based on: complete ones for a latency, else all."""
+    """Number of requests that the figure is based on: complete requests for a latency, otherwise all requests."""
     left_out: int
-    """For a latency: requests due in the window that did not complete."""
+    """For a latency: number of requests due in the window that did not complete."""
     requests_needed: int | None
-    """For an inconclusive verdict: about how many similar requests would decide. None if no number would."""
+    """For an inconclusive verdict: approximate number of similar requests that would decide. None if no practical
+    number would."""
     said: str
-    """The measured figure and its interval as text, and for an inconclusive verdict what would decide."""
+    """The measured figure and its interval as text. For an inconclusive verdict, also the number of requests that would
+    decide."""
 
 
 class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The distribution of a latency over complete requests, in seconds (seconds per token for `tpot_s` and
-    `normalised_s`)."""
+    """The distribution of a latency over complete requests, in s (in s/token for `tpot_s` and `normalised_s`)."""
 
     n: int
     mean: float | None
@@ -171,17 +174,17 @@ class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
     p99_9: float | None = None
     """Omitted if there are too few samples."""
     ci95: dict[str, Interval]
-    """95 % intervals by percentile."""
+    """95 % interval of each percentile, by percentile."""
     thin: list[str]
-    """Percentiles based on too few samples to be meaningful."""
+    """Percentiles that are based on too few samples to be meaningful."""
 
     def of(self, statistic: str) -> float | None:
-        """Return a statistic by name, such as `mean` or `p99`, even if the percentile is thin."""
+        """Return a statistic by its name, such as `mean` or `p99`. Percentiles from too few samples are included."""
         return getattr(self, statistic)  # type: ignore[no-any-return]
 
 
 class AdjustedDistribution(msgspec.Struct, kw_only=True):
-    """A latency in which each incomplete request counts as infinitely slow. None means infinite."""
+    """The distribution of a latency in which each incomplete request counts as infinitely slow. None means infinite."""
 
     n: int
     failures: int
@@ -193,7 +196,8 @@ class AdjustedDistribution(msgspec.Struct, kw_only=True):
 
 
 class ByLatency(dict[str, Description]):
-    """Latencies by their names in METRICS, as keys (`latency["ttft_s"]`) and attributes (`latency.ttft`)."""
+    """A dict of latencies that also supports attributes: `latency.ttft` is `latency["ttft_s"]`. Keys are names in
+    METRICS."""
 
     def __getattr__(self, name: str) -> Description:
         for key in (f"{name}_s", name):
@@ -206,7 +210,7 @@ class ByLatency(dict[str, Description]):
 
 
 def parse(expressions: Iterable[str], option: str = "--assert") -> list[Objective]:
-    """Parse expressions such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which lists all mistakes."""
+    """Parse objectives such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which lists all mistakes."""
     return parse_each(expressions, _objective, option, HINT)
 
 
@@ -216,7 +220,10 @@ def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
 
 
 def parse_each(expressions: Iterable[str], read: Callable[[str], Parsed], option: str, hint: str) -> list[Parsed]:
-    """Parse each expression with `read`. Raises ObjectiveError, with one line for each ValueError of `read`."""
+    """Parse each expression with `read`.
+
+    Raises ObjectiveError with one line for each expression for which `read` raises ValueError.
+    """
     result, mistakes = [], []
     for expression in expressions:
         try:
@@ -283,7 +290,7 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
 
 
 def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
-    """Return the units that a bound on this figure may have."""
+    """Return the units in which a bound on this figure may be given."""
     if figure in LATENCIES or figure == SKEW:
         return TIME
     if figure == "attainment":

@@ -1,8 +1,10 @@
-"""Predictions of a twin: each figure with a 95 % interval.
+"""Predictions of a twin (a simulated server fitted to a measured one): each figure with a 95 % interval.
 
-The interval combines three sources of error. The first is the uncertainty of the twin's constants, from simulations of
-the same load with other draws of these constants. The other two are the residual of the fit and the variation between
-runs of the real server.
+The interval combines three sources of error:
+
+- the uncertainty of the twin's constants, from simulations of the same load with other draws of the constants,
+- the residual of the fit,
+- the variation between runs of the real server.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ NORMAL_95 = 1.96
 
 
 class Predicted(msgspec.Struct, kw_only=True):
-    """One figure of a twin's simulated run, with the interval in which the real server's figure is expected."""
+    """One figure of the real server, predicted by a twin (a simulated server fitted to a measured one)."""
 
     figure: str
-    """The name that --assert uses."""
+    """The name that --assert uses, such as `ttft.p99`."""
     value: float
     low: float
     """Lower end of the 95 % interval."""
@@ -38,9 +40,14 @@ def predict(
     residual: Mapping[str, float],
     run_variation: float,
 ) -> list[Predicted]:
-    """Predict the figures that `central` and all draws have.
+    """Return the prediction of each figure that `central` and all draws have, with its 95 % interval.
 
-    `residual` is that of the Twin, and `run_variation` the largest relative difference between runs of one server."""
+    `central` has the figures of a simulation with the fitted constants, and `draws` has those of simulations with other
+    draws of the constants. `residual` is the residual of the fit by figure. `run_variation` is the largest relative
+    difference between runs of one server. The interval of a figure with the central value v is v / f to v * f:
+
+        f = exp(1.96 * sqrt(mean(log(draw / v)**2) + residual**2 + (run_variation / 1.96)**2))
+    """
     predictions = []
     for name in FIGURES:
         value = central.get(name)
@@ -57,7 +64,10 @@ def predict(
 
 
 def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
-    """Return the prediction in the header of a twin's simulation; empty if it is malformed or from another version."""
+    """Return the prediction in the run header of a twin's simulation.
+
+    The list is empty if the prediction is malformed or from another version.
+    """
     try:
         predictions = msgspec.convert(server.get("prediction") or [], list[Predicted])
     except msgspec.ValidationError:

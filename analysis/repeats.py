@@ -1,8 +1,8 @@
 """Repeats of a plan, and the index page of a folder of runs.
 
-All requests of a run share one server at one time, so an interval over requests says nothing about another run. The
-interval here is over runs: Student's t on one figure per run (Student, "The probable error of a mean", 1908). This
-interval is the relevant one when runs are compared. It needs at least MIN_RUNS runs.
+All requests of a run share one server during the same time, so an interval over requests does not show how much another
+run may differ. This module computes intervals over runs: Student's t on one figure per run (Student, "The probable
+error of a mean", 1908). These intervals are the relevant ones for comparing runs. They need at least MIN_RUNS runs.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ SHOWN = (
     *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
 )
 MIN_RUNS = 3
-"""Minimum number of runs for an interval. The interval of two runs would be 13 times as wide as their difference."""
+"""Minimum number of runs for an interval. With two runs, the interval would be 13 times as wide as their difference."""
 MAX_VALUES = 5
-"""Maximum number of runs whose values are listed in a table row."""
+"""Maximum number of runs for which a table row lists the value of every run."""
 
 
 MAX_INDEXED = 150
-"""Maximum number of runs on the page of a folder, which keeps it below 1.5 MB."""
+"""Maximum number of runs on the index page of a folder, which keeps the page below 1.5 MB."""
 INDEX_FIGURES = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99"),
     *("itl.p99", "e2e.p50", "e2e.p99"),
@@ -84,7 +84,8 @@ COMPARE_HINT = "Select runs in the table. For intervals and a verdict, use `load
 
 
 class IndexedRun(NamedTuple):
-    """A run in a folder. `path` is for command lines, and `link` leads from the page to the run's report."""
+    """A run in a folder. `path` is its path for command lines. `link` is the link from the index page to the run's
+    report."""
 
     name: str
     path: str
@@ -93,19 +94,19 @@ class IndexedRun(NamedTuple):
 
 
 class FigureOverRuns(msgspec.Struct, frozen=True):
-    """One figure over several runs, with the interval of its mean."""
+    """One figure over several runs, with the confidence interval of its mean."""
 
     n: int
     mean: float | None
-    """None if a run does not have the figure."""
+    """None if at least one run does not have the figure."""
     std: float | None
     """None for fewer than two runs."""
     ci95: tuple[float, float] | None
     """None for fewer than three runs."""
     values: list[float | None]
-    """The value of each run, in order."""
+    """The figure of each run, in the order of the runs."""
     thin: bool = False
-    """True for a percentile for which a run has too few samples."""
+    """True for a percentile if at least one run has too few samples for it."""
 
 
 class RepeatsSummary(msgspec.Struct, frozen=True):
@@ -114,7 +115,7 @@ class RepeatsSummary(msgspec.Struct, frozen=True):
     runs: int
     order: str
     state: list[str]
-    """`cold` or `warm` for each run."""
+    """Start state of each run, `cold` or `warm` (see `start_states`)."""
     state_said: str
     seeds: list[int | None]
     confidence: float
@@ -123,7 +124,7 @@ class RepeatsSummary(msgspec.Struct, frozen=True):
 
 
 def summarise_repeats(summaries: Sequence[Summary]) -> RepeatsSummary:
-    """Summarise repeats from their summaries, in the order in which they ran."""
+    """Return the joint result of all repeats of a plan. `summaries` are in the order in which the repeats ran."""
     states = start_states(summaries)
     figures = [figures_of(summary, thin=True) for summary in summaries]
     over_runs = {name: describe_over_runs([values.get(name) for values in figures]) for name in figures[0]}
@@ -139,7 +140,7 @@ def summarise_repeats(summaries: Sequence[Summary]) -> RepeatsSummary:
 
 
 def _state_sentence(states: Sequence[str]) -> str:
-    """Describe which runs started cold."""
+    """Return a sentence that says which repeats started cold."""
     cold = [str(number) for number, state in enumerate(states, 1) if state == "cold"]
     if not cold:
         return "All runs started warm: requests had been sent to the server before each run."
@@ -150,10 +151,10 @@ def _state_sentence(states: Sequence[str]) -> str:
 
 
 def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
-    """Return the figures of a run for comparisons between runs, by the name that --assert uses.
+    """Return the figures of a run that are compared between runs, by the name that --assert uses.
 
-    A figure is None if the run does not have it or has too few samples for it. With `thin`, figures from too few
-    samples are included."""
+    A figure is None if the run does not have it. A figure from too few samples is None too, unless `thin` is True.
+    """
     complete, planned = complete_and_planned(summary)
     figures: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
     figures["complete"] = complete / planned if planned else None
@@ -167,12 +168,13 @@ def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | Non
 
 
 def complete_and_planned(summary: Summary) -> tuple[int, int]:
-    """Return the number of complete requests and of planned requests."""
+    """Return the number of complete requests and the number of planned requests."""
     return summary.requests.complete, summary.requests.planned
 
 
 def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
-    """Return the mean, the standard deviation and the interval of one figure per run."""
+    """Return the mean, the standard deviation and the 95 % interval of a figure. `values` contains the figure of each
+    run."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return FigureOverRuns(len(known), None, None, None, list(values))
@@ -187,10 +189,12 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 
 
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """Mark thin percentiles, and adjust the interval of shares.
+    """Return a figure with `thin` set for percentiles from too few samples, and with a corrected interval for shares.
 
-    The interval of a share lies between 0 and 1. For a share of requests it is at least as wide as the exact binomial
-    interval over the requests of all runs (Clopper and Pearson), however similar the runs are."""
+    The interval of a share is limited to 0 to 1. For a share of requests, it is widened to at least the exact binomial
+    interval over the requests of all runs (Clopper and Pearson). This matters if all runs happen to have similar
+    results.
+    """
     if any(_thin(summary, name) for summary in summaries):
         return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
@@ -209,14 +213,17 @@ def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -
 
 
 def _thin(summary: Summary, name: str) -> bool:
-    """Return whether a figure is a percentile from too few samples."""
+    """Return True if the figure is a percentile from too few samples."""
     latency, _, statistic = name.partition(".")
     distribution = summary.latencies.get(f"{latency}_s")
     return distribution is not None and statistic in distribution.thin
 
 
 def start_states(summaries: Sequence[Summary]) -> list[str]:
-    """Return `warm` for a run with warm-up requests or after another run at the same address, else `cold`."""
+    """Return the start state of each run, `warm` or `cold`.
+
+    A run is warm if it had warm-up requests, or if the previous run used a server at the same address.
+    """
     previous_runs = [None, *summaries[:-1]]
     return [
         "warm" if summary.requests.warmup or (previous and previous.server.url == summary.server.url) else "cold"
@@ -225,7 +232,7 @@ def start_states(summaries: Sequence[Summary]) -> list[str]:
 
 
 def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
-    """Return the section on variation between runs: the main figures with their interval and the value of each run."""
+    """Return the report section on the variation between runs: the main figures with their intervals and values."""
     few = repeats.runs <= MAX_VALUES
     heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
     rows, needed = [], dict[str, str]()
@@ -278,7 +285,10 @@ def document(repeats: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
 
 
 def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
-    """Return the page of a folder: all runs, newest first, a comparison of selected runs, and one figure over time."""
+    """Return the index page of a folder: all runs, a comparison of selected runs, and one figure over time.
+
+    The newest run is the first one.
+    """
     shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:MAX_INDEXED]
     heads: dict[str, ColumnKind] = {
         "run": "head",
@@ -297,7 +307,7 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
     warnings = list(unread)
     if len(runs) > len(shown):
         warnings.insert(
-            0, f"Only the newest {MAX_INDEXED} of {len(runs):,} runs are shown; name a subfolder for others."
+            0, f"Only the newest {MAX_INDEXED} of {len(runs):,} runs are shown. Pass a subfolder to see other runs."
         )
     if len({speed_of(run.summary) for run in shown}) > 1:
         warnings.append(DIFFERENT_SPEEDS)
@@ -313,7 +323,9 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
         Paragraph(COMPARE_HINT),
         Code("", "Command", copy=True),
     ]
-    over_time = ChartRef("trend", "One figure over runs of one label", ["Hollow: not valid."], "wide", "none")
+    over_time = ChartRef(
+        "trend", "One figure over runs of one label", ["Hollow points are invalid runs."], "wide", "none"
+    )
     latency = Switch("metric", "Latency", [(name, METRICS[name].short) for name in INDEX_LATENCIES])
     sections = [
         Section("answer", "Runs", blocks, switches=[Switch("filter", "Filter", kind="search")]),
@@ -326,12 +338,13 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
 
 
 def _server(summary: Summary) -> str:
-    """Return the server's label, with the speed of a simulated server: only runs at the same speed are compared."""
+    """Return the server's label, which includes the speed of a simulated server. Only runs at equal speeds are
+    comparable."""
     return f"{server_label(summary)}{times_speed(speed_of(summary))}"
 
 
 def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
-    """Return the data that the page's script draws."""
+    """Return the data that the script of the index page draws."""
     figures_of_runs = [figures_of(run.summary, thin=True) for run in runs]
     figures, latencies = [], []
     for name in INDEX_FIGURES:
@@ -347,7 +360,7 @@ def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
 
 
 def _index_entry(run: IndexedRun, values: dict[str, float | None]) -> dict[str, Any]:
-    """Return the data of one run."""
+    """Return the data of one run for the index page."""
     summary = run.summary
     percentiles = {}
     for latency in INDEX_LATENCIES:

@@ -1,8 +1,8 @@
-"""Counts how the requests of a run ended, by state and error kind, with examples of error messages.
+"""Counts the requests of a run by state and error kind, with examples of error messages.
 
-A request that a server or a proxy was too busy to take is `rejected`, not `failed`: nothing was wrong with it, and the
-same request may succeed a second later. Versions without this state recorded such requests as failed. They stay failed,
-because the state is a recorded fact and is not derived again.
+A request is `rejected`, not `failed`, if a server or a proxy was too busy to accept it. The request itself was valid
+and may succeed a second later. Older versions of loadgen recorded such requests as failed. They remain failed, because
+the state is a recorded fact that is not derived again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from loadgen.analysis.run.runfile import Run
 
 MAX_EXAMPLES = 3
 VARIABLE_PARTS = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
-"""Numbers, addresses and ids, which do not distinguish one error message from another."""
+"""Numbers, addresses and ids. Error messages that differ only in these parts count as one message."""
 
 
 def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
-    """Count how the requests ended. `unrecorded` requests are those of a killed run that have no Record."""
+    """Return the number of measured requests by state and by error kind.
+
+    `unrecorded` is the number of planned requests without a Record, in a run that was killed.
+    """
     outcomes = {outcome: counted for outcome, counted in frame.outcomes.items() if outcome.measured}
     states, errors = Counter[str](), Counter[str]()
     for outcome, counted in outcomes.items():
@@ -43,7 +46,8 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
 
 
 def _examples(outcomes: Mapping[Outcome, OutcomeCount]) -> dict[str, list[summary.ErrorExample]]:
-    """Return the most frequent messages of each error kind. Messages that differ in numbers only count as one."""
+    """Return the most frequent messages of each error kind. Messages that differ only in numbers count as one
+    message."""
     groups: dict[tuple[str, int | None, str], list[Outcome]] = {}
     for outcome in outcomes:
         pattern = VARIABLE_PARTS.sub("N", outcome.detail)

@@ -1,16 +1,24 @@
-"""Judges a run by its objectives (--assert), and computes its goodput (--goodput). JUnit XML has both (--junit).
+"""Judges a run by its objectives (--assert), computes its goodput (--goodput), and writes JUnit XML (--junit).
 
-An objective on a percentile, a mean or a share is a statement about the server, of which a run is a sample. It passes
-if the whole confidence interval keeps to the bound, fails if the whole interval violates it, and is inconclusive
-otherwise. Counts, extremes, rates and the skew describe this run only, so the figure itself is compared with the bound.
-The same holds for a share with a bound of 0 % or 100 %, which no sample could prove. Latencies and rates are those of
-the measurement window, counts and shares those of the whole run.
+An objective on a percentile, a mean or a share is a statement about the server, and the run is a sample. The confidence
+interval of the figure determines the verdict:
 
-A request is good if it is complete and keeps all bounds. Its *bound scale* is the factor by which all bounds must be
-multiplied for the request to keep them: the largest ratio of a latency and its bound, or infinity if the request is not
-complete. The share of requests with a scale of at most x is then the attainment with all bounds multiplied by x. One
-sorted array gives the whole curve, and its 90 % point is what 90 % of the requests would have met. A latency that a
-request does not have (TPOT of a single token) is ignored.
+- pass: the whole interval meets the bound.
+- fail: the whole interval violates the bound.
+- inconclusive: one end of the interval meets the bound and the other violates it.
+
+Counts, extremes, rates and the burst skew describe only this run, so the figure itself is compared with the bound. A
+share with a bound of 0 % or 100 % is compared in the same way, because no sample could prove such a bound. Latencies
+and rates cover the measurement window. Counts and shares of request states cover the whole run.
+
+A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
+ignored, such as the TPOT of a single token. The *bound scale* of a request is max(latency / bound) over all bounds, or
+infinity if the request is not complete. It is the smallest factor by which all bounds must be multiplied for the
+request to meet them.
+
+If all bounds are multiplied by x, the attainment is the share of requests with a bound scale of at most x. The sorted
+bound scales therefore give the whole attainment curve. Their 90th percentile is the factor at which 90 % of the
+requests meet the bounds.
 """
 
 from __future__ import annotations
@@ -42,16 +50,16 @@ from loadgen.analysis.report.findings import client_sentence, findings, measured
 from loadgen.analysis.summary import Summary
 
 MAX_POINTS = 300
-"""Maximum points of the attainment curve."""
+"""Maximum number of points of the attainment curve."""
 SHARES = (0.5, 0.9, 0.95, 0.99)
-"""Shares of the requests for which `met_by` reports the bounds that they would have met."""
+"""Shares of the requests for which `met_by` reports the scaled bounds."""
 RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
 SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
-"""Properties of a run in JUnit XML."""
+"""Names of the run's and the server's properties in JUnit XML."""
 
 
 class _Evidence(msgspec.Struct, frozen=True):
-    """A figure and its interval. Both ends equal the figure if it describes this run only."""
+    """A measured figure and its interval. Both ends equal the figure if the figure describes only this run."""
 
     measured: float
     low: float
@@ -65,7 +73,7 @@ class _Evidence(msgspec.Struct, frozen=True):
 
 
 def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> list[ObjectiveVerdict]:
-    """Return the verdict on each objective. `frame` is that of the run, with its window."""
+    """Return the verdict on each objective. `frame` contains the run's Records and its measurement window."""
     incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
     return [_verdict(objective, _evidence(objective, frame, summary), incomplete) for objective in objectives]
 
@@ -121,11 +129,13 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
-    """Return the evidence on a statistic of a latency.
+    """Return a statistic of a latency with its interval and the number of requests that would decide the verdict.
 
-    A percentile uses order statistics. It lies below a bound if at least its share of the samples does, so the number
-    of samples that would decide is the number that decides a share. A mean uses Student's t, whose interval narrows
-    with the root of the number of requests (Cochran, section 4.6)."""
+    The interval of a percentile consists of order statistics. The p-quantile lies below a bound if at least the share p
+    of the samples does. The number of samples that decides the verdict is therefore the number that decides this share.
+    The interval of a mean is that of Student's t. Its width is proportional to 1 / sqrt(requests) (Cochran, section
+    4.6).
+    """
     metric, bound = LATENCIES[objective.figure], objective.bound
     samples, offsets = metric.values(frame), metric.groups(frame)
     if len(samples) == 0:
@@ -157,7 +167,7 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
 
 
 def _share(count: int, total: int, bound: float) -> _Evidence | None:
-    """Return the evidence on a share, with its exact interval (Clopper and Pearson)."""
+    """Return a share with its exact interval (Clopper and Pearson), or None if `total` is 0."""
     if total == 0:
         return None
     share = count / total
@@ -172,7 +182,7 @@ def _finite(value: float) -> float | None:
 
 
 def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str) -> str:
-    """Return the measured figure as text, and for an inconclusive verdict how many requests would decide."""
+    """Return the measured figure as text. For an inconclusive verdict, add the number of requests that would decide."""
     latency = objective.figure in LATENCIES
     if evidence is None:
         return "no complete request has this latency" if latency else "the run does not have this figure"
@@ -186,7 +196,7 @@ def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str)
 
 
 def _figure_text(objective: Objective, evidence: _Evidence) -> str:
-    """Return the figure and its interval, in a unit that suits the figure."""
+    """Return the figure and its interval as text, in a unit that suits the figure."""
     if objective.unit == "requests":
         return pluralise(int(evidence.measured), "request")
     if objective.unit == "per second":
@@ -213,7 +223,10 @@ def _figure_text(objective: Objective, evidence: _Evidence) -> str:
 
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
-    """Return the `goodput` part of the summary. `unrecorded` requests of a killed run count as not good."""
+    """Return the `goodput` part of the summary.
+
+    `unrecorded` is the number of requests that a killed run did not record. They count as not good.
+    """
     scales = bound_scale(frame, bounds)
     ordered = np.sort(np.concatenate((scales[frame.inside], np.full(unrecorded, math.inf))))
     total, good = len(ordered), int((ordered <= 1).sum())
@@ -234,7 +247,10 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
 
 
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
-    """Return, per request, the factor on all bounds at which it keeps them; infinite if the request is not complete."""
+    """Return the bound scale of each request: max(latency / bound) over all bounds, or infinity if it is not complete.
+
+    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them.
+    """
     result = np.zeros(len(frame))
     for bound in bounds:
         ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
@@ -243,9 +259,10 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
 
 
 def attainment_curve(ordered: Floats) -> AttainmentCurve:
-    """Return the attainment over the scale of the bounds, from the sorted scales of all requests.
+    """Return the attainment by the scale of the bounds. `ordered` contains the sorted bound scales of all requests.
 
-    The curve has at most MAX_POINTS steps, evenly spaced. It ends below 1 if some requests are not complete."""
+    The curve has at most MAX_POINTS points, evenly spaced by rank. It ends below 1 if some requests are not complete.
+    """
     finite = ordered[np.isfinite(ordered)]
     ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))
     x, y = finite[ranks], (ranks + 1) / max(1, len(ordered))
@@ -253,7 +270,10 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return the smallest scale at which at least this share is good. It is an order statistic and therefore exact."""
+    """Return the bounds at the smallest scale at which at least this share of the requests is good.
+
+    The scale is an order statistic and therefore exact. Return None if too few requests are complete.
+    """
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):
         return None
@@ -263,11 +283,12 @@ def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> Bound
 
 
 def junit(summaries: Sequence[Summary]) -> str:
-    """Return the objectives as JUnit XML, which CI systems display.
+    """Return the objectives of these runs as JUnit XML, which CI systems display.
 
-    Each run is a test suite and each objective a test case; an inconclusive objective counts as skipped. JUnit XML has
-    no standard. This output follows the strictest schema in use, that of Ant's reports (windyroad/JUnit-Schema,
-    JUnit.xsd). It requires all attributes below and this order of elements."""
+    Each run is a test suite and each objective is a test case. An inconclusive objective counts as skipped. JUnit XML
+    has no standard. This output follows the strictest schema in use, that of Ant's reports (windyroad/JUnit-Schema,
+    JUnit.xsd). The schema requires all attributes below and this order of elements.
+    """
     root = Xml.Element("testsuites")
     for index, summary in enumerate(summaries):
         run = summary.run
@@ -318,7 +339,9 @@ def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:
 
 
 def _text(value: Any) -> str:
-    """Replace the characters that XML 1.0 does not allow even when escaped (section 2.2): control characters,
-    surrogates and U+FFFE."""
+    """Return the value as text, with U+FFFD in place of characters that XML 1.0 does not allow even when escaped.
+
+    These are control characters, surrogates and U+FFFE (XML 1.0, section 2.2).
+    """
     characters = str(value)
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in characters)

@@ -1,17 +1,21 @@
-"""Statistics: exact percentiles with confidence intervals, tests, intervals of rates, and the delivered load.
+"""Statistics: percentiles with confidence intervals, tests, intervals of rates, and the delivered load.
 
 Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan, "Sample quantiles in statistical
-packages", 1996; numpy's default). Their intervals are order statistics too (David and Nagaraja, "Order Statistics",
-2003, section 7.1): the number of samples below the true p-quantile is binomial(n, p) whatever the distribution is.
+packages", 1996; numpy's default). The ends of their intervals are order statistics (David and Nagaraja, "Order
+Statistics", 2003, section 7.1). These intervals hold for any distribution, because the number of samples below the true
+p-quantile is always binomial(n, p).
 
-The interval of a rate is based on the variation of the rate within the measurement window. The window is cut into equal
-batches, each longer than a request's residence time, and every batch gives one rate. Lingering requests then affect a
-single batch (batch means: Law and Carson, "A sequential procedure for determining the length of a steady-state
-simulation", 1979). The mean over batches is the reported rate. Its interval is that of the studentised bootstrap (Efron
-and Tibshirani, "An Introduction to the Bootstrap", 1993, section 12.5), with a fixed seed, so a run always gives the
-same interval. A burst cannot be cut into such batches. Only repeats show how another burst would differ.
+The interval of a rate is based on the variation of the rate within the measurement window:
 
-scipy.special is imported where it is needed: the import takes 0.4 s, and the summary of a burst does not use it.
+1. The window is cut into equal batches, each of which gives one rate. A batch is longer than a request's residence
+   time, so that a slow request affects a single batch (batch means: Law and Carson, "A sequential procedure for
+   determining the length of a steady-state simulation", 1979).
+2. The mean over batches is the reported rate. Its interval is that of the studentised bootstrap (Efron and Tibshirani,
+   "An Introduction to the Bootstrap", 1993, section 12.5). The seed is fixed, so a run always gives the same interval.
+
+A burst cannot be cut into such batches. Only repeats show how another burst would differ.
+
+scipy.special is imported inside functions: the import takes 0.4 s, and the summary of a burst does not need it.
 """
 
 from __future__ import annotations
@@ -34,41 +38,44 @@ WITH_INTERVAL = ("p50", "p90", "p95", "p99")
 CONFIDENCE = 0.95
 BLOCK = 1 << 20
 DECIMALS = 9
-"""Seconds are rounded to the nanosecond, the resolution of the timestamps."""
+"""Decimal places of seconds, which are rounded to the nanosecond: the resolution of the timestamps."""
 MIN_DEGREES_OF_FREEDOM = 3
-"""A mean has no useful interval with fewer degrees of freedom (independent samples minus one)."""
+"""Minimum degrees of freedom (independent samples minus one) for a useful interval of a mean."""
 MAX_USEFUL_SAMPLES = 10_000_000
-"""Advice to take more samples than this is not practical, so none is given."""
+"""Maximum number of samples that a report suggests. A larger number is not practical, so none is suggested."""
 MAX_RELATIVE_RESOLUTION = 0.1
-"""Maximum resolution of tested gaps, as a share of the mean gap. Coarser gaps would fit any distribution."""
+"""Maximum resolution of tested gaps, as a share of the mean gap. With a coarser resolution, the gaps would fit any
+distribution."""
 MIN_CV = 1e-3
 MIN_TESTED_GAPS = 8
-"""Fewer gaps than this say nothing about their distribution."""
+"""Minimum number of gaps for a test of their distribution."""
 MAX_BATCHES = 30
 MIN_BATCHES = 10
 RESIDENCE_TIMES_PER_BATCH = 2
-"""Minimum length of a batch in median residence times. Neighbouring shorter batches would share requests."""
+"""Minimum length of a batch in median residence times. If batches were shorter, neighbouring batches would share
+requests."""
 REPLICATES = 4000
 SEED = 19_930_601
 NO_BATCHES = "the run cannot be split into comparable parts; use repeats to see how runs differ"
 UNSTEADY = "no test showed a steady state, so parts of the run may not be comparable"
 SHORT = f"the window is shorter than {MIN_BATCHES * RESIDENCE_TIMES_PER_BATCH} times the time that a request takes"
 ROUNDING = 1e-9
-"""A standard deviation below this share of the mean is rounding noise of equal values."""
+"""Standard deviation, as a share of the mean, below which values are equal except for rounding errors."""
 TREND_ERRORS = 2.576
-"""Standard errors beyond which a trend is significant: 1 % of a normal distribution."""
+"""Number of standard errors beyond which a trend is significant at the 1 % level (normal distribution, two-sided)."""
 EQUAL_BATCHES = "all parts of the window have the same rate"
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
 BUCKETS_PER_OCTAVE = 4
-"""Buckets of read delays per factor of two (loadgen.engine.client_health)."""
+"""Number of read-delay buckets per factor of two (loadgen.engine.client_health)."""
 
 
 def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
-    """Describe samples by mean, standard deviation, extremes and percentiles, and list which percentiles are `thin`.
+    """Return the mean, the standard deviation, the extremes and the percentiles of samples.
 
-    `offsets` delimits the samples of each request (as in Frame) where a request may have several. Samples of one
-    request resemble each other, so the intervals become wider.
+    The result lists percentiles from too few samples as `thin`. If a request may have several samples, `offsets`
+    delimits the samples of each request (as in Frame). Samples of one request are similar, so the intervals become
+    wider.
     """
     count = len(samples)
     if count == 0:
@@ -85,8 +92,11 @@ def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
 def describe_sorted(
     ordered: Floats | OrderStatistics, mean: float, squares: float, sizes: Mapping[str, int]
 ) -> Distribution:
-    """Describe sorted samples. `squares` is the sum of squared deviations from the mean, `sizes` the effective sample
-    size of each percentile."""
+    """Return the distribution of sorted samples.
+
+    `squares` is the sum of squared deviations from the mean. `sizes` contains the effective sample size of each
+    percentile.
+    """
     count = len(ordered)
     thin = [name for name, share in PERCENTILES.items() if sizes[name] < samples_needed(share)]
     shown = [name for name in PERCENTILES if name in WITH_INTERVAL or name not in thin]
@@ -103,7 +113,7 @@ def describe_sorted(
 
 
 def describe_adjusted(samples: Floats, failures: int) -> AdjustedDistribution:
-    """Describe samples together with `failures` more that count as infinitely slow."""
+    """Return the percentiles of the samples together with `failures` additional samples of infinity."""
     ordered = np.sort(np.concatenate((samples, np.full(failures, np.inf))))
     values = {name: percentile(ordered, PERCENTILES[name]) for name in WITH_INTERVAL}
     finite = {name: round_to_ns(value) if math.isfinite(value) else None for name, value in values.items()}
@@ -114,7 +124,7 @@ def describe_adjusted(samples: Floats, failures: int) -> AdjustedDistribution:
 def percentile(ordered: Floats | OrderStatistics, share: float) -> float:
     """Return the `share`-quantile of sorted samples by linear interpolation.
 
-    Without samples the result is NaN. It is infinite where an infinite sample takes part in the interpolation.
+    The result is NaN if there are no samples, and infinite if the interpolation uses an infinite sample.
     """
     if len(ordered) == 0:
         return math.nan
@@ -128,18 +138,22 @@ def percentile(ordered: Floats | OrderStatistics, share: float) -> float:
 
 
 def percentiles(samples: Floats, *shares: float) -> list[float]:
-    """Return quantiles of unsorted samples. np.percentile would import masked arrays, which takes 20 ms."""
+    """Return the quantiles of unsorted samples at the given shares.
+
+    np.percentile would import masked arrays, which takes 20 ms.
+    """
     ordered = np.sort(samples)
     return [percentile(ordered, share) for share in shares]
 
 
 @cache
 def samples_needed(share: float) -> int:
-    """Return the minimum sample size for the `share`-quantile: 11, 64, 130, 662 and 6636 for p50 to p99.9.
+    """Return the minimum sample size for the `share`-quantile.
 
-    The rule is MLPerf's (mlcommons/inference, early stopping, at 99 % confidence): the smallest n at which the
-    probability that fewer than two samples lie beyond the quantile is at most 1 %. With q = share that probability is
-    q**n + n (1-q) q**(n-1).
+    For p50, p90, p95, p99 and p99.9 it is 11, 64, 130, 662 and 6636. The rule is that of MLPerf (mlcommons/inference,
+    early stopping, at 99 % confidence). It requires the smallest n for which the probability that fewer than two
+    samples lie beyond the quantile is at most 1 %. With q = share, this probability is `q**n + n * (1 - q) * q**(n -
+    1)`.
     """
     count = 2
     while share**count + count * (1 - share) * share ** (count - 1) > 0.01:
@@ -148,10 +162,11 @@ def samples_needed(share: float) -> int:
 
 
 def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> tuple[int | None, int | None]:
-    """Return the ranks (from 0) of the two order statistics that enclose the `share`-quantile; None for a missing one.
+    """Return the ranks (from 0) of the two order statistics that enclose the `share`-quantile.
 
-    With B binomial(count, share), the lower rank is the largest l with P(B < l) <= alpha / 2 (counted from 1), and the
-    upper one the smallest u with P(B >= u) <= alpha / 2. Each side misses with at most half of the allowed error.
+    Let B be binomial(count, share) and alpha = 1 - confidence. Counted from 1, the lower rank is the largest l with
+    `P(B < l) <= alpha / 2`, and the upper rank is the smallest u with `P(B >= u) <= alpha / 2`. A rank is None if there
+    is no such order statistic.
     """
     first, chances = _binomial(count, share)
     below = np.cumsum(chances)  # P(B <= first + i)
@@ -162,10 +177,10 @@ def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> 
 
 
 def interval(ordered: Floats | OrderStatistics, share: float, size: int) -> tuple[float | None, float | None]:
-    """Return the confidence interval of a quantile of sorted samples with the effective sample size `size`.
+    """Return the confidence interval of the `share`-quantile of sorted samples. `size` is the effective sample size.
 
-    The ends are order statistics, moved outwards where the interpolated quantile would lie outside. An end without an
-    order statistic is None.
+    The ends are order statistics. An end is moved outwards if the interpolated quantile would otherwise lie outside the
+    interval. An end is None if no order statistic bounds the quantile on that side.
     """
     lower, upper = interval_indices(len(ordered), share, size)
     quantile = percentile(ordered, share)
@@ -175,7 +190,10 @@ def interval(ordered: Floats | OrderStatistics, share: float, size: int) -> tupl
 
 
 def interval_indices(count: int, share: float, size: int) -> tuple[int | None, int | None]:
-    """Return the indices of the interval's ends among `count` sorted samples with the effective sample size `size`."""
+    """Return the indices of the two samples at the ends of `interval`, among `count` sorted samples.
+
+    `size` is the effective sample size.
+    """
     lower, upper = interval_ranks(size, share)
     scale = count / size
     high = None if upper is None else min(count, math.ceil((upper + 1) * scale)) - 1
@@ -183,11 +201,12 @@ def interval_indices(count: int, share: float, size: int) -> tuple[int | None, i
 
 
 def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the exact confidence interval of a share, from `successes` of `count`; (0, 1) without samples.
+    """Return the exact confidence interval of a share, given `successes` out of `count` samples.
 
-    The interval is never narrower than it promises. Clopper and Pearson, "The use of confidence or fiducial limits
-    illustrated in the case of the binomial" (1934): all shares under which neither this many successes nor this few are
-    rarer than alpha / 2.
+    Let B be binomial(count, p) and alpha = 1 - confidence. The interval contains every share p for which both `P(B >=
+    successes)` and `P(B <= successes)` are at least alpha / 2 (Clopper and Pearson, "The use of confidence or fiducial
+    limits illustrated in the case of the binomial", 1934). It is never narrower than the confidence requires. Without
+    samples it is (0, 1).
     """
     from scipy.special import betaincinv
 
@@ -198,23 +217,31 @@ def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -
 
 
 def ratio_variance(values: Floats | Booleans, offsets: Integers, mean: float) -> float:
-    """Return the variance of the mean of values in contiguous groups; values of a group may depend on each other.
+    """Return the variance of the mean of values that come in contiguous groups.
 
-    The mean is the ratio of two totals: the sum of the values and their number. Its variance is that of the groups'
-    residuals (Cochran, "Sampling Techniques", 3rd edition, 1977, section 2.11). Groups of one value give s**2 / n.
+    The values of a group may depend on each other. The mean is the ratio of two totals: the sum of the values and their
+    number. With S_i the sum and n_i the number of values in group i, g groups and n values (Cochran, "Sampling
+    Techniques", 3rd edition, 1977, section 2.11):
+
+        variance = g / (g - 1) * sum((S_i - mean * n_i)**2) / n**2
+
+    For groups of one value this is s**2 / n.
     """
     return ratio_variance_from_sums(sum_by_row(values, offsets), np.diff(offsets), mean)
 
 
 def ratio_variance_from_sums(sums: Floats, counts: Integers, mean: float) -> float:
-    """Return the same variance as `ratio_variance`, from each group's sum and number of values."""
+    """Return the variance that `ratio_variance` computes, given the sum and the number of values of each group."""
     groups = int(np.count_nonzero(counts))
     residuals = sums - mean * counts
     return float(np.square(residuals).sum()) / int(counts.sum()) ** 2 * groups / max(1, groups - 1)
 
 
 def mean_interval(samples: Floats, offsets: Integers | None = None) -> tuple[float, float]:
-    """Return the interval of the mean by Student's t; infinite for fewer than four independent samples."""
+    """Return the confidence interval of the mean by Student's t. `offsets` delimits groups of dependent samples.
+
+    The interval is infinite if there are fewer than four groups.
+    """
     ends = np.arange(len(samples) + 1) if offsets is None else offsets
     groups = int(np.count_nonzero(np.diff(ends)))
     if groups <= MIN_DEGREES_OF_FREEDOM:
@@ -225,21 +252,21 @@ def mean_interval(samples: Floats, offsets: Integers | None = None) -> tuple[flo
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation of one value per run; a single value has no standard deviation."""
+    """Return the mean and the standard deviation of the values. The standard deviation of a single value is None."""
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
     return mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None
 
 
 def student_cdf(t: float, degrees_of_freedom: float) -> float:
-    """Return P(T <= t) for Student's t. The degrees of freedom are positive and need not be a whole number."""
+    """Return P(T <= t) for Student's t distribution. The degrees of freedom are positive and may be fractional."""
     from scipy.special import stdtr
 
     return float(stdtr(degrees_of_freedom, t))
 
 
 def student_quantile(share: float, degrees_of_freedom: float) -> float:
-    """Return the `share`-quantile of Student's t."""
+    """Return the `share`-quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees_of_freedom, share))
@@ -248,10 +275,15 @@ def student_quantile(share: float, degrees_of_freedom: float) -> float:
 def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
     """Return the statistic and the p-value of the one-sample Kolmogorov-Smirnov test.
 
-    Each value of the sample is known to lie in a range. `below` and `above` are the reference distribution function at
-    the lower and upper ends of these ranges, in ascending order. The same array twice is the ordinary test. The
-    statistic is the largest distance of the sample's steps from that band. The p-value is asymptotic with Stephens's
-    correction (JRSS B 32, 1970, 115-122): within 0.025 of the exact one from 8 values on, within 0.005 at 1000.
+    Each value of the sample is only known to lie in a range. `below` and `above` are the reference distribution
+    function at the lower and at the upper ends of these ranges, in ascending order. The ordinary test has equal arrays.
+    For the sorted values i = 1 to n, the statistic is the largest distance of the empirical distribution function from
+    that band:
+
+        max(0, max(i / n - above_i), max(below_i - (i - 1) / n))
+
+    The p-value is asymptotic with Stephens's correction (JRSS B 32, 1970, 115-122). Its error is at most 0.025 from 8
+    values on, and at most 0.005 at 1000 values.
     """
     from scipy.special import kolmogorov
 
@@ -263,7 +295,7 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
 
 
 def gamma_cdf(x: Floats, shape: float) -> Floats:
-    """Return the distribution function of a gamma variate of scale 1."""
+    """Return the distribution function of the gamma distribution with this shape and with scale 1, at each `x`."""
     if shape == 1:  # Most loads have exponential gaps, for which this formula takes a hundredth of the time.
         return -np.expm1(-x)
     from scipy.special import gammainc
@@ -272,12 +304,14 @@ def gamma_cdf(x: Floats, shape: float) -> Floats:
 
 
 def samples_to_decide(success_share: float, share: float, current: int) -> int | None:
-    """Estimate how many independent samples would show on which side of `share` the true share lies.
+    """Estimate how many independent samples would show whether the true share lies above or below `share`.
 
-    `current` samples have been taken, and further ones are assumed to succeed with `success_share`. The result is None
-    where no practical number would do. The tails are those of `interval_ranks`; the number is found by doubling and
-    bisection. For large numbers it is z**2 share (1 - share) / (success_share - share)**2 (Cochran, section 4.4). Near
-    0 and 1, where that formula misleads, this result stays exact.
+    `current` samples have been taken, and further samples are assumed to succeed with probability `success_share`.
+    Return None if no practical number of samples would decide.
+
+    The number is found by doubling and bisection, with the tails of `interval_ranks`. For large numbers it is close to
+    `z**2 * share * (1 - share) / (success_share - share)**2` (Cochran, section 4.4). Unlike this formula, the result is
+    also exact for shares near 0 and 1.
     """
     too_few, enough = current, current + 1
     while _exceeds_share(enough, share, round(success_share * enough)) is None:
@@ -296,9 +330,10 @@ def samples_to_decide(success_share: float, share: float, current: int) -> int |
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
     """Return the effective sample size for the `share`-quantile: the equivalent number of independent samples.
 
-    For samples in groups, the variance of F(q) is that of a ratio between groups (Woodruff, "Confidence intervals for
-    medians and other position measures", 1952). The effective size is F (1 - F) over that variance. Without groups it
-    is the number of samples.
+    Without `offsets`, the samples are independent, so the effective size is the number of samples. For samples in
+    groups it is `F * (1 - F) / variance`. F is the share of samples that are at most the quantile, and `variance` is
+    the variance of F between groups, by `ratio_variance` (Woodruff, "Confidence intervals for medians and other
+    position measures", 1952).
     """
     if offsets is None:
         return len(samples)
@@ -307,7 +342,10 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 
 
 def effective_group_size(within: Floats, counts: Integers) -> int:
-    """Return the effective sample size from each group's number of samples, and how many are at most the quantile."""
+    """Return the effective sample size of samples in groups (see `effective_size`).
+
+    `counts` is the number of samples in each group, and `within` is how many of them are at most the quantile.
+    """
     total = int(counts.sum())
     share_within = float(within.sum()) / total
     variance = ratio_variance_from_sums(within, counts, share_within)
@@ -317,16 +355,19 @@ def effective_group_size(within: Floats, counts: Integers) -> int:
 
 
 def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
-    """Return the half-width of the confidence band around an empirical distribution function.
+    """Return the half-width of the confidence band around an empirical distribution function of `count` samples.
 
-    The band holds the whole true function: sqrt(ln(2 / alpha) / (2 n)), Dvoretzky, Kiefer and Wolfowitz (1956) with the
-    constant of Massart (1990).
+    With alpha = 1 - confidence, the half-width is `sqrt(ln(2 / alpha) / (2 * count))`. The band contains the whole true
+    distribution function (Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990).
     """
     return min(1.0, math.sqrt(math.log(2 / (1 - confidence)) / (2 * count))) if count else 1.0
 
 
 def _exceeds_share(count: int, share: float, successes: int, confidence: float = CONFIDENCE) -> bool | None:
-    """Return True for too many successes for `share`, False for too few, and None if neither is significant."""
+    """Test whether `successes` out of `count` samples are too many or too few for the probability `share`.
+
+    Return True if they are significantly too many, False if they are significantly too few, and None otherwise.
+    """
     lower, upper = interval_ranks(count, share, confidence)
     if upper is not None and upper < successes:
         return True
@@ -334,11 +375,10 @@ def _exceeds_share(count: int, share: float, successes: int, confidence: float =
 
 
 def _binomial(count: int, share: float) -> tuple[int, Floats]:
-    """Return the probabilities of binomial(count, share) around its mean: the first value, and the probabilities from
-    there on.
+    """Return a value near the lower end of binomial(count, share), and the probabilities of this and all later values.
 
-    They are computed from ratios of neighbours, in logarithms, and scaled to sum 1. Values beyond 12 standard
-    deviations are left out.
+    The probabilities are computed from the ratios of neighbours, in logarithms, and scaled to the sum 1. Values more
+    than 12 standard deviations from the mean are left out.
     """
     spread = 12 * math.sqrt(count * share * (1 - share)) + 40
     first = max(0, int(count * share - spread))
@@ -351,13 +391,16 @@ def _binomial(count: int, share: float) -> tuple[int, Floats]:
 
 
 def round_to_ns(value: float) -> float:
-    """Round seconds to the nanosecond."""
+    """Round a time in seconds to the nanosecond."""
     return round(value, DECIMALS)
 
 
 def has_trend(values: Floats) -> bool:
-    """Return whether a series rises or falls significantly, at the 1 % level (Mann, "Nonparametric tests against
-    trend", 1945; Kendall, "Rank correlation methods", 1975, with the variance for ties)."""
+    """Return True if a series rises or falls significantly, at the 1 % level (Mann-Kendall test).
+
+    Sources: Mann, "Nonparametric tests against trend", 1945; Kendall, "Rank correlation methods", 1975, with the
+    variance for ties.
+    """
     count = len(values)
     signs = np.sign(values[None, :] - values[:, None])
     score = float(np.triu(signs, 1).sum())
@@ -367,10 +410,10 @@ def has_trend(values: Floats) -> bool:
 
 
 def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Return the difference of the means of b and a, its standard error and its degrees of freedom.
+    """Return mean(b) - mean(a), its standard error and its degrees of freedom, by Welch's method.
 
-    The method is Welch's ("The generalization of Student's problem", 1947; Satterthwaite). The degrees of freedom are
-    infinite where no value varies. A group of a single value is assumed to vary as the other group does (the pooled t
+    The sources are Welch, "The generalization of Student's problem", 1947, and Satterthwaite. The degrees of freedom
+    are infinite if no value varies. A group of a single value is assumed to vary as much as the other group (pooled t
     test).
     """
     mean_a, deviation_a = mean_and_deviation(a)
@@ -387,8 +430,10 @@ def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, 
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson, "Probable inference, the law of succession, and statistical
-    inference", 1927)."""
+    """Return the 95 % confidence interval of a share by Wilson's method.
+
+    The source is Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
     z, share = 1.959963984540054, successes / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
@@ -401,11 +446,14 @@ def share_difference_interval(
     difference: float,
     single_interval: Callable[[int, int], tuple[float, float]],
 ) -> tuple[float, float]:
-    """Return the interval around a difference of shares, b minus a, each given as (successes, count).
+    """Return the confidence interval of the difference of two shares, b - a. Each share is given as (successes, count).
 
-    The margins of both single intervals are squared and added (Newcombe, "Interval estimation for the difference
-    between independent proportions", 1998, method 10, which uses Wilson's intervals). With exact single intervals the
-    result is never too narrow.
+    `single_interval` computes the intervals (l_a, u_a) and (l_b, u_b) of the shares p_a and p_b. The result is
+
+        difference - sqrt((p_b - l_b)**2 + (u_a - p_a)**2)  to  difference + sqrt((u_b - p_b)**2 + (p_a - l_a)**2)
+
+    The source is Newcombe, "Interval estimation for the difference between independent proportions", 1998, method 10,
+    which uses Wilson's intervals. With exact single intervals, the result is never too narrow.
     """
     low_a, high_a = single_interval(*a)
     low_b, high_b = single_interval(*b)
@@ -416,10 +464,10 @@ def share_difference_interval(
 
 
 def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
-    """Return the two-sided p-value for the equality of two shares, each given as (successes, count).
+    """Return the two-sided p-value of Fisher's exact test for equality of two shares, each given as (successes, count).
 
-    It adds up all tables with these margins that are no likelier than this one (Fisher, "Statistical Methods for
-    Research Workers", 1934, section 21.02).
+    The p-value is the total probability of all 2 x 2 tables with the same margins that are at most as likely as this
+    table (Fisher, "Statistical Methods for Research Workers", 1934, section 21.02).
     """
     successes, total = a[0] + b[0], a[1] + b[1]
 
@@ -436,11 +484,13 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
 def check_delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
     """Compare the requested load with the load that was sent.
 
-    Both arrays hold one instant per request, in ns from the run's start; `sent_ns` is None or NaN where nothing was
-    sent. The test of the gaps allows for the resolution of each gap. Due instants are whole nanoseconds. Send instants
-    are late by up to `late_s` (the p99 is used). Without this allowance, requests that are due within the same
-    microsecond, which gamma arrivals often are, would look like another distribution. There is no test where the
-    resolution exceeds a tenth of the mean gap, because it would pass for any load.
+    `due_ns` and `sent_ns` have one time per request, in ns from the run's start. The send time is None or NaN for a
+    request that was not sent.
+
+    The test of the gaps allows for the resolution of each gap: 1 ns for due times, and the p99 of `late_s` for send
+    times. Without this allowance, requests that are due within the same microsecond would look like another
+    distribution. Gamma arrivals often produce such requests. There is no test if the resolution exceeds a tenth of the
+    mean gap, because the test would pass for any load.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     sent = ~np.isnan(sent_at)
@@ -468,7 +518,7 @@ def check_delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: Loa
 
 
 def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
-    """Test gaps against the gamma distribution that the arrivals name; None where there is nothing to test."""
+    """Test gaps against the gamma distribution of the arrival process. Return None if the gaps cannot be tested."""
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < MIN_TESTED_GAPS:
         return None
@@ -488,19 +538,26 @@ def _rate_per_s(gaps_s: Floats) -> float | None:
 
 
 def _cv(gaps_s: Floats) -> float | None:
-    """Return the coefficient of variation; None for fewer than two gaps or for requests all sent at one instant."""
+    """Return the coefficient of variation of the gaps, or None if there are fewer than two gaps or if all gaps are
+    0."""
     return round_to_ns(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
 
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
-    """Return the upper end of the bucket of read delays that holds the `share`-quantile: at most 19 % too large."""
+    """Return the `share`-quantile of the read delays in seconds, or None without delays.
+
+    The result is the upper end of the quantile's bucket, which is at most 19 % too large.
+    """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
 
 
 def ring_difference_s(counts: Counter[int], share: float) -> float | None:
-    """Return the upper end of the bucket that holds the `share`-quantile of the differences between ring and socket
-    timestamps. A bucket holds the differences of one bit length in ns."""
+    """Return the `share`-quantile of the differences between ring and socket timestamps, in seconds.
+
+    The result is the upper end of the quantile's bucket, which contains the differences of one bit length in ns. It is
+    None if `counts` is empty.
+    """
     bits = _quantile_bucket(counts, share)
     return None if bits is None else round_to_ns(math.exp2(bits) * 1e-9)
 
@@ -518,7 +575,10 @@ def _quantile_bucket(counts: Counter[int], share: float) -> int | None:
 
 
 def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
-    """Return the interval of each rate of the window, and the reason where there are no intervals, else None."""
+    """Return the confidence interval of each rate in the window, and the reason why there are no intervals.
+
+    The reason is None if there are intervals.
+    """
     span = frame.span_ns
     if frame.window is None or span is None:
         return {}, NO_BATCHES
@@ -542,10 +602,11 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 
 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
-    """Return the interval of the mean of the rates of equal batches, in their unit; None where they do not vary.
+    """Return the confidence interval of the mean of the rates of equal batches, or None if the rates do not vary.
 
-    This is the bootstrap t: the quantiles of (mean* - mean) / error* over samples drawn with replacement replace those
-    of Student's t, so skewed rates get a skewed interval.
+    The method is the bootstrap t. It replaces the quantiles of Student's t by those of `(mean* - mean) / error*`, where
+    mean* and error* come from samples of the batches drawn with replacement. Skewed rates therefore get a skewed
+    interval.
     """
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
@@ -562,9 +623,10 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
 
 
 def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
-    """Return per batch and second: completed requests, arrived tokens, and prompt tokens of responses that began.
+    """Return three rates per second for each batch: completed requests, arrived output tokens, and prompt tokens.
 
-    The definitions are those of the rates in loadgen.analysis.metrics.
+    The prompt tokens of a request count when its response begins. The definitions are those of the rates in
+    loadgen.analysis.metrics.
     """
     ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.prefill_end_ns)
     requests = _sum_per_batch(frame, batches, frame.end_ns[ended], np.ones(int(ended.sum())))
@@ -579,7 +641,10 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
 
 
 def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats) -> Floats:
-    """Sum the amounts at these instants in each batch of the window, per second."""
+    """Return the sum of the amounts in each batch of the window, divided by the length of the batch in seconds.
+
+    Amount i belongs to the batch that contains `instants[i]`.
+    """
     begins, ends = frame.span_ns or (0.0, 1.0)
     inside = (instants >= begins) & (instants <= ends)
     indices = np.minimum(batches - 1, (instants[inside] - begins) / (ends - begins) * batches).astype(np.int64)

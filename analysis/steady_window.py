@@ -1,26 +1,28 @@
 """Chooses the measurement window: the part of a run that its figures cover.
 
-Most runs are measured as a whole, from the first byte sent to the last end: bursts, closed loops, interactive users,
-rates that change by plan, and short runs. This hides nothing.
+Most runs are measured as a whole, from the first byte sent to the end of the last request. These are bursts, closed
+loops, interactive users, rates that change by plan, and short runs.
 
-`window_s` of the plan sets a window. Otherwise a window is chosen only for an open loop with a constant rate that
-reached a steady state. It excludes the ramp, in which the server still fills up, and nothing else:
+A plan can set a window with `window_s`. Otherwise a window is chosen only for an open loop with a constant rate that
+reached a steady state. The window excludes only the ramp, in which the number of requests in flight still grows:
 
-    in flight   |      .--~~--~---~~-.            level: median over the middle half of the arrivals
-                |    /|              |\\           from:  first instant with at least 80 % of the level
-                |  /  |    window    |  \\         to:    the last request is due
+    in flight   |      .--~~--~---~~-.            typical number: median over the middle half of the arrivals
+                |    /|              |\\           window begins:  first time with at least 80 % of this number
+                |  /  |    window    |  \\         window ends:    the last request is due
                 +------------------------- time
 
-The window begins at the earliest one residence time (the median time that a request is in flight) after the first
-request was due. From then on, responses end as often as requests arrive. The window never ends early. A server that
-responds with fast errors only looks like a server that runs out of work, so a falling number in flight must not end a
-window.
+The window begins no earlier than one residence time after the first request was due. The residence time is the median
+time that a request is in flight. After one residence time, responses end as often as requests arrive.
+
+The window always lasts until the last request is due, even if the number in flight falls earlier. A server that
+responds only with fast errors has a falling number in flight too, and these errors must be part of the window.
 
 The window is used if all of these conditions hold. Otherwise the whole run is measured.
 
-- It lasts at least MIN_RESIDENCE_TIMES residence times. A ramp of one residence time is then a small part of the run.
+- The window lasts at least MIN_RESIDENCE_TIMES residence times, so that a ramp of one residence time is a small part of
+  the run.
 - A test shows that the number in flight is steady (see `_is_steady`).
-- It excludes at most MAX_EXCLUDED of the requests, and each of these is complete.
+- The window excludes at most MAX_EXCLUDED of the requests, and each of these is complete.
 """
 
 from __future__ import annotations
@@ -41,47 +43,53 @@ from loadgen.analysis.stats import MAX_BATCHES, MIN_BATCHES, RESIDENCE_TIMES_PER
 from loadgen.analysis.summary import OutsideWindow
 from loadgen.workloads.arrival_facts import LoadFacts
 
-LEVEL_SHARE = 0.8
+FILLED_SHARE = 0.8
 MIN_RESIDENCE_TIMES = MIN_BATCHES * RESIDENCE_TIMES_PER_BATCH
 MAX_EXCLUDED = 0.1
 """Maximum share of the requests that a chosen window may exclude."""
 TREND_SHARE = 0.05
-"""Halves that differ by less than this share of the larger one count as equal, even if a test finds a trend."""
+"""Two halves are equal if they differ by less than this share of the larger one, even if a test finds a trend."""
 UNSTEADY_SHARE = 0.25
-"""Halves that differ by more than this share of the larger one are not steady. The report warns, unless chance may
-explain the difference."""
+"""Two halves are not steady if they differ by more than this share of the larger one. The report then shows a warning,
+unless chance may explain the difference."""
 HALVES_ERRORS = 3
-"""Standard errors within which chance may explain a difference of the halves. With Poisson arrivals the number in
-flight is Poisson distributed, so its standard error is the root of its mean."""
+"""Maximum difference of the halves, in standard errors, that chance may explain. With Poisson arrivals the number in
+flight is Poisson distributed, so its standard error is the square root of its mean."""
 WHOLE_RUN = "the whole run, from the first byte sent to the last end"
 
 
 class InFlight(NamedTuple):
-    """The number in flight over time: `levels[i]` from `instants[i]` until the next instant, and 0 before the first."""
+    """The number of requests in flight over time, as a step function.
+
+    The number is `counts[i]` from `instants[i]` until the next instant. It is 0 before the first instant.
+    """
 
     instants: Floats
-    levels: Integers
+    counts: Integers
 
 
 def load_run(path: Path) -> tuple[Run, Frame]:
-    """Read a run as a Run without Records and a Frame with its measurement window. Raises RunFileError."""
+    """Read a run file. Return a Run without Records, and a Frame with its measurement window. Raises RunFileError."""
     builder = FrameBuilder()
     run = scan(path, builder.add)
     return run, with_window(builder.frame(), run.header)
 
 
 def frame_of_run(run: Run) -> Frame:
-    """Return the Frame of a Run that holds its Records, with its measurement window."""
+    """Return the Frame of a Run that contains its Records. The Frame has the measurement window of the run."""
     return with_window(build_frame(run.records), run.header)
 
 
 def with_window(frame: Frame, header: Header) -> Frame:
-    """Return the Frame with the window that the plan sets or that fits the load."""
+    """Return the Frame with its measurement window, which is set by the plan or chosen for the load."""
     return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
 
 def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
-    """Return the measurement window of a run; None for a burst or interactive users, which are measured as a whole."""
+    """Return the measurement window of a run, or None for bursts and interactive users, which are measured as a whole.
+
+    `set_s` contains the start and the end of the window in seconds, if the plan sets a window.
+    """
     if set_s:
         return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
     answered = frame.sent & ~np.isnan(frame.end_ns)
@@ -101,7 +109,8 @@ def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None =
 
 
 def outside_window(frame: Frame) -> OutsideWindow | None:
-    """Describe the requests due outside the window; None if there are none."""
+    """Return counts and latencies of the measured requests that were due outside the window, or None if there are
+    none."""
     outside = frame.measured & ~frame.inside
     if not outside.any():
         return None
@@ -122,7 +131,8 @@ def outside_window(frame: Frame) -> OutsideWindow | None:
 
 
 def in_flight(begins: Floats, ends: Floats) -> InFlight:
-    """Return the number of open intervals over time, as a step function. Intervals with a NaN end are ignored."""
+    """Return the number of open intervals over time, as a step function. Intervals with a NaN start or end are
+    ignored."""
     known = ~np.isnan(begins) & ~np.isnan(ends)
     instants = np.concatenate((begins[known], ends[known]))
     changes = np.repeat((1, -1), int(known.sum()))
@@ -131,7 +141,7 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 
 
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
-    """Return the whole run as a window. Its ends are informative; `Frame.span_ns` reads only `chosen`."""
+    """Return a Window for the whole run. Its two ends are only informative, because `Frame.span_ns` ignores them."""
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
     return Window(*ends, "whole", reason, steady=steady, unsteady=unsteady)
@@ -140,22 +150,22 @@ def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "
 def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: float, residence_ns: float) -> Window:
     """Return the window of an open loop with a constant rate: the part after the ramp, or the whole run."""
     length = ends - begins
-    level = _median(_between(steps, begins + length / 4, ends - length / 4))
-    if level == 0:
+    typical = _median(_between(steps, begins + length / 4, ends - length / 4))
+    if typical == 0:
         return _whole(frame, "the whole run: no request was in flight most of the time")
     arriving = _between(steps, begins, ends)
-    filled = np.flatnonzero(arriving.levels >= LEVEL_SHARE * level)
+    filled = np.flatnonzero(arriving.counts >= FILLED_SHARE * typical)
     from_ns = max(float(arriving.instants[filled[0]]), begins + residence_ns)
     unsteady = _trend_description(steps, from_ns, ends, residence_ns)
     if unsteady:
         return _whole(frame, "the whole run: no steady state was reached", unsteady=unsteady)
-    window = Window(from_ns, ends, "auto", f"about {level:g} in flight", steady=True)
+    window = Window(from_ns, ends, "auto", f"about {typical:g} in flight", steady=True)
     objection = _objection(frame, window, steps, residence_ns)
     return _whole(frame, f"the whole run: {objection}") if objection else window
 
 
 def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: float) -> str:
-    """Return the reason why a window must not represent the run; empty if it may."""
+    """Return the reason why a window cannot represent the run, or an empty string if the window can represent it."""
     if window.to_ns - window.from_ns < MIN_RESIDENCE_TIMES * max(1.0, residence_ns):
         return f"requests take {residence_ns / NS_PER_S:.3g} s, and a window needs {MIN_RESIDENCE_TIMES} times that"
     if not _is_steady(_batches(steps, window.from_ns, window.to_ns, residence_ns)):
@@ -169,7 +179,10 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Describe how the halves of an interval differ; empty if they do not differ clearly or it is too short."""
+    """Describe how the number in flight differs between the halves of a time interval.
+
+    The text is empty if the halves do not differ clearly, or if the interval is shorter than one residence time.
+    """
     if to_ns - from_ns < max(1.0, residence_ns):
         return ""
     middle = (from_ns + to_ns) / 2
@@ -181,12 +194,18 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 
 
 def _is_steady(values: Floats) -> bool:
-    """Return whether a series of equal batches shows a steady state; False if the series is too short.
+    """Return True if a series of equal batches shows a steady state.
 
-    Halves that differ by at most TREND_SHARE are steady without a test, because with regular arrivals the test finds
-    even the smallest trend. For larger differences the test must find no trend. Halves that differ by more than
-    UNSTEADY_SHARE are never steady, even if the series is too short for the test. A batch is longer than a request, so
-    batches are nearly independent, as the test requires."""
+    A series of fewer than MIN_BATCHES batches does not. Otherwise the difference between the means of its two halves
+    decides, as a share of the larger mean:
+
+    - At most TREND_SHARE: steady. No test is used, because with regular arrivals the test finds even the smallest
+      trend.
+    - At most UNSTEADY_SHARE: steady if the test finds no trend.
+    - More than UNSTEADY_SHARE: not steady.
+
+    A batch is longer than a request, so batches are nearly independent, as the test requires.
+    """
     if len(values) < MIN_BATCHES:
         return False
     half = len(values) // 2
@@ -197,48 +216,53 @@ def _is_steady(values: Floats) -> bool:
 
 
 def _batch_edges(from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the edges of up to MAX_BATCHES equal batches of at least RESIDENCE_TIMES_PER_BATCH residence times."""
+    """Return the edges of equal batches: at most MAX_BATCHES, each of at least RESIDENCE_TIMES_PER_BATCH residence
+    times."""
     batches = min(MAX_BATCHES, int((to_ns - from_ns) / (RESIDENCE_TIMES_PER_BATCH * max(1.0, residence_ns))))
     return np.linspace(from_ns, to_ns, max(1, batches) + 1)
 
 
 def _batches(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the mean number in flight in each batch of an interval."""
+    """Return the mean number of requests in flight in each batch of a time interval."""
     edges = _batch_edges(from_ns, to_ns, residence_ns).tolist()
     return np.array([_mean(_between(steps, *ends)) for ends in pairwise(edges)])
 
 
 def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the number of completed requests in each batch of an interval.
+    """Return the number of requests that completed in each batch of a time interval.
 
-    In a closed loop the number in flight is constant whatever the server does, so it cannot show a steady state. The
-    completions can."""
+    In a closed loop the number in flight is constant whatever the server does, so only completions can show a steady
+    state.
+    """
     ended_ns = frame.end_ns[frame.measured & frame.complete]
     return np.histogram(ended_ns, _batch_edges(from_ns, to_ns, residence_ns))[0].astype(np.float64)
 
 
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
-    """Return the part between two instants, which become the first and the last. The last level is repeated."""
+    """Return the part of a step function between two times. These times become its first and its last instant.
+
+    The last value is repeated, so that there are as many values as instants.
+    """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
-    before = steps.levels[first - 1] if first else 0
-    levels = np.concatenate(([before], steps.levels[first:last]))
-    return InFlight(np.concatenate(([begins], steps.instants[first:last], [ends])), np.append(levels, levels[-1]))
+    before = steps.counts[first - 1] if first else 0
+    counts = np.concatenate(([before], steps.counts[first:last]))
+    return InFlight(np.concatenate(([begins], steps.instants[first:last], [ends])), np.append(counts, counts[-1]))
 
 
 def _mean(part: InFlight) -> float:
-    """Return the mean level over time."""
+    """Return the mean number in flight, weighted by time."""
     lengths = np.diff(part.instants)
-    return float((part.levels[:-1] * lengths).sum() / lengths.sum())
+    return float((part.counts[:-1] * lengths).sum() / lengths.sum())
 
 
 def _median(part: InFlight) -> float:
-    """Return the median level over time: the level is at most this for half of the time."""
-    order = np.argsort(part.levels[:-1], kind="stable")
+    """Return the median number in flight, weighted by time: for half of the time the number is at most the median."""
+    order = np.argsort(part.counts[:-1], kind="stable")
     elapsed = np.cumsum(np.diff(part.instants)[order])
-    return float(part.levels[:-1][order][np.searchsorted(elapsed, elapsed[-1] / 2)])
+    return float(part.counts[:-1][order][np.searchsorted(elapsed, elapsed[-1] / 2)])
 
 
 def _largest(values: Floats) -> float | None:
-    """Return the largest known value in seconds; None if no value is known."""
+    """Return the largest value in seconds, without NaN values, or None if all values are NaN."""
     known = values[~np.isnan(values)]
     return round_to_ns(float(known.max())) if len(known) else None

@@ -1,8 +1,8 @@
 """The summary of a run.
 
-These Structs define summary.json, its JSON Schema (docs/reference/summary.schema.json), its reference page and the
-Python API. `loadgen.analysis.build_summary` fills them in. Names end in their unit: seconds (`_s`), bytes, tokens, or
-shares from 0 to 1. None means unknown or undefined, never zero.
+The Structs of this module define summary.json, its JSON Schema (docs/reference/summary.schema.json), its reference page
+and the Python API. `loadgen.analysis.build_summary` fills them in. Field names end in their unit: seconds (`_s`),
+bytes, tokens, or shares from 0 to 1. None means unknown or undefined, never zero.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
 from loadgen.workloads.arrival_facts import LoadFacts
 
 FORMAT = 1
-"""Version of summary.json. It increases if a key is removed or changes its meaning, not if a key is added."""
+"""Version of the format of summary.json. It increases if a key is removed or changes its meaning, but not if a key is
+added."""
 INCOMPLETE_MAX = 0.25
-"""Share of the number in flight above which incomplete requests cause a warning."""
+"""The report warns if more than this share of the requests in flight are requests that did not complete."""
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """The identity of the run, its plan, and the command that repeats it."""
+    """The identity of the run, its plan, and the command that repeats the run."""
 
     id: str
     """Name of the run's folder."""
@@ -32,13 +33,14 @@ class RunInfo(msgspec.Struct, kw_only=True):
     started_at: str
     """Wall-clock start, RFC 3339, UTC."""
     duration_s: float
-    """Time from the start to the end of the last request. A run without a footer ends with its last recorded line."""
+    """Time in seconds from the start of the run to the end of the last request. For an unfinished run: to its last
+    recorded line."""
     arrivals: str
     """Canonical text of the arrival process, such as `burst` or `poisson:20`."""
     load: LoadFacts = LoadFacts()
     """Properties of the arrival process."""
     asked_s: float | None
-    """Planned duration of the arrivals; None if their number was planned instead."""
+    """Planned duration of the arrivals in seconds; None if the plan gives a number of requests instead."""
     n: int | None
     """Planned number of requests, or of sessions for a workload of sessions."""
     workload: str | None
@@ -62,20 +64,21 @@ class RunInfo(msgspec.Struct, kw_only=True):
     version: str
     """Version of loadgen."""
     prompts: str | None
-    """The method that made prompt lengths exact, or the assumption about them."""
+    """The method that made prompt lengths exact, or the assumption about the prompt lengths."""
     prompts_exact: bool = True
-    """True if prompts were built to the exact token, or counted, with the server's tokenizer."""
+    """True if prompt lengths are exact: prompts were built to the token, or counted, with the server's tokenizer."""
     forced: str | None
-    """Why results of this server version are misleading, if it was measured anyway (--force)."""
+    """Why results of this server version are misleading. Only for a version that was measured despite this, with
+    --force."""
     over_limit: str | None = None
-    """The server limit that the load exceeds, if it was sent anyway (--over-limit)."""
+    """The server limit that the load exceeds. Only for a load that was sent despite this, with --over-limit."""
     repeat: int
     """Number of this repeat, from 1; 0 for a single run."""
     repeats: int
 
     @property
     def may_end(self) -> bool:
-        """True if responses may end before the requested length, so runs may not do equal work."""
+        """True if responses may end before the requested length. Runs may then do different amounts of work."""
         return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 
@@ -89,23 +92,27 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     """The hardware of the server, if the plan states it."""
     url: str | None
     proxied_to: str = ""
-    """URL of the container, if Docker's docker-proxy was between client and server; else empty."""
+    """URL of the container if Docker's docker-proxy was between client and server; otherwise empty."""
     addresses: list[str] = []
-    """Addresses of the URL's host that connections used in turn; empty for older runs."""
+    """Addresses of the URL's host that the connections used in turn; empty for runs of older versions."""
     addresses_unused: dict[str, str] = {}
-    """Other addresses of the host, each with the reason why it was not used."""
+    """Addresses of the host that the connections did not use, each with the reason."""
     endpoint: str | None
     simulated: bool
     speed: float | None
     """Speed of a simulated server's clock, relative to real time."""
     virtual: bool = False
-    """True for a run in virtual time: nothing was sent, and a scheduler on modelled hardware produced the results."""
+    """True for a run in virtual time: no request was sent, and a simulated scheduler on modelled hardware produced the
+    results."""
     limits: dict[str, bool | int | float | str | None]
-    """Limits that the server reports, such as its context length."""
+    """Limits that the server reports, such as its context length, by name."""
 
 
 class ErrorExample(msgspec.Struct, kw_only=True):
-    """An error message and its count. Messages that differ in numbers only count as one, with N for the numbers."""
+    """An error message and the number of its occurrences.
+
+    Messages that differ only in numbers count as one message, in which N replaces the numbers.
+    """
 
     count: int
     detail: str
@@ -115,30 +122,30 @@ class ErrorExample(msgspec.Struct, kw_only=True):
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
-    """Outcomes of the measured requests."""
+    """Number of measured requests by outcome."""
 
     sent: int
     complete: int
     truncated: int
     failed: int
     rejected: int = 0
-    """Requests that the server, or a proxy in front of it, was too busy to take: HTTP status 429 or 503, or an
-    equivalent error event. They do not count as failed, except in runs of versions without this state."""
+    """Requests that the server, or a proxy in front of it, was too busy to accept: HTTP status 429 or 503, or an
+    equivalent error event. They do not count as failed, except in runs of older versions without this state."""
     dropped: int
-    """Requests that were never sent, because too many were in flight or their session had ended."""
+    """Requests that were never sent, because too many requests were in flight or their session had ended."""
     unrecorded: int
     """Planned requests without a Record, in a run that was killed."""
     warmup: int
     warmup_incomplete: int = 0
-    """Warm-up requests that did not complete. They are not in any other count."""
+    """Warm-up requests that did not complete. They are part of `warmup`, but not of the counts of measured requests."""
     errors: dict[str, int]
     """Number of errors by kind, the most frequent first."""
     examples: dict[str, list[ErrorExample]]
-    """The most frequent messages of each kind of error."""
+    """The most frequent error messages, by error kind."""
 
     @property
     def planned(self) -> int:
-        """The planned number of requests."""
+        """The planned number of requests: sent + dropped + unrecorded."""
         return self.sent + self.dropped + self.unrecorded
 
     @property
@@ -148,35 +155,36 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
 
 class LengthDifference(msgspec.Struct, kw_only=True):
-    """Complete responses with a shorter, or longer, output than requested."""
+    """Complete responses whose output is shorter than requested, or those whose output is longer."""
 
     responses: int
     tokens_mean: float
-    """Mean output tokens of these responses."""
+    """Mean number of output tokens of these responses."""
     requested_mean: float
-    """Mean output tokens that were requested for these responses."""
+    """Mean number of output tokens that were requested for these responses."""
     why: str = ""
-    """The cause, if the backend explains it; else empty."""
+    """The cause, if it is known for this backend; otherwise empty."""
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
-    """Tokens that were requested and that the server reported, over all sent requests."""
+    """Tokens that the client requested and tokens that the server reported, over all requests sent."""
 
     prompt_asked: int
     prompt_reported: int
     output_asked: int
     output_reported: int
     prompt_mismatches: int
-    """Complete requests for which the server reported a different prompt length than requested."""
+    """Complete requests for which the server reported another prompt length than the requested one."""
     output_mismatches: int
-    """Complete responses with a different length than requested, from servers that cannot fix the length. If responses
-    may end early, only longer ones count. Responses with a count of chunks only are excluded."""
+    """Complete responses of another length than requested. Only servers that cannot fix the length produce them. If
+    responses may end early, only longer responses count. Responses with a count of chunks but not of tokens are
+    excluded."""
     output_early: LengthDifference | None = None
     """Complete responses that ended before the requested length; None if there are none."""
     output_longer: LengthDifference | None = None
     """Complete responses that exceeded the requested length; None if there are none."""
     prompt_unknown: int
-    """Complete requests with a prompt length that was not known in advance."""
+    """Complete requests whose prompt length was not known in advance."""
     prompt_unreported: int
     """Complete requests for which the server did not report the prompt length."""
     counted_by: dict[str, int]
@@ -190,37 +198,38 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     unstreamed_requests: int = 0
     """Complete requests with tokens that were never streamed."""
     spread_per_chunk: float | None = None
-    """Tokens per chunk of complete requests whose total was spread evenly over chunks; None without such requests."""
+    """Mean tokens per chunk of complete requests whose total was spread evenly over their chunks. None without such
+    requests."""
     contradicted_chunks: int = 0
     """Tokens counted in the chunks of complete requests whose chunks and total contradict each other."""
     contradicted_totals: int = 0
-    """Tokens in the server's totals of these requests."""
+    """Tokens in the server's totals of complete requests whose chunks and total contradict each other."""
 
 
 class OutsideWindow(msgspec.Struct, kw_only=True):
-    """Measured requests due outside the window. They are excluded from latencies and goodput."""
+    """Measured requests that were due outside the window. Latencies and goodput exclude these requests."""
 
     requests: int
     complete: int
     incomplete: dict[str, int]
-    """Requests that did not complete, by state."""
+    """Requests outside the window that did not complete, by state."""
     slowest_s: float | None
-    """Largest E2E latency of a complete request outside the window; None if there is none."""
+    """Largest E2E latency of a complete request outside the window, in seconds. None if there is no such request."""
     slowest_inside_s: float | None
-    """Largest E2E latency inside the window."""
+    """Largest E2E latency of a complete request inside the window, in seconds."""
     slowest_ttft_s: float | None
-    """Largest TTFT of a complete request outside the window."""
+    """Largest TTFT of a complete request outside the window, in seconds."""
     slowest_ttft_inside_s: float | None
-    """Largest TTFT inside the window."""
+    """Largest TTFT of a complete request inside the window, in seconds."""
 
     @property
     def slower(self) -> bool:
-        """True if a request outside the window had a larger E2E or TTFT than every request inside."""
+        """True if a request outside the window had a larger E2E latency or TTFT than every request inside."""
         return self.slower_whole or self.slower_first
 
     @property
     def slower_whole(self) -> bool:
-        """True if a request outside the window had a larger E2E than every request inside."""
+        """True if a request outside the window had a larger E2E latency than every request inside."""
         return self._exceeds(self.slowest_s, self.slowest_inside_s)
 
     @property
@@ -234,28 +243,28 @@ class OutsideWindow(msgspec.Struct, kw_only=True):
 
 
 class MeasuredWindow(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The measurement window: the part of the run that the figures cover, in seconds from its start."""
+    """The measurement window: the part of the run that the figures cover. Times are in seconds from the run's start."""
 
     from_s: float | None
     to_s: float | None
     chosen: Literal["whole", "auto", "set"]
-    """`set` by the plan, `auto` if a test showed a steady state, or the `whole` run."""
+    """`set` if the plan sets the window, `auto` if a test showed a steady state, `whole` for the whole run."""
     reason: str
     requests: int
-    """Measured requests due in the window."""
+    """Measured requests that were due in the window."""
     unsteady: str = ""
-    """A description of the trend, if a load of one rate never became steady; else empty."""
+    """Description of the trend if a load with a constant rate never became steady; otherwise empty."""
     outside: OutsideWindow | None = None
-    """Measured requests outside the window; None if there are none."""
+    """Measured requests that were due outside the window; None if there are none."""
 
     @property
     def whole(self) -> bool:
-        """True if figures cover the whole run, or there are no figures."""
+        """True if the figures cover the whole run, or if there are no figures."""
         return self.chosen == "whole" or self.from_s is None
 
 
 class Throughput(msgspec.Struct, kw_only=True):
-    """Rates in the window, with their intervals. Rates are None if no request was complete."""
+    """Rates in the window, with their confidence intervals. All rates are None if no request completed."""
 
     completed: int | None = None
     """Complete requests that ended in the window: the numerator of `requests_per_s`."""
@@ -266,43 +275,45 @@ class Throughput(msgspec.Struct, kw_only=True):
     requests_per_s: float | None
     output_tokens_per_s: float | None
     steady_output_tokens_per_s: float | None
-    """Output throughput before the drain, for whole runs."""
+    """Output throughput of a whole run before its drain (see `tail_share`)."""
     total_tokens_per_s: float | None
     """Throughput of output and prompt tokens together."""
     input_tokens_per_s: float | None = None
     """Throughput of prompt tokens."""
     tail_share: float | None
-    """Share of the run in which fewer than a tenth of the requests are still in flight (the drain)."""
+    """Length of the drain as a share of the run. In the drain, fewer than a tenth of the requests are still in
+    flight."""
     error_share: float | None
-    """Relative error of the rates due to the timestamp error at the ends of the window."""
+    """Relative error of the rates that is due to the timestamp errors at both ends of the window."""
     ci95: dict[str, tuple[float, float]]
     """95 % interval of each rate."""
     ci95_none: str | None
-    """Why there are no intervals; None if there are."""
+    """Reason why there are no intervals; None if there are intervals."""
 
 
 class LittlesLaw(msgspec.Struct, kw_only=True):
-    """Little's law over the window: request throughput times mean E2E latency equals the mean number in flight.
+    """Little's law over the window: request throughput * mean E2E latency = mean number of requests in flight.
 
-    Figures that contradict it do not describe the same requests."""
+    If the law does not hold, throughput and latency cover different requests.
+    """
 
     in_flight: float
-    """Mean number of requests in flight, from the start and end of every request."""
+    """Mean number of requests in flight, computed from the start and the end of every request."""
     expected: float
     """`requests_per_s` times the mean of `e2e_s`."""
     incomplete: float
-    """The part of `in_flight` due to requests that did not complete, which have no latency."""
+    """The part of `in_flight` that is due to incomplete requests, which have no latency."""
     tolerance: float
-    """Largest tolerated difference between `expected` and `in_flight - incomplete`."""
+    """Maximum difference between `expected` and `in_flight - incomplete` at which the law holds."""
 
     @property
     def holds(self) -> bool:
-        """True if throughput and latency agree with the number of complete requests in flight."""
+        """True if throughput times latency equals the number of complete requests in flight, within the tolerance."""
         return abs(self.in_flight - self.incomplete - self.expected) <= self.tolerance
 
     @property
     def covers(self) -> bool:
-        """True if most requests in flight were complete, so that latencies represent them."""
+        """True if most requests in flight completed, so that the latencies represent them."""
         return self.incomplete <= INCOMPLETE_MAX * self.in_flight
 
 
@@ -316,16 +327,17 @@ class IntervalMeaning(msgspec.Struct, kw_only=True):
 
 
 class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The time over which a burst was sent."""
+    """The time that it took to send all requests of a burst."""
 
     skew_s: float | None
-    """Last byte sent - first byte sent; None if requests were not all due at one instant."""
+    """Time from the first byte sent to the last byte sent, in seconds. None if the requests were not all due at one
+    time."""
     skew_range_s: tuple[float, float] | None = None
-    """Minimum and maximum skew of a distributed run, given the uncertainty of the machines' clocks."""
+    """Minimum and maximum skew of a distributed run in seconds, given the uncertainty of the machines' clocks."""
 
 
 class TargetDueSent(msgspec.Struct, kw_only=True):
-    """A figure of the load: as named by the arrival process, as planned (due), and as sent."""
+    """One figure of the load: as the arrival process names it, as planned (due), and as sent."""
 
     named: float | None
     due: float | None
@@ -333,7 +345,7 @@ class TargetDueSent(msgspec.Struct, kw_only=True):
 
 
 class GapTest(msgspec.Struct, kw_only=True):
-    """Kolmogorov-Smirnov test of inter-arrival gaps against the distribution that the arrivals name."""
+    """Kolmogorov-Smirnov test of the gaps between requests against the distribution of the arrival process."""
 
     statistic: float
     p_value: float
@@ -343,14 +355,17 @@ class GapTest(msgspec.Struct, kw_only=True):
 
 
 class GapTests(msgspec.Struct, kw_only=True):
-    """Tests of the due and the sent gaps. None if there are too few gaps or the arrivals name no distribution."""
+    """Tests of the gaps between due times and of the gaps between send times.
+
+    A test is None if there are too few gaps or if the arrival process has no distribution.
+    """
 
     due: GapTest | None
     sent: GapTest | None
 
 
 class SendLateness(msgspec.Struct, kw_only=True):
-    """Send delay (sent - due) in seconds, as exact percentiles."""
+    """Exact percentiles of the send delay (sent - due), in seconds."""
 
     p50: float
     p90: float
@@ -359,23 +374,24 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
 
 class Delivery(msgspec.Struct, kw_only=True):
-    """Requested load and sent load. For sessions only first turns count, because later turns follow responses."""
+    """The requested load and the sent load. For sessions only first turns count, because later turns follow
+    responses."""
 
     arrivals: str
     asked: int
     sent: int
     not_sent: int
     rate_per_s: TargetDueSent
-    """Rate: (requests - 1) / (last - first)."""
+    """Requests per second: (requests - 1) / (last - first)."""
     cv: TargetDueSent
-    """Coefficient of variation of the gaps between requests."""
+    """Coefficient of variation of the gaps between requests: standard deviation / mean."""
     ks: GapTests
     late_s: SendLateness | None
-    """None for closed loops and interactive users, which have no due times."""
+    """Send delays. None for closed loops and interactive users, which have no due times."""
 
 
 class QuotedCalibration(msgspec.Struct, kw_only=True):
-    """The last result of `loadgen calibrate` on this machine."""
+    """The result of the last `loadgen calibrate` on this machine."""
 
     made_at: str
     version: str
@@ -384,7 +400,7 @@ class QuotedCalibration(msgspec.Struct, kw_only=True):
 
 
 class ClientHealth(msgspec.Struct, kw_only=True):
-    """Health of the load generator: whether it was a bottleneck, and the accuracy of its timestamps."""
+    """Health of the load generator: whether it was a bottleneck, and how accurate its timestamps are."""
 
     verdict: Literal["ok", "limited"] = "ok"
     reasons: list[str] = []
@@ -394,83 +410,87 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     source: StampFacts = StampFacts()
     """Properties of the timestamp source."""
     lacking: str = ""
-    """What the machine lacks for a better timestamp source, if the best source was requested."""
+    """What the machine lacks for a better timestamp source. Empty unless the best source was requested."""
     late_p50_s: float | None = None
-    """Read delay: time from the receive timestamp until the client had read the bytes. None without exact stamps."""
+    """Read delay: time from the receive timestamp until the client had read the bytes, in seconds. None if the
+    timestamps are not exact."""
     late_p99_s: float | None = None
     late_max_s: float | None = None
     coalesced_share: float | None = None
     """Share of reads that held more than one event."""
     send_late_p99_s: float | None = None
-    """Send delay: time from the due time until the request was sent."""
+    """Send delay: time from the due time until the request was sent, in seconds."""
     clock_disagreement_s: float | None = None
-    """Largest disagreement between the wall clock and the monotonic clock."""
+    """Largest disagreement between the wall clock and the monotonic clock, in seconds."""
     clock_step_s: float | None = None
-    """The part of the disagreement that clock slewing does not explain."""
+    """The part of `clock_disagreement_s` that clock slewing does not explain."""
     cpu_share: float | None = None
     """CPU use of the busiest worker in its busiest second, as a share of one core."""
     cpu_s: float | None = None
-    """Processor time of all workers together."""
+    """CPU time of all workers together, in seconds."""
     core_wait_s: float | None = None
-    """How long the workers were ready to run and waited for a core, added up; null where the kernel does not say."""
+    """Total time in which workers were ready to run but waited for a CPU core, in seconds. Null if the kernel does not
+    report it."""
     core_wait_max_s: float | None = None
-    """The longest of these waits in one health sample (one second) of one worker, added up."""
+    """Longest wait for a CPU core of one worker within one health sample (one second), in seconds."""
     scheduling: SchedulingFacts | None = None
-    """The client's scheduling priority at the start of the run; null in older runs."""
+    """The client's scheduling priority at the start of the run; null for runs of older versions."""
     realtime_given_up: int | None = None
-    """Workers that gave up the real-time policy, because they used a core for 200 ms without a pause."""
+    """Workers that gave up real-time scheduling because they used a core for 200 ms without a pause."""
     full_reads: int | None = None
-    """Reads that found the receive window full."""
+    """Reads that found the TCP receive window full."""
     windows: int | None = None
-    """Late reads before which the receive window was checked (TCP_INFO)."""
+    """Late reads before which the TCP receive window was checked (TCP_INFO)."""
     sweep_max_s: float | None = None
-    """Maximum intended delay of reads that were batched; 0 if everything was read at once."""
+    """Maximum planned delay of reads that were batched, in seconds; 0 if every read was immediate."""
     retransmit_share: float | None = None
-    """Retransmitted TCP segments per request."""
+    """Retransmitted TCP segments / requests."""
     out_of_order_share: float | None = None
-    """TCP segments received out of order per read."""
+    """TCP segments received out of order / reads."""
     ring_drops: int | None = None
-    """Segments dropped because the packet ring was full."""
+    """TCP segments that the kernel dropped because the packet ring was full."""
     ring_missed: int | None = None
-    """Timestamps taken from the socket because the packet ring did not have them."""
+    """Timestamps that were taken from the socket because the packet ring did not contain the segment."""
     ring_rejected: int | None = None
-    """Requests with socket timestamps because their packet timestamps contradicted the socket's or the request."""
+    """Requests with socket timestamps, because their packet timestamps contradicted the socket timestamps or the
+    request."""
     ring_given_up: int | None = None
-    """Workers that stopped using packet timestamps during the run because too many were rejected."""
+    """Workers that stopped using packet timestamps during the run because too many of them were rejected."""
     socket_rejected: int | None = None
-    """Requests with user-space timestamps because their kernel timestamps contradicted the request."""
+    """Requests with user-space timestamps, because their kernel timestamps contradicted the request."""
     ring_off_p50_s: float | None = None
-    """Self-check of the timestamps: the difference between the packet ring's and the socket's timestamp of the last
-    byte of a read, rounded up to a power of two in ns."""
+    """Self-check of the timestamps: difference between the packet ring's and the socket's timestamp of the last byte of
+    a read, in seconds. It is rounded up to a power of two in ns."""
     ring_off_p99_s: float | None = None
     ring_off_max_s: float | None = None
     stall_max_s: float | None = None
-    """Longest stall of a worker's event loop."""
+    """Longest stall of a worker's event loop, in seconds."""
     first_token_merged: int = 0
-    """First tokens that were read together with later tokens. Their TTFTs are upper bounds."""
+    """First tokens that were read together with later tokens. The TTFTs of these requests are upper bounds."""
     reopened: int = 0
     """Connections that were reopened because the server had closed them."""
     sent_again: int = 0
-    """Requests that were sent twice because the server closed the idle connection during the first send. TTFT counts
-    from the second send."""
+    """Requests that were sent twice because the server closed the idle connection during the first send. Their TTFT
+    counts from the second send."""
     pauses: int | None = None
-    """How often a client of a closed loop paused because its request had failed immediately."""
+    """Number of times that a closed-loop client paused because its request had failed immediately."""
     paused_s: float | None = None
-    """Total duration of these pauses over all clients."""
+    """Total duration of these pauses over all clients, in seconds."""
     worker_lost: int = 0
-    """Requests whose worker process died."""
+    """Requests whose worker process ended before it recorded their outcome."""
     client_limit: int = 0
-    """Requests for which the client machine could not open a connection: no free port, no free file, or no route."""
+    """Requests for which the client machine could not open a connection: no free port, no free file descriptor, or no
+    route."""
     workers: int = 0
     samples: int = 0
     """Number of health samples in the run file."""
     calibration: QuotedCalibration | None = None
     error_bar_s: float | None = None
-    """Error bar of the timestamps: 99 % of them are off by at most this. The error bars of TTFT, TPOT, ITL and E2E are
-    defined in the same way."""
+    """Error bar of the timestamps in seconds: 99 % of the timestamps are off by at most this. The error bars of TTFT,
+    TPOT, ITL and E2E are defined in the same way."""
     error_bar_ttft_s: float | None = None
     error_ttft_p50_s: float | None = None
-    """Maximum error of the median TTFT."""
+    """Maximum error of the median TTFT, in seconds."""
     error_bar_tpot_s: float | None = None
     error_bar_itl_s: float | None = None
     error_bar_e2e_s: float | None = None
@@ -482,12 +502,12 @@ class ClientHealth(msgspec.Struct, kw_only=True):
 
 
 class TurnLatency(msgspec.Struct, kw_only=True):
-    """Latency of one turn of multi-turn sessions."""
+    """Latencies of one turn of multi-turn sessions."""
 
     turn: int
     """Number of the turn, from 1."""
     n: int
-    """Complete requests of this turn."""
+    """Number of complete requests of this turn."""
     prompt_tokens_mean: float | None
     """Mean prompt length as reported by the server."""
     ttft_s: Distribution
@@ -495,42 +515,43 @@ class TurnLatency(msgspec.Struct, kw_only=True):
 
 
 class MemoryLevels(msgspec.Struct, kw_only=True):
-    """Memory in use, from one reading per second."""
+    """Memory in use before, during and after the run, from one reading per second."""
 
     of: str
-    """The subject: `GPU 0`, `process 123` or `host`."""
+    """The device or the process: `GPU 0`, `process 123` or `host`."""
     idle_bytes: int | None
     """Memory in use before the first request."""
     loaded_bytes: int | None
     """Memory in use after the last request."""
     peak_bytes: int | None
-    """Largest reading in between."""
+    """Largest reading, except for readings before the first request."""
     readings: int
 
 
 class GpuMemory(MemoryLevels, kw_only=True):
-    """Memory of a GPU."""
+    """Memory in use on a GPU."""
 
     name: str
     total_bytes: int | None
 
 
 class ProcessMemory(MemoryLevels, kw_only=True):
-    """Memory of a process on a GPU or on the host."""
+    """Memory in use by a process, on a GPU or on the host."""
 
     on: str
-    """Where the memory is: `GPU 0` or `host`."""
+    """Location of the memory: `GPU 0` or `host`."""
     name: str
 
 
 class HostMemoryLevels(MemoryLevels, kw_only=True):
-    """Memory of the host."""
+    """Memory in use on the host."""
 
     total_bytes: int | None
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """Share of the server's KV cache in use, as the server reports it. With several engines, their mean."""
+    """Share of the server's KV cache in use, as the server reports it. With several engines, the mean over the
+    engines."""
 
     idle_share: float | None
     mean_share: float | None
@@ -552,7 +573,7 @@ class MemoryReserved(msgspec.Struct, kw_only=True):
 
 
 class Memory(msgspec.Struct, kw_only=True):
-    """Memory before, during and after the run."""
+    """Memory in use before, during and after the run."""
 
     gpus: list[GpuMemory]
     processes: list[ProcessMemory]
@@ -560,16 +581,17 @@ class Memory(msgspec.Struct, kw_only=True):
     kv_cache: KvCache | None
     taken_at_start: MemoryReserved | None
     not_measured: dict[str, str]
-    """Sources that could not be read, each with the reason."""
+    """Sources that could not be read, with the reason for each."""
     gaps: dict[str, dict[str, int]]
     """Number of failed readings, by source and reason."""
 
 
 class CounterCheck(msgspec.Struct, kw_only=True):
-    """A counter of the server over the run, warm-up included, compared with the client's count.
+    """Growth of a server counter over the run, warm-up included, compared with the client's count.
 
-    With incomplete requests, the client's count lies between `client` and `client_most`. `difference` is then the
-    distance to the nearer of the two, and 0 in between."""
+    With incomplete requests, the client only knows that its count lies between `client` and `client_most`. `difference`
+    is the distance from the server's count to this range, and 0 inside the range.
+    """
 
     server: int
     client: int | None = None
@@ -578,7 +600,7 @@ class CounterCheck(msgspec.Struct, kw_only=True):
     agree: bool | None = None
     """True if both counts agree; None if they cannot be compared (see `why`)."""
     resets: int
-    """How often the server reset the counter."""
+    """Number of times that the server reset the counter."""
     why: str = ""
     """The likely cause of a difference, or the reason why the counts cannot be compared."""
 
@@ -596,7 +618,7 @@ class MachineClock(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The content of summary.json. Fields with a default are omitted if they do not apply to the run."""
+    """The content of summary.json. Fields with default values are omitted if they do not apply to the run."""
 
     run: RunInfo
     server: ServerInfo
@@ -607,16 +629,17 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     littles_law: LittlesLaw | None = None
     """None if no request was complete in the window."""
     latencies: dict[str, Distribution] = msgspec.field(name="latency")
-    """Distribution of each latency, by metric."""
+    """Distribution of each latency, by metric name."""
     intervals: IntervalMeaning
     latencies_adjusted: dict[str, AdjustedDistribution] = msgspec.field(name="latency_adjusted")
-    """Distribution of each latency over all requests due in the window. Incomplete requests are infinitely slow."""
+    """Distribution of each latency over all requests due in the window. Incomplete requests count as infinitely
+    slow."""
     burst: BurstSkew
     delivery: Delivery
     memory: Memory | None
-    """Written as {} for a run without telemetry."""
+    """None for a run without telemetry, which summary.json shows as `{}`."""
     server_counters: dict[str, CounterCheck]
-    """Comparison of each server counter; empty for a run without readings of the server."""
+    """Comparison of each server counter with the client's count. Empty for a run without readings of the server."""
     client: ClientHealth
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
@@ -627,12 +650,12 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def generates(self) -> bool:
-        """True if output tokens were requested. False for embeddings and rerank."""
+        """True if output tokens were requested. False for embeddings and rerank, which generate no tokens."""
         return self.tokens.output_asked > 0 or not self.requests.complete
 
     @property
     def latency(self) -> ByLatency[Distribution]:
-        """Latencies by attribute or key: `summary.latency.ttft.p99`, `summary.latency["ttft_s"]`."""
+        """Latencies by attribute or by key: `summary.latency.ttft.p99` or `summary.latency["ttft_s"]`."""
         return ByLatency(self.latencies)
 
     @property

@@ -1,10 +1,14 @@
 """Readings of the server, the GPUs and the host during a run.
 
-This module turns Telemetry lines into curves on the run's time axis, compares the server's counters with the client's
-counts, and summarises memory before, during and after the run. It also describes the clocks of several machines.
+From the Telemetry lines of the run file, this module computes:
+
+- curves on the run's time axis,
+- the difference between the server's counters and the client's counts,
+- memory in use before, during and after the run,
+- the clock offsets of the machines of a distributed run.
 
 Engines reserve most of a GPU's memory when they start, so memory in use says little about the load. The share of the KV
-cache in use does. The summary has both, with a note on how much the engine reserves.
+cache in use says more. The summary contains both, with a note on how much memory the engine reserves.
 """
 
 from __future__ import annotations
@@ -33,17 +37,17 @@ from loadgen.analysis.summary import (
 
 Source = Literal["server", "gpu", "host"]
 BEFORE = ("idle", "start")
-"""Moments before the run's instant 0: `idle` is before any request, `start` after the warm-up requests."""
+"""Moments before the start of the run: `idle` is before any request, `start` is after the warm-up requests."""
 AFTER = ("end", "after")
-"""Moments after the run: `end` is right after the last request ended, `after` a little later."""
+"""Moments after the run: `end` is right after the end of the last request, `after` is a little later."""
 SHARE_DECIMALS = 4
 
 
 class Reading(NamedTuple):
-    """One reading of a source, or a gap: the reason why there are no values."""
+    """One reading of a source. If the reading failed, `gap` is the reason; otherwise it is empty."""
 
     at_s: float
-    """Seconds from the run's instant 0."""
+    """Seconds from the run's start."""
     moment: str
     """`idle`, `start`, `run`, `end` or `after`."""
     values: Mapping[str, Any]
@@ -51,7 +55,7 @@ class Reading(NamedTuple):
 
 
 def readings(run: Run, source: Source) -> list[Reading]:
-    """Return the readings of one source in order of time. A duplicate line counts once."""
+    """Return the readings of one source in order of time. Duplicate lines count once."""
     lines = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
         Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
@@ -60,7 +64,7 @@ def readings(run: Run, source: Source) -> list[Reading]:
 
 
 def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return the values of one reading by subject: `server`, `GPU 0`, `host` or `process 123`."""
+    """Return the values of one reading by device or process: `server`, `GPU 0`, `host` or `process 123`."""
     if reading.gap:
         return {}
     if source == "server":
@@ -80,13 +84,13 @@ def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of a reading; None if the reading does not have it."""
+    """Return a figure of a reading as a float, or None if the reading does not have this figure."""
     value = values.get(name)
     return None if value is None else float(value)
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One curve. `x_s` is seconds from the run's instant 0, negative before it."""
+    """One curve over time. `x_s` is in seconds from the run's start, and is negative before the start."""
 
     name: str
     """The name of the curve, as in docs/reference/telemetry.md."""
@@ -94,10 +98,10 @@ class Series(msgspec.Struct, frozen=True):
     unit: str
     """`bytes`, `share`, `requests`, `tokens/s`, `requests/s`, `W` or `Hz`."""
     of: str
-    """The subject: `server`, `GPU 0`, `host` or `process 123`."""
+    """The device or the process: `server`, `GPU 0`, `host` or `process 123`."""
     x_s: list[float]
     y: list[float | None]
-    """None is a gap, in which nothing was read. It is not a zero."""
+    """Values of the curve. None means that nothing was read at this time. It does not mean zero."""
 
 
 Points = list[tuple[float, float | None]]
@@ -113,11 +117,14 @@ class Curve(msgspec.Struct, frozen=True):
     title: str
     unit: str
     convert: Callable[[Points], Points] = list
-    """Converts the readings of a counter. A gauge is not converted."""
+    """Converts the readings of a counter. The default is for gauges and changes nothing."""
 
 
 def per_second(points: Points) -> Points:
-    """Return the growth of a counter since the previous reading, per second; None after a gap or a counter reset."""
+    """Return the growth of a counter since the previous reading, per second.
+
+    The rate is None for the first reading, after a gap and after a counter reset.
+    """
     rates: Points = [(points[0][0], None)]
     for (before_s, before), (now_s, now) in pairwise(points):
         if before is None or now is None or now < before or now_s <= before_s:
@@ -128,7 +135,7 @@ def per_second(points: Points) -> Points:
 
 
 def since_first(points: Points) -> Points:
-    """Return the growth of a counter since the first reading. Growth continues across counter resets."""
+    """Return the growth of a counter since the first reading. After a counter reset the growth continues."""
     growth: Points = []
     total = 0.0
     before: float | None = None
@@ -166,7 +173,7 @@ CURVES: tuple[Curve, ...] = (
 
 
 def all_series(run: Run) -> list[Series]:
-    """Return all curves with at least one reading, on one time axis. Empty for a run without telemetry."""
+    """Return all curves with at least one value, on one time axis. The list is empty for a run without telemetry."""
     values = {
         source: [(reading.at_s, values_by_subject(reading, source)) for reading in readings(run, source)]
         for source in get_args(Source)
@@ -191,15 +198,17 @@ def all_series(run: Run) -> list[Series]:
 
 
 COMPARED = ("prompt_tokens", "output_tokens", "requests_finished", "rejections")
-"""Counters that the client counts too."""
+"""Counters that both the server and the client have."""
 SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed")
 """Counters that only the server has."""
 
 
 def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
-    """Compare the server's counters with the client's counts, from before the first request to after the last one.
+    """Compare the growth of the server's counters over the run with the client's counts.
 
-    Warm-up requests are included. The result is empty for a run without readings of the server."""
+    Warm-up requests are included if there is a reading from before them. The result is empty for a run without readings
+    of the server.
+    """
     all_readings = readings(run, "server")
     if not all_readings:
         return {}
@@ -225,7 +234,7 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
 def _comparison_obstacle(
     run: Run, all_readings: Sequence[Reading], valid: Sequence[Reading], first: Reading | None
 ) -> str:
-    """Return why the server's counters cannot be compared; empty if they can."""
+    """Return the reason why the server's counters cannot be compared, or an empty string if they can be compared."""
     gaps = [reading.gap for reading in all_readings if reading.gap] or ["none was taken"]
     if first is None:
         return f"there is no reading from before the run ({gaps[0]})"
@@ -239,10 +248,11 @@ def _comparison_obstacle(
 
 
 def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
-    """Return the growth of a counter over these readings, and how often it was reset.
+    """Return the growth of a counter over these readings, and the number of its resets.
 
-    A counter that is missing in the first reading counts as 0, because servers publish some counters only after their
-    first event."""
+    The growth is None if no reading has the counter. A counter that is missing only in the first reading starts at 0,
+    because servers publish some counters only after their first event.
+    """
     values = [number_in(reading.values, counter) for reading in valid]
     if all(value is None for value in values):
         return None, 0
@@ -252,10 +262,11 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
 
 
 def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Fill in the client's count: the minimum from complete requests, and the maximum from all sent requests.
+    """Fill in the client's count in `check`, and its difference from the server's count.
 
-    Rejected requests are not in the maximum, because a server that rejects a request neither reads its prompt nor
-    generates a response.
+    The client's count is a range. The minimum covers complete requests, and the maximum covers all sent requests. The
+    maximum excludes rejected requests, because a server that rejects a request neither reads its prompt nor generates a
+    response.
     """
     rejected = rows & frame.ended_as("rejected")
     sent = rows & ~np.isnan(frame.sent_ns) & ~rejected
@@ -281,12 +292,12 @@ def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, row
 
 
 def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> str:
-    """Return the most likely reason of a difference; empty if there is no difference."""
+    """Return the most likely cause of a difference, or an empty string if there is no difference."""
     title, notes = run.header.server_title, run.header.server_notes
     if not difference:
         return ""
     if counter == "rejections" and difference < 0:
-        return f"a proxy in front of {title} rejected the others, or {title} does not count all rejections"
+        return f"a proxy in front of {title} rejected the other requests, or {title} does not count all rejections"
     method = _counting_method(run, frame, counter)
     if method:
         return method
@@ -298,7 +309,7 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 
 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
-    """Describe how this backend counts, if it does not count every request once; else empty."""
+    """Describe how this backend counts, or return an empty string if it counts every request once."""
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:
@@ -309,11 +320,11 @@ def _counting_method(run: Run, frame: Frame, counter: str) -> str:
 
 
 Values = list[tuple[str, Mapping[str, Any]]]
-"""The moment and the values of each reading."""
+"""Pairs of the moment and the values of each reading."""
 
 
 def memory_use(run: Run) -> Memory | None:
-    """Return the `memory` part of the summary; None for a run without telemetry."""
+    """Return the `memory` part of the summary, or None for a run without telemetry."""
     by_source = {source: readings(run, source) for source in get_args(Source)}
     facts = run.header.telemetry
     if not facts and not any(by_source.values()):
@@ -354,7 +365,7 @@ def memory_use(run: Run) -> Memory | None:
 
 
 def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str, Values]:
-    """Return the moments and values of each subject of these readings."""
+    """Return the moments and the values of these readings for each device or process."""
     subjects: dict[str, Values] = {}
     for reading in source_readings:
         for subject, values in values_by_subject(reading, source).items():
@@ -363,13 +374,13 @@ def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str,
 
 
 def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
-    """Return the figure of each reading that has it."""
+    """Return the values of a figure over the readings that have it."""
     figures = [number_in(reading.values, figure) for reading in source_readings]
     return [value for value in figures if value is not None]
 
 
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
-    """Return the fields of MemoryLevels."""
+    """Return the fields of MemoryLevels for one device or process."""
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
     idle = [size for moment, size in known if moment == "idle"]
@@ -384,7 +395,7 @@ def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
 
 
 def _gpu_processes(gpus: Mapping[str, Values]) -> Iterator[ProcessMemory]:
-    """Yield the memory of each process on each GPU. In a container the driver often does not report it."""
+    """Yield the memory use of each process on each GPU. In a container, the driver often does not report it."""
     processes: dict[tuple[str, str], Values] = {}
     for gpu, moments in gpus.items():
         for moment, values in moments:
@@ -395,7 +406,7 @@ def _gpu_processes(gpus: Mapping[str, Values]) -> Iterator[ProcessMemory]:
 
 
 def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
-    """Return the `kv_cache` part of the summary; None if the server does not report its KV cache."""
+    """Return the `kv_cache` part of the summary, or None if the server does not report its KV cache."""
     if not _numbers(source_readings, "kv_used"):
         return None
     running = [reading for reading in source_readings if reading.moment == "run"]
@@ -417,7 +428,10 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
 
 
 def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
-    """Return the share of GPU memory that the engine reserves at its start: reported by the server, or its default."""
+    """Return the share of GPU memory that the engine reserves when it starts, as reported or by its default.
+
+    Return None for a simulated server, and for a backend whose reservation is not known.
+    """
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):
         return None
@@ -429,7 +443,7 @@ def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | 
 
 
 def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock:
-    """Describe one machine of a distributed run, from its facts in the header and its `clock` samples."""
+    """Describe one machine of a distributed run, from its facts in the run header and its `clock` samples."""
     samples = [
         sample.values
         for sample in run.telemetry
@@ -448,10 +462,11 @@ def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock
 
 
 def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
-    """Return the minimum and the maximum skew that the uncertainty of the machines' clocks allows.
+    """Return the minimum and the maximum burst skew in seconds, given the uncertainty of the machines' clocks.
 
-    The difference between a first byte on one machine and a last byte on another is uncertain by both clocks; on a
-    single machine it is exact. Machines that sent nothing are ignored."""
+    If two machines sent the first byte and the last byte, the uncertainty of the skew is the sum of their clocks'
+    uncertainties. On a single machine the skew is exact. Machines that sent nothing are ignored.
+    """
     sent = frame.sent & ~np.isnan(frame.sent_end_ns)
     spans = []
     for machine in machines:

@@ -1,16 +1,16 @@
 """Error bars of receive timestamps.
 
-Timestamps are inexact where several tokens arrived in one read:
+Timestamps are inexact if several tokens arrived in one read:
 
     arrived     a_0            a_1   a_2   a_3
     read        |                              |      one timestamp per read, that of its last byte
     stamped     s_0 = a_0      s     s     s = a_3
                 |<-------- d = s - s_0 ------->|
 
-Tokens of one response with equal timestamps were read together. The last of them has its own timestamp, and the others
-arrived between the previous timestamp s_0 and s. Each of these is off by at most d. It is also off by at most the time
-for which the client did not read, because the client reads everything once it is back. For a first token, s_0 is the
-first byte of the response if that byte came in an earlier read, else the send time.
+Tokens of one response with equal timestamps were read together. The timestamp of the last one is exact. The others
+arrived between the previous timestamp s_0 and s, so the error of each timestamp is at most d. The error is also at most
+the time for which the client did not read, because the client then reads everything that has arrived. For a first
+token, s_0 is the first byte of the response if that byte was in an earlier read, otherwise the send time.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from loadgen.analysis.stats import percentiles
 from loadgen.analysis.summary import ClientHealth
 
 STALL_CHECK_S = 0.05
-"""Interval at which a client checks for its own stalls (loadgen.engine.driver.TICK_S). Shorter stalls are not seen."""
+"""Interval in seconds at which a client checks for its own stalls (loadgen.engine.driver.TICK_S). Shorter stalls are
+not detected."""
 ERROR_BAR_SHARE = 0.99
-"""Share of the samples that an error bar covers."""
+"""Share of the samples whose error is at most the error bar."""
 BUCKETS_PER_OCTAVE = 16
-"""Buckets of errors per factor of two. A bucket counts as its upper end: at most 4.4 % too large, never too small."""
+"""Number of error buckets per factor of two. The upper end of a bucket represents its errors, so it is at most 4.4 %
+too large and never too small."""
 
 
 class StampError(msgspec.Struct, frozen=True):
-    """The error of the timestamp of a token that was read alone, in seconds."""
+    """Errors of the timestamps of tokens that were read alone, in seconds."""
 
     stamp_s: float
     pair_s: float
     """Error of the difference of two such timestamps."""
     away_s: float | None
-    """Longest time for which the client may not have read. 0 if `stamp_s` includes it, or if tokens that are read
-    together have separate timestamps. None if it was not measured."""
+    """Longest time for which the client may not have read. None if this time was not measured. 0 if `stamp_s` includes
+    it, or if tokens that are read together have separate timestamps."""
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
-    """Return the error of single timestamps; None if it is unknown.
+    """Return the errors of the timestamps of tokens that were read alone, or None if the errors are unknown.
 
-    Exact timestamps have the error of their source, plus a clock step. Other timestamps may be late by the longest
-    stall of the event loop, and so may those of tokens that were read together."""
+    An exact timestamp has the error of its source, plus a clock step. Any other timestamp may be late by the longest
+    stall of the event loop, also if several tokens were read together.
+    """
     stall_s = health.stall_max_s
     if health.source.error_s is None:
         return None if stall_s is None else StampError(stall_s, stall_s, 0.0)
@@ -61,8 +64,9 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    An error bar is the largest error of 99 % of the samples of complete requests; None without samples. E2E has the
-    error of a single timestamp, because it ends with the last token of a read."""
+    An error bar is the largest error of 99 % of the samples of complete requests, or None without samples. The error
+    bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
+    """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]
     later = np.nan_to_num(frame.later_tokens)[frame.sampled]
@@ -79,16 +83,18 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 
 
 def max_ttft_errors_s(frame: Frame) -> Floats:
-    """Return, per request, by how much its TTFT may be too large, in seconds, if the client's stalls are unknown.
+    """Return by how much the TTFT of each request may be too large, in seconds, if the client's stalls are unknown.
 
-    The error is 0 if the first token was read alone."""
+    The error is 0 if the first token was read alone.
+    """
     return _merged_read_errors(frame, None)[0] / 1e9
 
 
 def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
-    """Return by how much the median of these TTFTs may be too large, given the maximum error of each TTFT.
+    """Return by how much the median TTFT may be too large, in seconds: median(ttft_s) - median(ttft_s - max_errors_s).
 
-    NaN values are ignored."""
+    NaN values are ignored.
+    """
     known = ~np.isnan(ttft_s)
     if not known.any():
         return 0.0
@@ -98,7 +104,10 @@ def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
 
 
 def _bucket_quantile_ns(counts: Integers, total: int) -> float:
-    """Return the largest error of 99 % of `total` samples. Samples that are not in a bucket have no error."""
+    """Return the largest error of 99 % of `total` samples in ns. `counts` is the number of samples in each bucket.
+
+    Samples that are not in a bucket have no error.
+    """
     beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
     larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)
     return float(2.0 ** (larger[-1] / BUCKETS_PER_OCTAVE)) if len(larger) else 0.0
@@ -109,10 +118,14 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
-    """Return the errors due to reads with several tokens of complete requests.
+    """Return three arrays with the errors that are due to reads of several tokens, for complete requests:
 
-    The first array is the maximum error of each row's TTFT in ns. The other two count timestamps and gaps by their
-    maximum error, in buckets, so that they stay small for a hundred million tokens.
+    - the maximum error of the TTFT of each row, in ns,
+    - the number of timestamps in each bucket of maximum errors,
+    - the number of gaps in each bucket of maximum errors.
+
+    Buckets keep the arrays small for a hundred million tokens. `away_s` is the longest time for which the client may
+    not have read, which limits every error. None means that this time is unknown.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

@@ -135,7 +135,7 @@ def test_training_is_answered_too() -> None:
     assert answer["gpus"] == 64
     assert answer["memory_bytes"]["fits"] is True
     ended = limits(*base)
-    assert "It does not fit the memory: recompute activations" in ended.stdout
+    assert "The training job does not fit into GPU memory: recompute activations" in ended.stdout
 
 
 def test_an_answer_takes_less_than_half_a_second() -> None:

@@ -224,7 +224,7 @@ def test_what_nginx_limits_is_rejected(status: int | None, said: str, tmp_path: 
     assert accounted(tmp_path, 12) == {"complete": 4, "rejected": 8}
     text = " ".join(out.split())
     assert f"8 x {said}" in text
-    assert "The server counted 0 rejections, the client 8: a proxy in front of vLLM rejected the others" in text
+    assert "The server counted 0 rejections, the client 8: a proxy in front of vLLM rejected the other requests" in text
 
 
 def test_what_haproxy_does_not_queue_is_rejected(tmp_path: Path) -> None:

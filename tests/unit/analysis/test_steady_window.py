@@ -296,7 +296,7 @@ def test_the_number_in_flight_is_a_step_function() -> None:
     """It rises with each begin and falls with each end; at one instant what begins comes first."""
     steps = in_flight(np.array([0.0, 2.0, np.nan]), np.array([2.0, 3.0, 9.0]))
     assert steps.instants.tolist() == [0, 2, 2, 3]
-    assert steps.levels.tolist() == [1, 2, 1, 0]
+    assert steps.counts.tolist() == [1, 2, 1, 0]
 
 
 def window_set(folder: Path, records: Sequence[Record], from_s: float, to_s: float) -> dict[str, Any]:

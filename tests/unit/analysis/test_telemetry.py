@@ -264,7 +264,7 @@ def test_of_failed_requests_nobody_knows_what_the_server_counted(tmp_path: Path,
     ("server_counted", "agree", "why"),
     [
         (3, True, ""),
-        (0, False, "a proxy in front of TGI rejected the others"),
+        (0, False, "a proxy in front of TGI rejected the other requests"),
         (9, False, "another client was using the server"),
     ],
 )

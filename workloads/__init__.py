@@ -1,1 +1,1 @@
-"""The content of requests, and the times at which they are sent."""
+"""Generates the requests of a load test: their content, and the times at which they are sent."""

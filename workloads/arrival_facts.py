@@ -1,4 +1,4 @@
-"""Defines the interface of arrival processes, and the facts about arrivals that a run's header stores."""
+"""Defines `Arrivals`, the interface of arrival processes, and `LoadFacts`, their description in a run file's header."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import msgspec
 
 
 class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """The properties of arrivals as data, so that their text is not parsed again. Older runs get them when read."""
+    """Properties of an arrival process, as the header of a run file stores them.
+
+    Code that reads a run uses these fields instead of parsing the text of the arrivals. Headers of older versions lack
+    the fields, so the reader derives them from the text."""
 
     kind: str = ""
     """First word of the canonical text, a key of loadgen.workloads.arrivals.ARRIVAL_PROCESSES; or `interactive`."""
@@ -31,17 +34,17 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     law: str = ""
     """Distribution of the gaps: `gamma`, with the rate and variation above. Empty: the gaps are not random."""
     clients: int = 0
-    """Number of clients of a closed loop."""
+    """Number of clients of a closed loop. 0 for an open loop."""
     sessions: bool = False
     """True if arrivals, clients and n count sessions instead of requests."""
     turns: int = 1
     """Turns per session, if the plan states them."""
     recorded: bool = False
-    """True if the arrivals define the lengths of their requests, as a trace does."""
+    """True if the arrivals also define the lengths of the requests, as a trace does."""
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """An arrival process. `str()` returns its canonical text."""
+    """Base class of arrival processes. `str()` returns the canonical text, such as `poisson:20`."""
 
     SYNTAX: ClassVar[str]
     """Syntax of the text, for error messages."""
@@ -49,17 +52,27 @@ class Arrivals(msgspec.Struct, frozen=True):
     @classmethod
     @abstractmethod
     def parse(cls, rest: str) -> Self:
-        """Parse the text after the colon; "" if there is no colon. Raises WorkloadError."""
+        """Parse the text after the colon, such as `20` in `poisson:20`. It is "" if there is no colon.
+
+        Raises WorkloadError if the text is invalid."""
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Yield the due times in ns from the start, in order. A closed loop, driven by responses, yields none."""
+        """Yield the time at which each request should be sent, in ns after the start, in ascending order.
+
+        A closed loop yields nothing, because each of its requests is sent when an earlier response ends."""
         return iter(())
 
     @property
     @abstractmethod
     def facts(self) -> LoadFacts:
-        """Properties of the process."""
+        """Properties of the arrival process, for the header of a run file."""
 
     def ends(self, n: int | None, duration: float | None) -> bool:
-        """Return whether the arrivals end: by a number of requests, by a duration in seconds, or by themselves."""
+        """Return True if the number of requests is finite, otherwise False.
+
+        Each of these makes the number finite:
+
+        - a maximum number of requests `n`
+        - a `duration` other than None (its value does not matter), unless all requests are due at time 0
+        - a process that ends by itself, such as a trace"""
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

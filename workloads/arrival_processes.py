@@ -1,4 +1,4 @@
-"""Arrival processes other than bursts: constant and random gaps, changing rates, closed loops and traces."""
+"""Arrival processes except bursts: constant and random gaps, changing rates, closed loops and traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPLAY_LIMIT_NS = 10 * 366 * 86_400 * NS_PER_S
 
 
 class FixedRate(Arrivals, frozen=True):
-    """Base class of processes with a constant rate."""
+    """Base class of arrival processes with a constant mean rate in requests per second."""
 
     rate: Fraction
 
@@ -43,7 +43,9 @@ class FixedRate(Arrivals, frozen=True):
 
 
 class Constant(FixedRate, frozen=True):
-    """Evenly spaced requests. Request i is due at i / rate, rounded to the nanosecond, so no error accumulates."""
+    """Evenly spaced arrivals: request i is due at i / rate seconds.
+
+    Each due time is rounded to the nanosecond separately, so rounding errors do not accumulate."""
 
     SYNTAX = "constant:R, such as constant:20"
 
@@ -58,7 +60,9 @@ class Constant(FixedRate, frozen=True):
 
 
 class Poisson(FixedRate, frozen=True):
-    """A Poisson process: independent exponential gaps of mean 1 / rate. The first gap comes before request 0."""
+    """A Poisson process: the gaps between requests are independent and exponential with mean 1 / rate.
+
+    Request 0 is due after the first gap, not at time 0."""
 
     SYNTAX = "poisson:R, such as poisson:20"
 
@@ -73,10 +77,10 @@ class Poisson(FixedRate, frozen=True):
 
 
 class Gamma(FixedRate, frozen=True):
-    """Independent gamma gaps of mean 1 / rate and coefficient of variation `cv`. The first comes before request 0.
+    """Independent gamma-distributed gaps with mean 1 / rate and coefficient of variation `cv`.
 
-    The shape of the distribution is 1 / cv**2. With cv = 1 the gaps are those of a Poisson process. With a larger cv
-    requests come in clusters."""
+    The shape parameter is `1 / cv**2`. A `cv` of 1 gives a Poisson process. With a larger `cv`, requests arrive in
+    clusters. Request 0 is due after the first gap, not at time 0."""
 
     cv: Fraction
 
@@ -109,9 +113,9 @@ class Gamma(FixedRate, frozen=True):
 
 
 class Ramp(Arrivals, frozen=True):
-    """A rate that changes linearly from `first` to `last` within `length_ns`, and then ends.
+    """A rate that changes linearly from `first` to `last` over `length_ns`. No requests follow after that.
 
-    Request i is due when the integral of the rate reaches i. Nothing is random."""
+    Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
 
     first: Fraction
     last: Fraction
@@ -135,7 +139,7 @@ class Ramp(Arrivals, frozen=True):
         return ramp
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Yield the due times. Their number is the area under the rate."""
+        """Yield the due times in ns. Their number is the integral of the rate over time, rounded up."""
         # A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A + sqrt(A**2 + 2 D i)). This form loses no
         # digits if D is negative. All terms have the common denominator `scale`.
         slope = (self.last - self.first) * NS_PER_S / self.length_ns
@@ -158,9 +162,9 @@ class Ramp(Arrivals, frozen=True):
 
 
 class Steps(Arrivals, frozen=True):
-    """A sequence of constant rates, each for its own length. A rate of 0 is a pause.
+    """A sequence of constant rates, each with its own length. A rate of 0 is a pause.
 
-    Request i is due when the integral of the rate reaches i, as for Ramp."""
+    Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
 
     steps: tuple[tuple[Fraction, int], ...]
     """Rate per second and length in ns of each step."""
@@ -209,7 +213,10 @@ class Steps(Arrivals, frozen=True):
 
 
 class ClosedLoopArrivals(Arrivals, frozen=True):
-    """A closed loop: each client sends a request, waits for the response, pauses for `think_ns` and sends the next."""
+    """A closed loop with `clients` concurrent clients.
+
+    Each client sends a request, waits for the response, pauses for `think_ns` nanoseconds and sends the next request.
+    """
 
     clients: int
     think_ns: int = 0
@@ -239,7 +246,7 @@ class ClosedLoopArrivals(Arrivals, frozen=True):
 
 
 class Trace(Arrivals, frozen=True):
-    """Arrivals and lengths recorded in a file, replayed at `speed` times the recorded speed."""
+    """Arrival times and token counts recorded in a file, replayed at `speed` times the recorded speed."""
 
     path: Path
     speed: Fraction = Fraction(1)
@@ -247,9 +254,9 @@ class Trace(Arrivals, frozen=True):
     """Offset in ns from the trace's first request at which the replay starts. Earlier requests are left out."""
     limit: int | None = None  # Maximum number of requests
     unit: str | None = None
-    """Unit of the file's timestamps, a key of traces.UNITS_NS. None: the unit of its layout, if plausible."""
+    """Unit of the file's timestamps, a key of traces.UNITS_NS. None: the unit of the file's layout, if plausible."""
     block_tokens: int | None = None
-    """Tokens per hash id of the file. None: the number of its layout."""
+    """Tokens per hash id. None: the number that the layout of the file defines."""
 
     SYNTAX = "trace:FILE[,speed=X][,start=T][,limit=N][,unit=s|ms|us|ns][,block=N]"
 
@@ -271,7 +278,10 @@ class Trace(Arrivals, frozen=True):
         )
 
     def entries(self) -> Iterator[traces.Entry]:
-        """Return the requests to replay. Raises WorkloadError as `traces.trace` does, and if there is no request."""
+        """Yield the recorded requests to replay, at most `limit` of them.
+
+        Rows without input or output tokens are skipped. Raises WorkloadError if the trace is invalid (see
+        `traces.trace`), and if no request remains."""
         entry = None
         for entry in islice((row for row in self._rows() if row.has_tokens), self.limit):
             yield entry
@@ -281,24 +291,25 @@ class Trace(Arrivals, frozen=True):
             )
 
     def _rows(self) -> Iterator[traces.Entry]:
-        """Return the rows from `start_ns` on, including rows that cannot be replayed."""
+        """Return the rows of the trace from `start_ns` on, including rows without tokens, which cannot be replayed."""
         rows = traces.trace(self.path, self.unit, self.block_tokens)
         return (row for row in rows if row.at_ns >= self.start_ns)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Yield Requests with the trace's lengths, in its order.
+        """Yield one `Request` per recorded request, with the recorded numbers of input and output tokens.
 
-        If an entry lists hash ids of blocks, a block becomes the same tokens wherever it occurs. Requests with equal
-        leading ids then share a prefix, and the server's cache sees the recorded sharing."""
+        A trace may list hash ids of the blocks of each prompt. Equal ids become equal tokens, so prompts with the same
+        leading ids share a prefix, as they did in the recording."""
         for number, entry in enumerate(self.entries()):
             shared = [(-1 - block, entry.block_tokens) for block in entry.blocks]
             prompt = prompts.prompt(number, entry.input_tokens, shared)
             yield Request(number, prompt, entry.input_tokens, entry.output_tokens)
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Yield one due time per entry, rounded to the nanosecond.
+        """Yield the due time of each request in ns after the start of the replay, rounded to the nanosecond.
 
-        Raises WorkloadError as `entries` does, and for a replay that takes longer than REPLAY_LIMIT_NS."""
+        Raises WorkloadError if the trace is invalid (see `entries`), and if the replay takes longer than
+        REPLAY_LIMIT_NS."""
         for entry in self.entries():
             due_ns = spec_syntax.round_ratio(
                 (entry.at_ns - self.start_ns) * self.speed.denominator, self.speed.numerator
@@ -308,10 +319,10 @@ class Trace(Arrivals, frozen=True):
             yield due_ns
 
     def describe(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
-        """Return a sentence about the requests of a replay: their number, duration, rate and the unit of timestamps.
+        """Return a sentence about the replay: number of requests, duration, rate, and unit of the timestamps.
 
-        It shows a misunderstood unit before anything is sent. `whole` tells whether only `limit` may end the replay
-        before the end of the file."""
+        The sentence is shown before any request is sent, so that users notice a wrong unit. `whole` is True if only
+        `limit` may end the replay before the end of the file."""
         trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
         count = len(due_ns)
         span_ns = due_ns[-1] - due_ns[0] if due_ns else 0
@@ -328,7 +339,10 @@ class Trace(Arrivals, frozen=True):
         return f"{sentence}; {trace_format.layout} layout, {trace_format.text}"
 
     def _left_out(self, count: int, *, whole: bool) -> int:
-        """Return the number of rows without tokens before the last of `count` requests, or in the `whole` file."""
+        """Return the number of skipped rows, which have no input or output tokens.
+
+        If `whole` is True, the rows of the whole file are counted from `start_ns` on. Otherwise counting stops at the
+        last of the `count` replayed requests."""
         left_out = seen = 0
         for row in self._rows():
             left_out += not row.has_tokens
@@ -354,7 +368,7 @@ class Trace(Arrivals, frozen=True):
 
 
 def _span_text(span_ns: int) -> str:
-    """Return the length of a trace in a readable unit, such as `59 min`."""
+    """Return a duration in a readable unit, such as `59 min`."""
     for unit_ns, name in ((86_400 * NS_PER_S, "days"), (3_600 * NS_PER_S, "h"), (60 * NS_PER_S, "min")):
         if span_ns >= 2 * unit_ns:
             return f"{span_ns / unit_ns:.3g} {name}"

@@ -1,10 +1,13 @@
-"""Parses arrivals, and yields the times at which requests are due.
+"""Parses the text of arrival processes, such as `poisson:20`, and yields the due times of requests.
 
-An open loop has due times, a seeded iterator of offsets in ns. In a closed loop requests follow responses. Due times
-are absolute: a pure function of seed and index, or an exact integer sum. They are neither clipped nor rescaled, so that
-their mean and coefficient of variation are the requested ones.
+The due time of a request is the time in ns after the start of the run at which the request should be sent. In an open
+loop, due times depend on the seed but not on responses. A closed loop has no due times, because each request is sent
+when an earlier response ends.
 
-Each process is a class that implements `Arrivals`. Its facts are stored as data in a run's header.
+Every due time is either a function of seed and index alone, or an exact integer sum of gaps. Due times are neither
+clipped nor rescaled, so gaps have the requested mean and coefficient of variation.
+
+Each process is a subclass of `Arrivals`. The header of a run file stores its properties as `LoadFacts`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from loadgen.workloads.spec_syntax import WorkloadError
 
 BURST_LIMIT = 1_000_000
 INTERACTIVE = "interactive"
-"""Arrivals in the header of `loadgen ui`. A plan cannot use this name."""
+"""Name of the arrivals in run files of `loadgen ui`. A plan cannot use it."""
 
 
 class Burst(Arrivals, frozen=True):
-    """All requests at once; or `size` requests at 0, at `every_ns`, at 2 `every_ns` and so on."""
+    """All requests at time 0, or `size` requests at each of the times 0, `every_ns`, 2 * `every_ns`, and so on."""
 
     size: int | None = None
     every_ns: int = 0
@@ -71,13 +74,13 @@ ARRIVAL_PROCESSES: dict[str, type[Arrivals]] = {
     "closed": ClosedLoopArrivals,
     "trace": Trace,
 }
-"""Arrival processes that `parse` accepts, by first word."""
+"""Arrival processes that `parse` accepts, by the name before the colon."""
 
 
 def parse(text: str) -> Arrivals:
-    """Parse arrivals. `str()` of the result is the canonical text.
+    """Parse the text of an arrival process, such as `poisson:20`. `str()` of the result is the canonical text.
 
-    Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
+    Raises WorkloadError for invalid text. Its message names the invalid part, and its hint shows the syntax."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in ARRIVAL_PROCESSES:
         raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(ARRIVAL_PROCESSES)}")
@@ -90,20 +93,22 @@ def parse(text: str) -> Arrivals:
 
 
 def facts_from_text(text: str) -> LoadFacts:
-    """Return the facts of canonical arrivals. An unknown process, as of a newer version, gets default facts."""
+    """Return the properties of an arrival process from its canonical text.
+
+    A process that this version does not support, such as one of a newer version, gets default values."""
     try:
         result = parse(text).facts
     except WorkloadError:
         interactive = text == INTERACTIVE
-        description = "by users that came and went by hand" if interactive else f"arriving as {text}"
+        description = "by users that were added and removed by hand" if interactive else f"arriving as {text}"
         result = LoadFacts(text=description, open_loop=not interactive)
     return msgspec.structs.replace(result, kind=text.partition(":")[0])
 
 
 def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
-    """Yield the due times in ns of a run: at most `n`, and only those before `until_ns`.
+    """Yield the due times of a run in ns: at most `n`, and only those before `until_ns`.
 
-    Raises WorkloadError if the arrivals would never end."""
+    Raises WorkloadError if the number of due times would be infinite."""
     if not arrivals.ends(n, until_ns):
         raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "set a number of requests or a duration")
     instants = arrivals.due_ns(seed)

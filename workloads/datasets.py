@@ -6,8 +6,9 @@
                required, and other keys are ignored. `body` holds fields for this request, like --extra-body for all
                requests. `image` or `images` are URLs, or paths of files relative to the dataset's folder.
 
-An element that fits its format but has no question (no human turn with an answer, an empty instruction) is skipped, as
-other users of these files do. Any other deviation from the format is an error that names its place.
+Some entries fit the format but have no question: dialogues without a human turn that is followed by an answer, and
+elements with an empty instruction. These entries are skipped, as other tools do. Any other deviation from the format is
+an error that names the line or element.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ASSISTANT_ROLES = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "check that the file has the format that --workload names"
 LINE_HINT = "correct or remove the line"
 TEMPLATE_FIELDS = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
-"""Fields of a body that change the number of tokens of the prompt."""
+"""Fields of a request body that change the number of prompt tokens."""
 
 Item = TypeVar("Item")
 
@@ -52,35 +53,40 @@ RESERVED_FIELDS = {
     "stream": "responses are measured as streams",
     "n": "a request has one response",
 }
-"""Fields that a user cannot set in a body, with the reason."""
+"""Fields that a user cannot set in a request body, with the reason."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One question, and the known facts about its answer."""
+    """One prompt of a dataset, with its recorded answer or output length and additional fields of its request."""
 
     prompt: str
     answer: str = ""
-    """The recorded answer. Its length is the output length unless the user requests another one."""
-    output_tokens: int | None = None  # As stated in the file
-    body: Mapping[str, Any] = {}  # Fields of the user for the request
+    """The recorded answer. Its length becomes the output length, unless the user or the file states another one."""
+    output_tokens: int | None = None  # Output length that the file states
+    body: Mapping[str, Any] = {}  # Fields that are added to the request body
     images: tuple[str, ...] = ()  # URLs
 
 
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
-    """Yield the dialogues of a ShareGPT-format file: the questions of the user with their answers.
+    """Yield the dialogues of a ShareGPT-format file. A dialogue has one sample per question of the user.
 
-    System turns and turns before the first question are left out, and empty dialogues are skipped. Raises WorkloadError
-    if the file is unreadable or not in the format."""
+    Only questions that are directly followed by an answer are used. System turns are ignored, and dialogues without
+    such a question are skipped. Raises WorkloadError if the file is unreadable or has another format."""
     return _elements(path, _dialogue)
 
 
 def alpaca(path: Path) -> Iterator[Sample]:
-    """Yield the instructions of an Alpaca-format file with their inputs. Raises WorkloadError as `sharegpt` does."""
+    """Yield one sample per element of an Alpaca-format file. The prompt is the instruction with its input.
+
+    Elements with an empty instruction or output are skipped. Raises WorkloadError if the file is unreadable or has
+    another format."""
     return _elements(path, _instruction)
 
 
 def jsonl(path: Path) -> Iterator[Sample]:
-    """Yield the prompts of a JSON Lines file. Raises WorkloadError as `sharegpt` does."""
+    """Yield one sample per line of a JSON Lines file.
+
+    Raises WorkloadError if the file is unreadable or has another format."""
     with open_text(path, "the dataset") as file:
         for line, text in lines(file, ELEMENT_LIMIT):
             with error_location(f"{path}, line {line}", FORMAT_HINT):
@@ -91,7 +97,9 @@ def jsonl(path: Path) -> Iterator[Sample]:
 
 @contextmanager
 def error_location(location: str, hint: str) -> Iterator[None]:
-    """Turn the errors of a reader in the `with` block into WorkloadErrors that name the location."""
+    """Convert errors that a reader raises in the `with` block to WorkloadError, with `location` in the message.
+
+    `hint` is the hint for errors that have none."""
     try:
         yield
     except WorkloadError as error:
@@ -105,12 +113,16 @@ def error_location(location: str, hint: str) -> Iterator[None]:
 
 
 def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank with their numbers. A line of more than `limit` characters is split."""
+    """Yield the line number and text of each line that is not blank. Numbers start at 1.
+
+    A line of more than `limit` characters is split, and each piece counts as a line."""
     return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
 
 
 def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Item]:
-    """Yield the converted elements of a JSON array, decoded while the file is read. None is skipped."""
+    """Yield the elements of a JSON array, converted by `convert`. The file is read as elements are needed.
+
+    Elements for which `convert` returns None are skipped."""
     decoder = json.JSONDecoder()
     with open_text(path, "the dataset") as file:
         buffer = _skip_blanks(file, "")
@@ -132,9 +144,10 @@ def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Ite
 
 
 def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location: str) -> tuple[Any, str, str]:
-    """Return the element at the start of the buffer, its text, and the text after the element and its comma.
+    """Return the next element of a JSON array: its value, its source text, and the rest of the buffer.
 
-    If the element is incomplete, more of the file is read."""
+    The rest begins after the comma that follows the element, or at the end of the array. More of the file is read if
+    the element is incomplete. Raises WorkloadError with `location` in its message if the element is malformed."""
     read_characters = READ_CHARACTERS
     while True:
         try:
@@ -158,7 +171,7 @@ def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location
 
 
 def _skip_blanks(file: TextIO, buffer: str) -> str:
-    """Return the buffer without leading white space. If nothing remains, more of the file is read."""
+    """Return the buffer without leading white space. If only white space remains, read more of the file."""
     buffer = buffer.lstrip()
     while not buffer:
         more = file.read(READ_CHARACTERS)
@@ -169,7 +182,7 @@ def _skip_blanks(file: TextIO, buffer: str) -> str:
 
 
 def _dialogue(item: Any) -> tuple[Sample, ...] | None:
-    """Return the questions of the user that have an answer directly after them; None if there is none."""
+    """Return a sample for each user message that is directly followed by an answer, or None if there are none."""
     messages = item["conversations"]
     if not isinstance(messages, list):
         raise TypeError("its conversations are not a list")
@@ -214,7 +227,9 @@ def _body(fields: Any) -> Mapping[str, Any]:
 
 
 def _text(value: Any, name: str) -> str:
-    """Return the text of the field called `name`, without white space around it. Raises TypeError and WorkloadError."""
+    """Return the text of a field without surrounding white space. `name` is the field's name in errors.
+
+    Raises TypeError if the value is not text, and WorkloadError if it cannot be encoded in UTF-8."""
     if not isinstance(value, str):
         raise TypeError(f"has {value!r} where text belongs"[:120])
     check_text(value, name)
@@ -222,9 +237,10 @@ def _text(value: Any, name: str) -> str:
 
 
 def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
-    """Return the body fields of a user unchanged. `name` is the object's name in errors.
+    """Check the fields that a user adds to request bodies, and return them unchanged.
 
-    Raises ValueError for a field that another option sets, and WorkloadError for a value that JSON cannot hold."""
+    `name` is the path of the object in error messages. Raises ValueError for a field that another option sets, and
+    WorkloadError for a value that JSON cannot represent."""
     check_value(fields, name)
     parameters = fields.get("parameters", {})  # of TGI and LightLLM
     if not isinstance(parameters, Mapping):
@@ -236,24 +252,24 @@ def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """The questions of a file, each once, in its order. `kind` is a key of SAMPLES.
+    """A workload that sends each prompt of a file once, in the order of the file. `kind` is a key of SAMPLES.
 
-    Responses have the lengths of the recorded answers unless the user requests other lengths."""
+    Responses have the lengths of the recorded answers, unless the user requests other lengths."""
 
     kind: str
     path: Path
 
     @classmethod
     def of(cls, kind: str) -> Callable[[str], Self]:
-        """Return the parser of the text after the colon for this kind."""
+        """Return a function that creates a dataset of this kind from the text after the colon, which is a file name."""
         return lambda rest: cls(kind, Path(parse_path_and_options(rest, ())[0]))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the questions of the file in order. Raises WorkloadError for a malformed file."""
+        """Yield the samples of the file in order. Raises WorkloadError if the file is malformed."""
         return SAMPLES[self.kind](self.path)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Yield the Requests in order of id. Raises WorkloadError for a malformed file."""
+        """Yield one `Request` per sample, with ids 0, 1, 2, ... Raises WorkloadError if the file is malformed."""
         output_tokens = answer_tokens(prompts)
         for number, sample in enumerate(self.samples()):
             uncountable = sample.images or TEMPLATE_FIELDS.intersection(sample.body)
@@ -267,7 +283,14 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
-    """Return a function from the next sample to its output length: the requested one, or that of its answer."""
+    """Return a function that returns the output length of a sample in tokens.
+
+    The function uses the first of these lengths that is available:
+
+    - the next length of the distribution that the user requests
+    - `output_tokens` of the sample
+    - the length of the recorded answer
+    - DEFAULT_OUTPUT_TOKENS"""
     requested = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
 
     def tokens(sample: Sample) -> int:

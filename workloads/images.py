@@ -1,8 +1,8 @@
-"""Images in requests, as URLs: synthetic images of a given size, and files.
+"""Creates the image URLs of requests: web addresses, or data URLs of synthetic images and of files.
 
-A synthetic image consists of stripes in random colours. All images differ, so that caches of the server do not help.
-Each has only a few kilobytes, because all rows repeat the first one. The server's work depends only on the size in
-pixels.
+A synthetic image consists of stripes in random colours. Every image is different, so the server cannot take it from a
+cache. All rows of an image are equal, so its PNG has only a few kilobytes. The server's work depends only on the size
+in pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _URL = re.compile(r"(https?://|data:image/)", re.IGNORECASE)
 
 
 class SyntheticImage(msgspec.Struct, frozen=True):
-    """A synthetic image. `str()` returns its data URL, which is encoded each time."""
+    """A synthetic PNG image. `str()` encodes the image and returns its data URL."""
 
     width: int
     height: int
@@ -36,7 +36,7 @@ class SyntheticImage(msgspec.Struct, frozen=True):
         return _data_url("png", self.png())
 
     def png(self) -> bytes:
-        """Return a PNG with 8-bit RGB channels (PNG specification, third edition, sections 5 and 11)."""
+        """Return the image as a PNG with 8-bit RGB channels (PNG specification, third edition, sections 5 and 11)."""
         row = Random(self.seed).randbytes(3 * self.width)  # noqa: S311 - colours, not secrets
         repeated_row = b"\2" + bytes(len(row))  # filter type Up: no difference from the row above
         header = struct.pack("!IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)
@@ -49,7 +49,7 @@ class SyntheticImage(msgspec.Struct, frozen=True):
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Return width and height of a size such as `512x512`. Raises ValueError."""
+    """Return the width and height of a size such as `512x512`. Raises ValueError if the text is invalid."""
     result = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     width, height = map(int, result.groups()) if result else (0, 0)
     if not (0 < width <= SIDE_LIMIT and 0 < height <= SIDE_LIMIT):
@@ -58,9 +58,9 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def image_url(source: str, folder: Path) -> str:
-    """Return a URL unchanged, or a data URL with the content of a file. Paths are relative to `folder`.
+    """Return `source` unchanged if it is a URL, otherwise a data URL with the content of the file `source`.
 
-    Raises ValueError."""
+    File names are relative to `folder`. Raises ValueError if the file is unreadable or has no suffix of an image."""
     if _URL.match(source):
         return source
     file = folder / source

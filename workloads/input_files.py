@@ -1,11 +1,11 @@
-"""Opens the files that a user names: plans, datasets, lengths, run files, certificates.
+"""Opens the files that a user names: plans, datasets, files of lengths, run files and certificates.
 
-An input is a regular file or a pipe, such as `<(zcat lengths.gz)`. Devices, directories and sockets are refused:
-`/dev/zero` never ends. Every error is an `InputFileError`, an OSError whose `strerror` completes the sentence
-"cannot read FILE: ...".
+An input is a regular file or a pipe, such as `<(zcat lengths.gz)`. Devices, directories and sockets are refused. A
+device such as `/dev/zero` never ends. Every error is an OSError, whose `strerror` completes the message "cannot read
+FILE: ...". `InputFileError` is its subclass for inputs that this module refuses.
 
-A pipe can be read only once, but a run reads its input several times and in several processes. The first read
-therefore takes the whole pipe into memory, and later reads, also those of forked workers, get the same bytes.
+A pipe can be read only once, but a run reads its input several times and in several processes. The first read therefore
+stores the whole content in memory. Later reads, including those of forked workers, use the stored content.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 PIPE_BYTES = 1 << 28
-"""Maximum size of an input that comes through a pipe: it stays in memory."""
+"""Maximum size in bytes of an input from a pipe, which is stored in memory."""
 PIPE_NOTE_S, PIPE_SILENCE_S = 2.0, 30.0
-"""A pipe through which no data comes for this long is mentioned on stderr; for this long, it is given up."""
+"""Seconds without data from a pipe: after the first time, a message appears on stderr. After the second time, reading
+fails."""
 READ_BYTES = 1 << 20
 TEXT_LINE_LIMIT = 1 << 22
 """Maximum number of characters in one line of a table or of a list of numbers."""
@@ -39,60 +40,65 @@ OTHER_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 _pipes: dict[tuple[int, int], bytes] = {}
-"""The content of every pipe that was read, by device and inode."""
+"""Content of every pipe that was read, by device and inode."""
 
 
 class InputFileError(OSError):
-    """A file that cannot be an input. `strerror` says why, and what is expected instead."""
+    """A file that cannot be used as an input. `strerror` states the reason and what is expected instead."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 class LongLineError(ValueError):
-    """A line that is longer than any line of the expected kind of file."""
+    """A line that is longer than the limit for this type of file."""
 
 
 def open_input(path: Path, *, pipes: bool = True) -> BinaryIO:
-    """Open a regular file, or return the content of a pipe. Without `pipes` a pipe is refused too. Raises OSError."""
-    mode = path.stat().st_mode  # Before it is opened: opening a device can have side effects
+    """Open a regular file or a pipe for reading. A pipe is read to its end, and its content is returned.
+
+    If `pipes` is False, pipes are refused. Raises OSError if the input is refused or cannot be read."""
+    mode = path.stat().st_mode  # Checked first, because opening a device can have side effects
     _check_kind(mode, pipes=pipes)
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # A pipe without a writer would block here
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # A pipe without a writer would block here
     try:
-        result = os.fstat(file)
+        result = os.fstat(descriptor)
         _check_kind(result.st_mode, pipes=pipes)
         if stat.S_ISREG(result.st_mode):
-            os.set_blocking(file, True)
-            return open(file, "rb")  # noqa: PTH123 - a file number, which the caller closes
+            os.set_blocking(descriptor, True)
+            return open(descriptor, "rb")  # noqa: PTH123 - a file descriptor, which the caller closes
         key = result.st_dev, result.st_ino
         if key not in _pipes:
-            _pipes[key] = _read_pipe(file, path)
+            _pipes[key] = _read_pipe(descriptor, path)
         content = _pipes[key]
     except BaseException:
-        os.close(file)
+        os.close(descriptor)
         raise
-    os.close(file)
+    os.close(descriptor)
     return io.BytesIO(content)
 
 
 def read_input(path: Path, limit_bytes: int, *, pipes: bool = True) -> bytes:
-    """Return the content of an input of at most `limit_bytes`. Raises OSError."""
+    """Return the content of a file or pipe. Raises OSError if it is unreadable or larger than `limit_bytes`."""
     with open_input(path, pipes=pipes) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        raise InputFileError(errno.EINVAL, f"it has more than {limit_bytes:,} bytes, so it is another kind of file")
+        raise InputFileError(
+            errno.EINVAL, f"it has more than {limit_bytes:,} bytes, so it is not the expected type of file"
+        )
     return content
 
 
 def check_input(path: Path) -> None:
-    """Check that an input can be opened. The content of a pipe is read, and kept for later. Raises OSError."""
+    """Raise OSError if a file or pipe cannot be opened. The content of a pipe is stored for later reads."""
     open_input(path).close()
 
 
 @contextmanager
 def input_path(path: Path, limit_bytes: int) -> Iterator[Path]:
-    """Yield the path of a regular file with the content of an input, for a library that opens files itself. Raises
-    OSError."""
+    """Yield the path of a regular file with the content of an input, for a library that opens files itself.
+
+    A pipe is copied to a temporary file. Raises OSError if the input is unreadable or larger than `limit_bytes`."""
     content = read_input(path, limit_bytes)
     if path.is_file():
         yield path
@@ -122,10 +128,13 @@ def _check_kind(mode: int, *, pipes: bool) -> None:
     raise InputFileError(number, f"it is {kind}; name a regular file" + (" or a pipe" if pipes else ""))
 
 
-def _read_pipe(file: int, path: Path) -> bytes:
-    """Return everything that is written to a pipe, up to its end. Ctrl-C ends the wait."""
+def _read_pipe(descriptor: int, path: Path) -> bytes:
+    """Read a pipe until its writers close it, and return the content. Ctrl-C interrupts the wait.
+
+    `descriptor` is the open file descriptor, and `path` its name in messages. Raises InputFileError if no data arrives
+    for PIPE_SILENCE_S, and if the content exceeds PIPE_BYTES."""
     poll = select.poll()
-    poll.register(file, select.POLLIN)
+    poll.register(descriptor, select.POLLIN)
     content = bytearray()
     while True:
         if not poll.poll(PIPE_NOTE_S * 1000):
@@ -136,7 +145,7 @@ def _read_pipe(file: int, path: Path) -> bytes:
                     f"no data came through this pipe for {PIPE_SILENCE_S:g} s; start the program that writes first",
                 )
         try:
-            piece = os.read(file, READ_BYTES)
+            piece = os.read(descriptor, READ_BYTES)
         except BlockingIOError:
             continue
         if not piece:

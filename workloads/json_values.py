@@ -1,8 +1,8 @@
-"""Decides whether text and values from a user may go into the JSON body of a request.
+"""Checks that text and values from a user can be sent in the JSON body of a request.
 
-Python reads more than JSON can hold: `NaN`, `1e999` (an infinity), halves of surrogate pairs (`"\\ud83d"`) and integers
-of any size. Every reader of prompts and body fields calls this module, so that such a value is refused with its place
-before anything is sent.
+Python accepts more than JSON can represent: `NaN`, `1e999` (an infinity), halves of surrogate pairs (`"\\ud83d"`) and
+integers of any size. Every reader of prompts and body fields calls this module. Such a value therefore causes an error
+that names its location, before any request is sent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from loadgen.workloads.spec_syntax import WorkloadError
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1
-"""The integers that the JSON encoder and common servers can hold."""
+"""Range of the integers that the JSON encoder and common servers support."""
 NESTING_LIMIT = 64
 BYTE_ESCAPES = range(0xDC80, 0xDD00)
-"""`surrogateescape` decodes each byte that is not UTF-8 to one of these code points."""
+"""Code points to which `surrogateescape` decodes bytes that are not UTF-8."""
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise WorkloadError if the text called `name` cannot be encoded in UTF-8."""
+    """Raise WorkloadError if the text cannot be encoded in UTF-8. `name` is the text's name in the message."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -33,7 +33,9 @@ def check_text(text: str, name: str) -> None:
 
 
 def check_value(value: Any, name: str, depth: int = 0) -> None:
-    """Raise WorkloadError if a JSON body cannot hold the value. `name` is the value's path, such as `body.stop[0]`."""
+    """Raise WorkloadError if JSON cannot represent the value or a value nested in it.
+
+    `name` is the path of the value in messages, such as `body.stop[0]`. `depth` is its nesting depth."""
     if isinstance(value, str):
         check_text(value, name)
     elif isinstance(value, float):
@@ -55,7 +57,9 @@ def check_value(value: Any, name: str, depth: int = 0) -> None:
 
 
 def check_file_text(text: str) -> None:
-    """Raise WorkloadError if text that was read with `surrogateescape` holds a byte that is not UTF-8."""
+    """Raise WorkloadError if text from a file contains a byte that is not UTF-8.
+
+    The text must have been decoded with `surrogateescape`, which turns such bytes into surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -67,7 +71,9 @@ def check_file_text(text: str) -> None:
 
 
 def _check_members(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], name: str, depth: int) -> None:
-    """Check the members of an object or list. `name` is its path; empty for the outermost object of an option."""
+    """Check every member of an object or list, and raise WorkloadError for an invalid one.
+
+    `name` is the path of the object or list in messages. It is "" for the outermost object of an option."""
     if depth == NESTING_LIMIT:
         raise WorkloadError(f"{name[:20]}... is nested more than {NESTING_LIMIT} levels deep", "send a flatter object")
     if not isinstance(value, Mapping):
@@ -83,5 +89,5 @@ def _check_members(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], name:
 
 
 def _as_written(value: float) -> str:
-    """Return NaN or an infinity as JavaScript and Python's `json` write it."""
+    """Return NaN or an infinity as JavaScript and Python's `json` write it, such as `Infinity`."""
     return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]

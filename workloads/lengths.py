@@ -1,8 +1,13 @@
-"""Parses the lengths of prompts and responses, and draws them: a seeded stream of token counts.
+"""Parses length distributions of prompts and responses, and draws token counts from them with a seed.
 
-`max=K` (lognormal, exponential) draws a value above K again, as llm-infer-bench does. Requests do not pile up at the
-maximum, and the mean falls below the requested one. `min=K` raises smaller values to K. Mean and coefficient of
-variation are those of the distribution before maximum, minimum and rounding to the nearest whole number of at least 1.
+The distributions `lognormal` and `exponential` have two optional limits:
+
+- `max=K`: a value above K is drawn again, as in llm-infer-bench. Values do not pile up at K, but the mean is lower than
+  requested.
+- `min=K`: a value below K is raised to K.
+
+Mean and coefficient of variation describe the distribution without these limits. Values are rounded to whole numbers of
+at least 1.
 """
 
 from __future__ import annotations
@@ -32,23 +37,23 @@ WORD_LIMIT = 40
 DEFAULT_OUTPUT_TOKENS = 128
 """Length of a response in tokens if neither the file nor the user states one."""
 ANSWERS = "answers"
-"""Keyword for output lengths that are those of the answers in a file."""
+"""Keyword for output lengths that equal the lengths of the recorded answers in a file."""
 _THOUSANDS = re.compile(r"(?<!\w)(\d+(?:\.\d+)?)([kK])(?!\w)")
 CAP_SHARE = 0.01
-"""A maximum that accepts less than this share of the draws is an error, because it changes the distribution."""
+"""Minimum share of draws that a maximum must accept. A lower maximum is an error: it changes the distribution."""
 
 
 class Lengths(Protocol):
-    """A distribution of lengths. `str()` returns its canonical text."""
+    """A distribution of lengths in tokens. `str()` returns its canonical text."""
 
     def tokens(self, seed: int, purpose: str) -> Iterator[int]:
-        """Yield lengths in tokens without end. `purpose` (`input`, `output`) selects the random stream.
+        """Yield random lengths in tokens without end. `purpose` (`input`, `output`) selects the random stream.
 
-        Raises WorkloadError for a file that is malformed, empty or unreadable."""
+        Raises WorkloadError if the file of an empirical distribution is malformed, empty or unreadable."""
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """A fixed length."""
+    """A constant length in tokens."""
 
     length: int
 
@@ -60,7 +65,7 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Whole numbers from `low` to `high`, both included, with equal probability."""
+    """A uniform distribution over the whole numbers from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -75,7 +80,9 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True):
-    """A lognormal distribution: exp(N(mu, sigma)), sigma**2 = ln(1 + cv**2), mu = ln(mean) - sigma**2 / 2."""
+    """A lognormal distribution: `exp(X)`, where X has a normal distribution.
+
+    X has the variance `ln(1 + cv**2)` and the mean `ln(mean) - variance / 2`."""
 
     mean: Fraction
     cv: Fraction
@@ -90,7 +97,7 @@ class Lognormal(msgspec.Struct, frozen=True):
         return _bounded(lambda: math.exp(mu + sigma * random_streams.normal(draw)), self.low, self.high)
 
     def share_below(self, length: float) -> float:
-        """Return the probability of a draw of at most `length`, before maximum and minimum."""
+        """Return the probability that a draw is at most `length`, ignoring minimum and maximum."""
         return self._exponent().cdf(math.log(length))
 
     def _exponent(self) -> NormalDist:
@@ -103,7 +110,7 @@ class Lognormal(msgspec.Struct, frozen=True):
 
 
 class Exponential(msgspec.Struct, frozen=True):
-    """An exponential distribution with this mean."""
+    """An exponential distribution with the given mean."""
 
     mean: Fraction
     low: int = 1
@@ -121,7 +128,7 @@ class Exponential(msgspec.Struct, frozen=True):
 
 
 class Empirical(msgspec.Struct, frozen=True):
-    """Lengths drawn with replacement from the numbers in a file."""
+    """A distribution that draws with replacement from the numbers in a file."""
 
     path: Path
     column: str | None = None
@@ -139,10 +146,10 @@ LengthDistribution: TypeAlias = Fixed | Uniform | Lognormal | Exponential | Empi
 
 
 class OutputLengths(msgspec.Struct, frozen=True):
-    """Requested lengths of responses."""
+    """Requested response lengths, and whether responses may end earlier."""
 
     lengths: LengthDistribution | None
-    """None: the lengths of the answers in the file."""
+    """None: the lengths of the recorded answers in the dataset."""
     may_end: bool = False
     """True if responses may end before the requested length, as in real chats. Runs are then not strictly
     comparable."""
@@ -153,7 +160,9 @@ class OutputLengths(msgspec.Struct, frozen=True):
 
 @lru_cache(256)
 def parse_outputs(text: str) -> OutputLengths:
-    """Parse output lengths: `answers`, or lengths as in `parse`. The prefix `max:` allows responses to end early."""
+    """Parse output lengths: `answers`, or a distribution as in `parse`.
+
+    The prefix `max:` allows responses to end early. Raises WorkloadError if the text is invalid."""
     stripped = text.strip()
     lengths = stripped.removeprefix("max:")
     return OutputLengths(None if lengths == ANSWERS else parse(lengths), lengths != stripped)
@@ -161,7 +170,9 @@ def parse_outputs(text: str) -> OutputLengths:
 
 @lru_cache(256)
 def parse(text: str) -> LengthDistribution:
-    """Parse lengths. Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
+    """Parse a length distribution, such as `512` or `uniform:128..384`.
+
+    Raises WorkloadError for invalid text. Its message names the invalid part, and its hint shows the syntax."""
     kind, colon, rest = text.strip().partition(":")
     if not colon:
         kind, rest = "fixed", kind
@@ -177,7 +188,7 @@ def parse(text: str) -> LengthDistribution:
 
 
 def _spelled_out(number: re.Match[str]) -> str:
-    """Return a number such as `32k` (32000) or `32K` (32768) in digits, as vLLM reads --max-model-len."""
+    """Write the number in digits, as vLLM reads --max-model-len: `32k` becomes 32000, `32K` becomes 32768."""
     return spec_syntax.format_number(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 
@@ -193,16 +204,16 @@ def _show_bounds(low: int, high: int | None) -> str:
 
 
 def _values(path: Path, column: str | None) -> array[int]:
-    """Return the lengths in a file. They are read once, and again when the file has changed."""
+    """Return the lengths in a file. They are cached until the file changes."""
     try:
         result = path.stat()
     except OSError as error:
         raise WorkloadError(f"cannot read the lengths in {path}: {error.strerror}") from None
-    changed = result.st_mtime_ns if stat.S_ISREG(result.st_mode) else 0  # A pipe changes as it is read
+    changed = result.st_mtime_ns if stat.S_ISREG(result.st_mode) else 0  # Reading changes the time of a pipe
     return _read_values(path, column, (result.st_dev, result.st_ino, changed))
 
 
-@lru_cache(maxsize=2)  # Of inputs and outputs
+@lru_cache(maxsize=2)  # One file for inputs, one for outputs
 def _read_values(path: Path, column: str | None, _version: tuple[int, int, int]) -> array[int]:
     values = array("I")
     with spec_syntax.open_text(path, "the lengths in") as file:
@@ -219,7 +230,10 @@ def _read_values(path: Path, column: str | None, _version: tuple[int, int, int])
 
 
 def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the text of each number. Raises WorkloadError."""
+    """Yield the line number and text of each number in a file of lengths.
+
+    The file has one number per line, or is a CSV file if `column` is given. Raises WorkloadError for a missing column,
+    an overlong line and malformed CSV."""
     try:
         if column is None:
             yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
@@ -245,7 +259,7 @@ def _uniform(rest: str) -> Uniform:
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lognormal | Exponential:
-    """Parse a distribution with these parameters and optional `min` and `max`."""
+    """Parse a distribution with the required options `parameters` and the optional `min` and `max`."""
     result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
     missing = [f"{key}=" for key in parameters if key not in result]
     if missing:
@@ -265,7 +279,7 @@ def _empirical(rest: str) -> Empirical:
 
 
 PARAMETERS = {"mean": (Fraction(1), TOKENS_LIMIT), "cv": (spec_syntax.CV_LOW, spec_syntax.CV_HIGH)}
-"""Minimum and maximum of each parameter."""
+"""Minimum and maximum of each distribution parameter."""
 LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], LengthDistribution], str]] = {
     "fixed": (
         lambda rest: Fixed(spec_syntax.parse_integer(rest, "length", 1, TOKENS_LIMIT)),
@@ -282,4 +296,4 @@ LENGTH_DISTRIBUTIONS: dict[str, tuple[Callable[[str], LengthDistribution], str]]
     ),
     "empirical": (_empirical, "empirical:FILE or empirical:FILE,column=NAME"),
 }
-"""Distributions that `parse` accepts, by first word: the parser of the text after the colon, and the syntax."""
+"""Distributions that `parse` accepts, by name: the parser of the text after the colon, and the syntax."""

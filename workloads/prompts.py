@@ -1,16 +1,17 @@
-"""Builds prompts of exactly N tokens by the server's count, which all differ from their first tokens on.
+"""Builds prompts of exactly N tokens by the server's count. All prompts differ in their first tokens.
 
-    token ids   If the API accepts ids, N ids are N tokens.
-    text        Words that cost N tokens together. The first words number the text, and random words fill it. The whole
-                text is counted, and if the count is not the sum of its words, its end is drawn again.
+    token ids   If the API accepts token ids, N ids are N tokens.
+    text        Words that cost N tokens together. The first words encode the number of the text, and random words
+                follow. The whole text is counted. If its count is not the sum of its words, its last words are
+                replaced until the count is N.
 
-A prompt may begin with spans that it shares with other prompts:
+A prompt may begin with spans of tokens that it shares with other prompts:
 
-    number  random words                a separate text
-    span  span  number  random words    a text that shares its beginning
+    number  random words                a prompt without shared spans
+    span  span  number  random words    a prompt that shares its beginning with other prompts
 
-A seed gives the same prompts, byte for byte, on any machine. Prompt i has its own generator, seeded with the text
-"seed:i". Only `Random.random` is used, the one method whose sequence Python guarantees.
+A seed gives the same prompts, byte for byte, on any machine. Prompt i has a separate random generator, seeded with the
+text "seed:i". Only the sequence of `Random.random` is used, the only one that Python guarantees.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ SPANS_LIMIT = 4096  # Number of cached spans; they take 16 MiB at 512 tokens eac
 
 Item = TypeVar("Item", int, str)
 SharedSpan = tuple[int, int]
-"""A negative number and a length: a span of tokens that prompts may share. Equal pairs are equal tokens."""
+"""A negative number and a length in tokens, which identify a span that prompts may share. Equal pairs stand for equal
+tokens."""
 CountTokens = Callable[[Sequence[str]], list[int]]  # The signature of Tokenizer.count
 
 _COMMON = (
@@ -54,8 +56,8 @@ COMMON_WORDS = tuple(_COMMON.split())
 COST_LIMIT = 8  # Words of more tokens are not used, because they rarely fit into the last few tokens
 WORDS_LIMIT = 512  # Enough for 512 x 512 different prompts from the second word on
 MIX_TOKENS = COST_LIMIT * COST_LIMIT
-"""If at least this many tokens remain, any word may come next. Coins of at most c without a common divisor can pay
-every amount from (c - 1)^2 on (Frobenius and Schur), which leaves room for one more word."""
+"""If at least this many tokens remain to be filled, any word may come next. Word costs of at most c without a common
+divisor can form every sum from `(c - 1)**2` on (Frobenius and Schur). `c**2` tokens leave room for one more word."""
 TOKENIZER_BYTES = 1 << 28  # Maximum size of a tokenizer file, ten times the largest known one
 BATCH = 256  # Texts that are counted together; a tokenizer's encodings are much larger than the texts
 ROUNDS_LIMIT = 64  # Maximum number of attempts to fix a text with a wrong count
@@ -67,37 +69,41 @@ MARKED_WORD = re.compile("[\u0120\u2581]([A-Za-z]{2,12})")
 
 
 class PromptError(WorkloadError):
-    """Prompts of the requested length cannot be built. The message says why, and `hint` what to do."""
+    """Prompts of the requested length cannot be built. The message states the reason, and `hint` says what to do."""
 
 
 class Tokenizer(Protocol):
-    """Counts tokens: with a tokenizer file, or by asking the server."""
+    """Interface of objects that count tokens, either with a tokenizer file or by requests to the server."""
 
     @property
     def words(self) -> Sequence[str]:
-        """Different plain words, most of them one token each. Empty: none are known."""
+        """Different plain words, most of which are one token each. Empty if no words are known."""
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text as a prompt, including special tokens and the chat template."""
+        """Return the number of tokens of each text if it is sent as a prompt.
+
+        The number includes special tokens and the chat template."""
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text without special tokens; an empty list if they are unknown."""
+        """Return the token ids of a text without special tokens, or an empty list if the ids are unknown."""
 
 
 class ServerTokenCounter(Tokenizer, Protocol):
-    """Counts tokens by asking the server, whose count defines the length of a prompt."""
+    """Interface of objects that count tokens by requests to the server, whose count defines a prompt's length."""
 
     @property
     def generates(self) -> bool:
-        """True if counting makes the server run the text, which then stays in its prefix cache."""
+        """True if the server has to run a text to count it. The text then stays in the server's prefix cache."""
 
     @property
     def plain(self) -> Tokenizer | None:
-        """If counting a prompt generates: counts text alone, without running it."""
+        """Counter of text alone, without the tokens that the endpoint adds. It does not run the text.
+
+        Needed only if `generates` is True. None if the server has no such counter."""
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):
-    """Counts tokens with a tokenizer file. `count` includes the special tokens that the file's post-processor adds."""
+    """A tokenizer file. `count` includes the special tokens that the file's post-processor adds, `ids` does not."""
 
     tokenizer: tokenizers.Tokenizer
     words: tuple[str, ...]
@@ -110,7 +116,7 @@ class LocalTokenizer(msgspec.Struct, frozen=True):
 
 
 def tokenizer_file(named: Path) -> Path:
-    """Return the path of the tokenizer.json that `named` stands for.
+    """Return the path of the tokenizer.json that `named` refers to.
 
     `named` is a file, a folder with a tokenizer.json, or the name of a model in the local Hugging Face cache, such as
     Qwen/Qwen3-0.6B. Nothing is downloaded. Raises PromptError if there is no such file."""
@@ -144,7 +150,9 @@ def tokenizer_file(named: Path) -> Path:
 
 
 def load_tokenizer(named: Path) -> LocalTokenizer:
-    """Read the file that `tokenizer_file` returns. Raises PromptError if it is unreadable or not a tokenizer."""
+    """Load the tokenizer that `named` refers to, as in `tokenizer_file`.
+
+    Raises PromptError if there is no such file, or if it is unreadable or not a tokenizer."""
     import tokenizers
 
     path = tokenizer_file(named)
@@ -164,8 +172,9 @@ def load_tokenizer(named: Path) -> LocalTokenizer:
 
 
 def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
-    """Yield words that are one token each after a blank, most frequent first, then common words for other
-    vocabularies."""
+    """Yield plain words of the tokenizer's vocabulary, most frequent first, and then COMMON_WORDS.
+
+    Words that the tokenizer encodes with a special token, such as the one for unknown text, are left out."""
     tokens = (tokenizer.id_to_token(token_id) or "" for token_id in range(tokenizer.get_vocab_size()))
     marked = (match[1] for match in map(MARKED_WORD.fullmatch, tokens) if match)
     candidates = list(dict.fromkeys([*islice(marked, CANDIDATES_LIMIT), *COMMON_WORDS]))
@@ -176,22 +185,25 @@ def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 class Prompt(Protocol):
-    """Builds prompt number `number`.
+    """Interface of functions that build a prompt from its number.
 
     Prompts with different numbers differ from their first tokens on, or from the first tokens after their shared spans.
-    A number gives the same prompt in every call, in any order and any process."""
+    A number gives the same prompt in every call, in any order and in any process."""
 
     def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-        """Return text or token ids of exactly `input_tokens`, beginning with the shared spans, which may be cut."""
+        """Return text or token ids of exactly `input_tokens` tokens.
+
+        The prompt begins with the shared spans, which are cut if they are longer than the prompt."""
 
 
 def id_prompts(
     alphabet: Sequence[int], seed: int, *, numbers: int, shared: int = 0, shortest: int = BLOCK_TOKENS
 ) -> Prompt:
-    """Return a Prompt of ids from the alphabet, for numbers 0 to `numbers` - 1 and spans -1 to -`shared`.
+    """Return a `Prompt` that builds prompts of random token ids from `alphabet`.
 
-    Prompts differ from their first or second id on. A shorter prompt may equal another one. That does not happen if
-    every prompt has at least `shortest` tokens. Raises PromptError if the alphabet is too small to number them."""
+    Its prompts have numbers from 0 to `numbers` - 1, and its shared spans have numbers from -1 to -`shared`. Prompts of
+    at least `shortest` tokens differ from each other within their first tokens. Shorter prompts may be equal. Raises
+    PromptError if the alphabet is too small for this many different prompts."""
     size = len(alphabet)
     total = numbers + shared
     max_depth = min(shortest, BLOCK_TOKENS)
@@ -222,19 +234,23 @@ def id_prompts(
 
 
 def prompt_random(seed: int, number: int) -> Random:
-    """Return the generator of one prompt or span. A seed of text is hashed (SHA-512), so neighbours are independent."""
+    """Return the random generator of one prompt or span.
+
+    The seed is a text, which Python hashes with SHA-512. Generators of consecutive numbers are therefore independent.
+    """
     return Random(f"{seed}:{number}")  # noqa: S311
 
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
-    """Return the items in an order that depends on the seed."""
+    """Return the items in a random order that depends only on the seed."""
     random = Random(f"{seed}")  # noqa: S311
     return sorted(items, key=lambda _: random.random())
 
 
 def counter_digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
-    """Return a number as a counter with these wheels shows it. A wheel lists the symbols of a digit, lowest digit
-    first."""
+    """Return the digits of `number` as a mechanical counter shows them, lowest digit first.
+
+    A wheel lists the symbols of one digit, and there is one wheel per digit."""
     symbols = []
     for wheel in wheels:
         number, position = divmod(number, len(wheel))
@@ -243,23 +259,24 @@ def counter_digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
 
 
 class Words(msgspec.Struct, frozen=True):
-    """Words with their cost in tokens by one tokenizer."""
+    """Words with their cost in tokens, as one tokenizer counts them."""
 
     opening: dict[int, list[str]]
-    """Prompt length in tokens to the words that form a prompt of that length alone."""
+    """Words by the length of the prompt that consists of the word alone, in tokens."""
     costs: dict[str, int]
-    """Tokens that a word adds after another word and a blank."""
+    """Number of tokens that each word adds after another word and a blank."""
     fits: list[list[str]]
-    """Entry t lists the words that may come next if t tokens remain, so that the rest can still be filled."""
+    """Entry t lists the words that may come next if t tokens remain. Other words can fill the tokens that remain after
+    them."""
 
     def can_fill(self, tokens: int) -> bool:
-        """Return whether some words together cost exactly `tokens`."""
+        """Return True if there are words that together cost exactly `tokens` tokens, otherwise False."""
         if tokens < MIX_TOKENS:
             return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
         return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0
 
     def fill(self, tokens: int, random: Random) -> list[str]:
-        """Return random words that together cost exactly `tokens`. `can_fill` must be True for this number."""
+        """Return random words that together cost exactly `tokens` tokens. `can_fill(tokens)` must be True."""
         all_words = list(self.costs)
         max_cost = max(self.costs.values(), default=1)
         draw = random.random
@@ -276,16 +293,16 @@ class Words(msgspec.Struct, frozen=True):
         return picked
 
     def cost(self, words: Iterable[str]) -> int:
-        """Return the tokens of these words after other words."""
+        """Return the number of tokens that these words add to a text."""
         return sum(self.costs[word] for word in words)
 
     def cheapest(self) -> tuple[int, list[str]]:
-        """Return the minimum cost of a word, and the words with that cost."""
+        """Return the lowest cost of a word in tokens, and all words with that cost."""
         minimum = min(self.costs.values(), default=1)
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
     def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
-        """Return the error for `n` texts of this many tokens, of which only `possible` exist."""
+        """Return the error for `n` requested texts of `tokens` tokens, of which only `possible` exist."""
         shortest = min(self.opening, default=0)
         if shortest > tokens:
             return PromptError(
@@ -300,7 +317,10 @@ class Words(msgspec.Struct, frozen=True):
 
 
 def measure_words(count: CountTokens, candidates: Sequence[str]) -> Words:
-    """Return the costs of the candidates, counted at the start of a prompt and after another word."""
+    """Count the tokens of the candidate words, and return the usable words with their costs.
+
+    A word is counted at the start of a prompt and after another word. Words of more than COST_LIMIT tokens are left
+    out."""
     alone = count(candidates)
     after = count([f"{candidates[0]} {word}" for word in candidates])
     added = sorted(
@@ -318,7 +338,7 @@ def measure_words(count: CountTokens, candidates: Sequence[str]) -> Words:
 
 
 class TextSpec(msgspec.Struct, frozen=True):
-    """A text to build: its number, its length in tokens, and the shared spans at its beginning."""
+    """A text to build: its number, its length in tokens, and the shared spans at its start."""
 
     number: int
     tokens: int
@@ -329,16 +349,16 @@ class PromptDraft(msgspec.Struct):
     """A text under construction."""
 
     words: list[str]
-    keep: int  # Number of words at the start that later changes keep
+    keep: int  # Number of words at the start that are not replaced later
     tokens: int
     random: Random
 
 
 def text_prompts(count: CountTokens, candidates: Sequence[str], specs: Sequence[TextSpec], seed: int) -> list[str]:
-    """Build the texts, each with exactly the requested tokens, different from their first or second word on.
+    """Build one text per spec, each with exactly the requested number of tokens.
 
-    The costs of words are measured once. Raises PromptError if a length cannot be reached, or if there are not enough
-    different texts of a length."""
+    Texts differ from their first or second word on. The costs of words are measured once. Raises PromptError if a
+    length cannot be reached, or if there are not enough different texts of a length."""
     words = measure_words(count, candidates)
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(specs)), LEAD_LIMIT)
@@ -351,10 +371,10 @@ def text_prompts(count: CountTokens, candidates: Sequence[str], specs: Sequence[
 
 
 def openings(words: Words, specs: Sequence[TextSpec], seed: int) -> dict[SharedSpan, tuple[list[str], int]]:
-    """Return the first words of every text and span that starts a prompt, and the number of tokens left to fill.
+    """Return the opening words of each text or span that starts a prompt, and the number of tokens left to fill.
 
-    Texts are numbered in sequence, whatever their length. Texts too short for such a number are numbered separately
-    among those of their length, which distinguishes them from the others."""
+    The opening words encode a consecutive number, which makes the texts different. A text may be too short for such a
+    number. It is then numbered among the texts of its length, and differs from all other texts by its length."""
     starts = dict.fromkeys(spec.shared[0] if spec.shared else (spec.number, spec.tokens) for spec in specs)
     by_length: dict[int, list[tuple[int, int]]] = {}
     for position, (number, tokens) in enumerate(starts):
@@ -369,18 +389,21 @@ def openings(words: Words, specs: Sequence[TextSpec], seed: int) -> dict[SharedS
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """Writes drafts whose words together cost the requested tokens."""
+    """Writes drafts of texts, whose words together cost the requested number of tokens."""
 
     words: Words
     seed: int
     openings: dict[SharedSpan, tuple[list[str], int]]
     counter: list[list[str]]
-    """Wheels of the counter that numbers the words after shared spans."""
+    """Wheels of the counter (see `counter_digits`) whose words number a text after its shared spans."""
     spans: dict[tuple[SharedSpan, bool], list[str]] = {}
-    """Words of the spans written so far. True: the span starts a text, and was counted with special tokens."""
+    """Words of the spans written so far. The key contains True if the span starts a text: its tokens then include the
+    special tokens."""
 
     def draft(self, spec: TextSpec) -> PromptDraft:
-        """Return a draft: shared spans, then words that number the text if there is room, then random words."""
+        """Return a draft: the words of the shared spans, words that encode the number of the text, and random words.
+
+        Words of the number are left out if there are too few tokens for them."""
         random = prompt_random(self.seed, spec.number)
         shared: list[str] = []
         if spec.shared:
@@ -398,7 +421,9 @@ class Writer(msgspec.Struct, frozen=True):
         return PromptDraft(words, keep, spec.tokens, random)
 
     def _shared_words(self, spec: TextSpec) -> tuple[list[str], int]:
-        """Return the words of the shared spans, cut if they are longer than the text, and the remaining tokens."""
+        """Return the words of the shared spans, and the number of tokens left to fill.
+
+        Spans that are longer than the text are cut."""
         shared: list[str] = []
         remaining = spec.tokens
         for span in spec.shared:
@@ -420,7 +445,9 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]) -> list[str]:
-    """Count the drafts, and change their ends until every count is exact. Raises PromptError."""
+    """Return the texts of the drafts, after changing their last words until every text has the exact token count.
+
+    Raises PromptError if a text is not exact after ROUNDS_LIMIT attempts."""
     texts: list[str] = []
     waiting = iter(drafts)
     while batch := list(islice(waiting, BATCH)):
@@ -445,7 +472,7 @@ def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]
 
 
 def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
-    """Replace the end of a draft by words that cost `missing` tokens more."""
+    """Replace the last words of a draft by words that together cost `missing` tokens more (fewer if negative)."""
     freed = 0
     while len(draft.words) > draft.keep:
         freed += words.costs[draft.words.pop()]
@@ -456,12 +483,16 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Return the wheels of the counter whose words open texts of this length.
+    """Return the wheels of the counter whose words open texts of `tokens` tokens (see `counter_digits`).
 
-    The first wheel has opening words, the others words of minimum cost. The words of a wheel cost the same, so all
-    these texts have the same number of tokens left to fill, which is the second value. The wheels number all `n` texts,
-    or, if there is no room for that, the `group_size` texts of this length. The third value is True in the second
-    case."""
+    The first wheel has words that can start a prompt, and the other wheels have words of minimum cost. All words of a
+    wheel have the same cost, so these texts have the same number of tokens left to fill. The result has three values:
+
+    - the wheels
+    - the number of tokens left to fill
+    - False if the wheels number all `n` texts, True if they have room only for the `group_size` texts of this length
+
+    Raises PromptError if there are not enough different texts of this length."""
     cost, wheel = words.cheapest()
     possible = 0
     for needed in (n, group_size):

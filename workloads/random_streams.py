@@ -1,7 +1,7 @@
-"""Seeded random draws that give the same values in every Python version.
+"""Draws random numbers that are the same in every Python version.
 
-They all come from `Random.random`, the only method whose sequence Python guarantees. `random.expovariate`,
-`gammavariate` and `gauss` may change between Python versions, but a seed must always give the same load.
+All draws use the sequence of `Random.random`, the only one that Python guarantees. `random.expovariate`, `gammavariate`
+and `gauss` may change between Python versions, but a seed must always give the same load.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ UNITS_PER_NS = 1 << 20
 """Resolution of the sum of random gaps. Rounding each gap to whole ns would bias the mean at high rates."""
 
 Draw = Callable[[], float]
-"""Returns the next number of a stream that is uniform on [0, 1)."""
+"""A function that returns the next number of a random stream, uniform on [0, 1)."""
 
 
 def random_stream(seed: int, purpose: str) -> Draw:
-    """Return a separate stream for each seed and purpose, so that drawing lengths does not change the due times."""
+    """Return a function that draws uniform random numbers. Its sequence depends on `seed` and `purpose`.
+
+    Each purpose has a separate sequence. Drawing lengths, for example, does not change the due times."""
     return Random(f"{seed}/{purpose}").random  # noqa: S311 - load, not secrets
 
 
 def item_picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
-    """Return a function that takes a generator and a count, and draws that many items.
+    """Return a function `pick(random, count)` that draws `count` of the items with replacement.
 
-    The items are those of `items[int(random.random() * len(items))]`, but are drawn in one step. A draw has 53 bits
-    from two words of the generator (CPython, genrand_res53)."""
+    The result equals `count` evaluations of `items[int(random.random() * len(items))]`. NumPy computes them in one
+    step: a draw has 53 bits, which come from two 32-bit numbers of the generator (CPython, genrand_res53)."""
     import numpy as np
 
     items_array = np.array(items, dtype=object)
@@ -45,20 +47,23 @@ def item_picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
 
 
 def exponential(draw: Draw) -> float:
-    """Return an exponential variate of mean 1, by inversion. 1 - u is never 0, so the logarithm is finite."""
+    """Return an exponential variate of mean 1 by inversion: `-ln(1 - u)` for a uniform `u`.
+
+    `1 - u` is never 0, so the logarithm is finite."""
     return -math.log(1.0 - draw())
 
 
 def normal(draw: Draw) -> float:
-    """Return a standard normal variate: the cosine half of Box and Muller (1958)."""
+    """Return a standard normal variate by the cosine formula of Box and Muller (1958)."""
     radius = math.sqrt(2.0 * exponential(draw))
     return radius * math.cos(2.0 * math.pi * draw())
 
 
 def gamma(draw: Draw, shape: float) -> float:
-    """Return a gamma variate of this shape and scale 1 (Marsaglia and Tsang, ACM TOMS 26 (2000), 363-372).
+    """Return a gamma variate with scale 1 (Marsaglia and Tsang, ACM TOMS 26 (2000), 363-372).
 
-    For shapes below 1 their section 6 applies: gamma(shape + 1) times u**(1 / shape)."""
+    Shapes below 1 follow section 6 of the paper: `gamma(shape) = gamma(shape + 1) * u**(1 / shape)` for a uniform `u`.
+    """
     if shape < 1.0:
         return gamma(draw, shape + 1.0) * float((1.0 - draw()) ** (1.0 / shape))
     d = shape - 1.0 / 3.0
@@ -71,9 +76,9 @@ def gamma(draw: Draw, shape: float) -> float:
 
 
 def running_sums(draw_gap: Callable[[], float], scale_ns: Fraction) -> Iterator[int]:
-    """Yield the running sums in ns of gaps of `draw_gap()` times `scale_ns`.
+    """Yield the running sums in ns of random gaps. Each gap is `draw_gap() * scale_ns`.
 
-    A gap is drawn as a float, but the sum is an integer. It therefore does not drift in long runs."""
+    Gaps are drawn as floats but summed as integers, so the sum does not drift in long runs."""
     scale = float(scale_ns * UNITS_PER_NS)
     total = 0
     while True:

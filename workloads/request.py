@@ -1,4 +1,4 @@
-"""Defines the Request: the content of one request, without a URL and without a time."""
+"""Defines `Request`, the content of one request. It contains neither the server's URL nor the due time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadgen.workloads.images import SyntheticImage
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The content of one request."""
+    """The content of one request: its prompt, the requested output length and additional fields."""
 
     id: int
     prompt: str | tuple[int, ...]  # Text, or token ids if the server's API accepts them
@@ -20,21 +20,22 @@ class Request(msgspec.Struct, frozen=True):
     because the prompt contains a response or an image."""
     output_tokens: int  # Requested length of the response
     messages: tuple[tuple[str, str], ...] = ()
-    """Role and content of each message of the chat. The last one is `prompt`. Empty: a chat of `prompt` alone."""
+    """Role and content of each chat message. The last message is `prompt`. Empty: `prompt` is the only message."""
     session: int | None = None
-    """For a turn of a session: the request id of its first turn."""
+    """If the request is a turn of a session: the request id of the session's first turn."""
     turn: int = 0
     body: Mapping[str, Any] = {}
-    """Fields of the user, merged into the body that the Dialect sends."""
+    """Fields from the user, merged into the request body that the server's `Dialect` builds."""
     images: tuple[str | SyntheticImage, ...] = ()
-    """URLs of images in the last message of a chat."""
+    """URLs of images in the last chat message."""
     ignore_eos: bool = True
     """True if the server should continue past the end-of-text token up to the requested length."""
 
 
 def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with the patch applied: objects are merged, and null removes a field (JSON Merge Patch, RFC
-    7396)."""
+    """Return `fields` updated with `patch`, as JSON Merge Patch (RFC 7396) defines it.
+
+    Nested objects are merged, and a null value removes the field."""
     result = dict(fields)
     for name, value in patch.items():
         if isinstance(value, Mapping):

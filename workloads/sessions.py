@@ -1,10 +1,11 @@
-"""Multi-turn sessions: each turn continues the conversation so far, so it is sent after the previous response ended.
+"""Multi-turn sessions. Each request contains the conversation so far and is sent after the previous response.
 
-A Conversation is a value. `request` returns the Request to send, and `after(answer)` returns the Conversation at its
-next turn, or None at the end. The driver calls both. Nothing in this module waits or reads a clock.
+A `Conversation` is an immutable value. `request()` returns the request of its current turn. After the response,
+`after(answer)` returns the conversation at the next turn, or None at the end. The load driver calls both methods. This
+module neither waits nor reads a clock.
 
-    turn 0: question            --> answer
-    turn 1: question answer question           (think_ns later)
+    turn 0: question                     --> answer
+    turn 1: question answer question     --> answer     (sent think_ns after the end of the first answer)
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ if TYPE_CHECKING:
 
 TURNS_LIMIT = 1_000
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024
-"""Maximum number of characters of a conversation. A longer one ends."""
+"""Maximum number of characters of a conversation. A session ends when it exceeds this limit."""
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question of the user, and the requested length of the response."""
+    """One turn of a session: the user's question and the requested length of the response."""
 
     question: str
     input_tokens: int
-    """Tokens of the question alone, as the server counts them; 0 if the number is not needed."""
+    """Tokens of the question alone, as the server counts them. 0 if the number is not needed."""
     output_tokens: int
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A session at one of its turns."""
+    """The state of a session: its turns, and the responses received so far."""
 
     first_id: int
-    """Request id of turn 0. Later turns have the following ids."""
+    """Request id of turn 0. The ids of later turns follow it."""
     turns: tuple[Turn, ...]
     think_ns: int
-    """Time from the end of a response to the next turn."""
+    """Time in ns from the end of a response to the next turn."""
     chat: bool = False  # The conversation is sent as messages instead of one text
     answers: tuple[str, ...] = ()
-    """Responses so far. The next turn is the first one without a response."""
+    """Responses received so far. The current turn is the first one without a response."""
     request_fields: Mapping[str, Any] = {}
     """Additional fields of each Request."""
 
     def request(self) -> Request:
-        """Return the Request of this turn.
+        """Return the request of the current turn.
 
-        The length of a later turn is 0, which means unknown. Its prompt contains responses, and counting them now would
-        disturb the run. The server reports it."""
+        Its `input_tokens` is 0 (unknown) except in the first turn. Later prompts contain responses, and counting their
+        tokens would disturb the run. The server reports the number in its response."""
         number = len(self.answers)
         turn = self.turns[number]
         past = list(zip(self.turns, self.answers, strict=False))
@@ -76,13 +77,16 @@ class Conversation(msgspec.Struct, frozen=True):
         return self._request(number, transcript + turn.question)
 
     def remaining_requests(self) -> Iterator[Request]:
-        """Yield the Requests of the turns after this one, with ids and lengths. Their prompts are unknown and empty."""
+        """Yield the requests of the turns after the current one, with ids and output lengths.
+
+        Their prompts are empty, because they depend on responses that have not been received."""
         return (self._request(number, "") for number in range(len(self.answers) + 1, len(self.turns)))
 
     def after(self, answer: str) -> Conversation | None:
-        """Return the conversation after the response to this turn; None after the last turn.
+        """Return the conversation at its next turn, given the response to the current one.
 
-        The request and the response stand unchanged at the start of the next prompt, so a prefix cache can help."""
+        Returns None after the last turn, and if the conversation exceeds TRANSCRIPT_LIMIT. The next prompt starts with
+        the current prompt and response, both unchanged, so that the server's prefix cache can reuse them."""
         answers = (*self.answers, answer)
         questions = self.turns[: len(answers)]
         characters = sum(map(len, answers)) + sum(len(turn.question) for turn in questions)
@@ -91,7 +95,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return replace(self, answers=answers)
 
     def _request(self, number: int, prompt: str, messages: tuple[tuple[str, str], ...] = ()) -> Request:
-        """Return the Request of turn `number`. Its input length is known only for the first turn."""
+        """Return the request of turn `number`. Its input length is known only for turn 0."""
         turn = self.turns[number]
         return Request(
             self.first_id + number,
@@ -106,26 +110,32 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class MultiTurn(msgspec.Struct, frozen=True):
-    """Sessions of several turns: synthetic ones of `turns` turns without end, or each dialogue of a file once."""
+    """A workload of multi-turn sessions, either synthetic or read from a file.
+
+    If `path` is None, sessions are synthetic, have `turns` turns each and never run out. Otherwise each dialogue of the
+    file is one session."""
 
     turns: int | None
     path: Path | None
     think_ns: int = 0
 
     def samples(self) -> Iterator[tuple[datasets.Sample, ...]] | None:
-        """Return the dialogues of the file in order; None for synthetic sessions."""
+        """Return an iterator over the dialogues of the file in order, or None if the sessions are synthetic."""
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield the sessions at their first turn, with consecutive request ids. Raises the errors of Dataset."""
+        """Yield each session at its first turn. Request ids are consecutive across sessions.
+
+        Raises WorkloadError if the file is malformed."""
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
             yield Conversation(first_id, turns, self.think_ns, prompts.chat, request_fields=prompts.spec.request_fields)
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        """Yield turns whose questions have the requested lengths. The prompt of a later turn is longer than its
-        question, because it also contains the conversation so far."""
+        """Yield the turns of each synthetic session. Each question has the requested input length.
+
+        The prompt of a later turn is longer than its question, because it also contains the conversation so far."""
 
         def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
             question = prompts.prompt(number, input_tokens)
@@ -148,7 +158,9 @@ class MultiTurn(msgspec.Struct, frozen=True):
 
 
 def multi_turn(rest: str) -> MultiTurn:
-    """Parse the text after `multi-turn:` in a workload. Raises WorkloadError."""
+    """Parse the text after `multi-turn:` in a workload, such as `turns=4,think=2s` or a file name.
+
+    Raises WorkloadError if the text is invalid."""
     if rest.startswith("turns="):
         result = parse_options(rest.split(","), ("turns", "think"))
         path = None

@@ -1,7 +1,7 @@
-"""Parses the small language of arrivals, lengths and workloads: numbers, rates, durations and options.
+"""Parses the numbers, rates, durations and options in the text of arrivals, lengths and workloads.
 
-Numbers are exact fractions and durations are whole nanoseconds, so that formatting a value and parsing it again changes
-nothing.
+Numbers are exact fractions, and durations are whole nanoseconds. Formatting a value and parsing the result therefore
+gives the same value.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DURATION_LIMIT_NS = 30 * 86_400 * NS_PER_S  # a month; the longest public traces
 RATE_LIMIT = 1_000_000
 TOKENS_LIMIT = 10_000_000  # maximum length of a prompt or response
 CV_LOW, CV_HIGH = Fraction(1, 100), 100
-"""Limits of a coefficient of variation. Below 0.01 gaps are practically constant. Above 100 no run is long enough to
-show the mean."""
+"""Minimum and maximum of a coefficient of variation. Below 0.01 gaps are practically constant. Above 100 no run is long
+enough to show the mean."""
 
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
@@ -43,7 +43,9 @@ NOT_TEXT = (
 
 
 class WorkloadError(ValueError):
-    """Invalid arrivals, lengths or workload. The message names the invalid part, and `hint` says what to write."""
+    """Invalid text of arrivals, lengths or a workload, or an invalid file that the text names.
+
+    The message names the invalid part, and `hint` says what to write instead."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -51,7 +53,9 @@ class WorkloadError(ValueError):
 
 
 def parse_number(text: str, name: str, low: Fraction | int, high: Fraction | int) -> Fraction:
-    """Parse a decimal number within [low, high]. Raises WorkloadError, whose message calls the number `name`."""
+    """Parse a decimal number in the range `low` to `high`, both included.
+
+    Raises WorkloadError for invalid text. `name` is the name of the number in the message."""
     if not _NUMBER.fullmatch(text):
         raise WorkloadError(f"{name} {text!r} is not a plain decimal number (at most 9 decimals)")
     value = Fraction(text)
@@ -63,14 +67,18 @@ def parse_number(text: str, name: str, low: Fraction | int, high: Fraction | int
 
 
 def parse_integer(text: str, name: str, low: int, high: int) -> int:
-    """Parse a whole number within [low, high]. Raises WorkloadError, whose message calls the number `name`."""
+    """Parse a whole number in the range `low` to `high`, both included.
+
+    Raises WorkloadError for invalid text. `name` is the name of the number in the message."""
     if not re.fullmatch(r"\d{1,12}", text):
         raise WorkloadError(f"{name} {text!r} is not a whole number")
     return int(parse_number(text, name, low, high))
 
 
 def parse_rate(text: str, *, zero: bool = False) -> Fraction:
-    """Parse a rate in requests per second, with or without `/s`. Raises WorkloadError."""
+    """Parse a rate in requests per second, such as `20` or `20/s`.
+
+    Raises WorkloadError for invalid text, and for a rate of 0 unless `zero` is True."""
     value = parse_number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
     if not (value or zero):
         raise WorkloadError("rate 0 sends nothing")
@@ -78,7 +86,10 @@ def parse_rate(text: str, *, zero: bool = False) -> Fraction:
 
 
 def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
-    """Parse a duration such as `10s`, `500ms` or `2` (seconds). Raises WorkloadError, whose message calls it `name`."""
+    """Parse a duration such as `10s`, `500ms` or `2` (seconds), and return it in ns.
+
+    Raises WorkloadError for invalid text, and for a duration of 0 unless `zero` is True. `name` is the name of the
+    duration in the message."""
     match = _DURATION.fullmatch(text)
     if not match:
         raise WorkloadError(f"{name} {text!r} is not a duration such as 10s, 500ms or 2m")
@@ -91,7 +102,9 @@ def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
 
 
 def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
-    """Parse `key=value` parts. Raises WorkloadError for unknown, repeated and malformed ones."""
+    """Parse options of the form `key=value`, and return them by key.
+
+    Raises WorkloadError for an unknown key, a repeated key and an option without `=`."""
     result: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
@@ -104,7 +117,10 @@ def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
 
 
 def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Split `FILE,key=value,...`. Only known keys at the end are options, so the name of a file may contain commas."""
+    """Split `FILE,key=value,...` into the file name and its options.
+
+    The file name may contain commas: only known keys at the end of the text start an option. Raises WorkloadError if
+    the file name is missing or an option is invalid."""
     parts = text.split(",")
     first = len(parts)
     while first > 1 and parts[first - 1].partition("=")[0] in known:
@@ -117,7 +133,10 @@ def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict
 
 @contextmanager
 def open_text(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a user's file as text with unchanged line ends. Raises WorkloadError, whose message calls it `name`."""
+    """Open a user's file as UTF-8 text. Line ends are not changed.
+
+    Raises WorkloadError if the file is unreadable or in a known format other than text. `name` is the file's name in
+    the message, such as `the dataset`."""
     try:
         content = open_input(path)
         begin = content.read(8)
@@ -133,16 +152,16 @@ def open_text(path: Path, name: str) -> Iterator[TextIO]:
 
 
 def format_number(value: Fraction) -> str:
-    """Return a number in the form that `parse_number` accepts: decimal, with at most 9 places."""
+    """Return a number as decimal text with at most 9 decimals, which `parse_number` accepts."""
     whole_part, rest = divmod(round_ratio(value.numerator * NS_PER_S, value.denominator), NS_PER_S)
     return f"{whole_part}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def format_duration(value_ns: int) -> str:
-    """Return a duration in seconds, in the form that `parse_duration_ns` accepts."""
+    """Return a duration in seconds, such as `2.5s`, which `parse_duration_ns` accepts."""
     return format_number(Fraction(value_ns, NS_PER_S)) + "s"
 
 
 def round_ratio(numerator: int, denominator: int) -> int:
-    """Return the integer nearest to a ratio of positive integers. Halves are rounded up."""
+    """Return `numerator / denominator` rounded to the nearest integer. Halves are rounded up."""
     return (2 * numerator + denominator) // (2 * denominator)

@@ -1,14 +1,18 @@
-"""Chooses how the tokens of a text are counted before it is sent, and whether prompts built by that count are exact.
+"""Chooses how the tokens of a text are counted before the text is sent.
 
-    tokenizer              A tokenizer file was given. It is compared with the server's count, and corrected by the
-                           tokens that the server adds.
+With one of these methods, generated prompts have exactly the requested lengths:
+
+    tokenizer              The user names a tokenizer file. Its count is compared with the server's count, and corrected
+                           by the tokens that the server adds.
     server                 The server counts a text without running it.
     server, plus endpoint  The server counts text alone without running it. The tokens that the endpoint adds, such as
                            those of a chat template, are measured.
 
-If none of these is available, the user has to choose an assumption (`CountingMethod`). It is stated with every figure:
+If none of these methods is available, the user has to choose a `CountingMethod`. Each is based on an assumption, which
+is shown with every result:
 
-    server       Samples are run. A prompt of words that each cost one token there is assumed to cost their sum.
+    server       The server runs samples to find words of one token each. The tokens of a prompt are assumed to be the
+                 sum of its words.
     tokenizer    The tokenizer counts alone, without the tokens that the server adds.
     approximate  Six letters, three digits or one other character are assumed to be one token.
 """
@@ -42,15 +46,16 @@ class TokenCounter(msgspec.Struct, frozen=True):
     counting_method: str
     words: Sequence[str] = COMMON_WORDS
     frame: str = ""
-    """Word with which texts must begin and end. A template touches the first and last word and may change their cost:
-    `[user]` and a blank before a word give another token than the word alone."""
+    """Word that is added at the start and end of each text. A chat template touches the first and last word and may
+    change their token counts: `[user]` and a blank before a word give another token than the word alone."""
     exact: bool = True
-    """False: prompts have about the requested length, by the assumption in `counting_method`."""
+    """False: prompts have about the requested length, under the assumption in `counting_method`."""
     any_text: bool = True
-    """True if the counter can count any text, also text from files. False: the length of such text is unknown."""
+    """True if the counter can count any text, including text from files. False: the length of text from files is
+    unknown."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts with the frame around them, as they are sent."""
+        """Return the texts as they are sent: with the word `frame` at the start and end of each text."""
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 
 
@@ -59,8 +64,8 @@ def choose_counter(
 ) -> TokenCounter:
     """Return the best available counter, or the one that `method` selects.
 
-    `drawn` tells whether prompts are built. Prompts from a file are sent unchanged. Raises PromptError if prompts
-    cannot be exact and no method was selected, or if tokenizer and server disagree."""
+    `drawn` is True if prompts are generated, and False if they come from a file and are sent unchanged. Raises
+    PromptError if generated prompts cannot be exact and `method` is None, or if tokenizer and server disagree."""
     if method == "approximate":
         return TokenCounter(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
     if method == "tokenizer" and local:
@@ -77,12 +82,12 @@ def choose_counter(
 
 
 def approximate(texts: Sequence[str]) -> list[int]:
-    """Return the approximate number of tokens of each text, without a tokenizer."""
+    """Return an estimate of the number of tokens of each text, which needs no tokenizer."""
     return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
 
 
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None) -> TokenCounter | None:
-    """Return a counter whose counts are exact; None if there is none."""
+    """Return a counter whose counts are exact, or None if neither tokenizer nor server provides one."""
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     if local:
@@ -97,9 +102,10 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None) -
 def _corrected(
     tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
 ) -> TokenCounter:
-    """Return a counter that adds the tokens of the server: a chat template, or a BOS that the tokenizer does not add.
+    """Return a counter that corrects the tokenizer's count by the tokens that the server adds to a prompt.
 
-    A long text and a short one must show the same difference. Otherwise the tokenizer belongs to another model, and
+    These may be the tokens of a chat template, or a BOS that the tokenizer does not add. The server must add the same
+    number of tokens to a long text and to a short one. Otherwise the tokenizer belongs to another model, and
     PromptError is raised."""
     if server is None:
         return TokenCounter(tokenizer.count, description, words)
@@ -121,9 +127,10 @@ def _corrected(
 
 
 def _sampling_counter(server: ServerTokenCounter) -> TokenCounter:
-    """Return a counter for texts of words that cost the server one token each.
+    """Return a counter for texts that consist of words of one token each.
 
-    These words are found by bisection, usually with one sample. Raises PromptError if there are too few."""
+    The server runs samples to find these words by bisection, which usually takes one sample. Raises PromptError if
+    there are too few such words."""
     words = server.words or COMMON_WORDS
     frame = words[0]
     (frame_tokens,) = server.count([f"{frame} {frame}"])

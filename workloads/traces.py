@@ -1,20 +1,21 @@
-"""Reads traces: recorded loads with the arrival time and the lengths of each request.
+"""Reads traces: recorded loads with the arrival time and the token counts of each request.
 
     layout        recognised by                            timestamps, and where the layout is described
     Mooncake      JSON objects, one per line               ms; kvcache-ai/Mooncake, FAST25-release/README.md
-    Qwen-Bailian  the same with chat_id, parent_chat_id    s; alibaba-edu/qwen-bailian-usagetraces-anon, README.md
+    Qwen-Bailian  Mooncake's fields and chat_id,           s; alibaba-edu/qwen-bailian-usagetraces-anon, README.md
+                  parent_chat_id
     Azure         TIMESTAMP,ContextTokens,GeneratedTokens  date and time, in 2023 with 7 decimals and no zone, in 2024
                                                            with 0 or 6 and +00:00; Azure/AzurePublicDataset,
                                                            AzureLLMInferenceDataset2023.md and ...2024.md
     BurstGPT      Timestamp,...,Request tokens,            s; HPMLL/BurstGPT, README.md (later files have more
                   Response tokens,...                      columns)
 
-Some files with Mooncake's field names have timestamps in other units and blocks of other sizes. A default unit must
-therefore give a plausible rate, and the number of hash ids must fit the length of the prompt. A trace that fails one of
-these checks is refused, and the user has to state `unit=` or `block=`.
+Some files use Mooncake's field names with timestamps in other units and blocks of other sizes. The layout's unit is
+therefore used only if it gives a plausible rate. The number of hash ids must match the length of the prompt. If a trace
+fails one of these checks, WorkloadError tells the user to state `unit=` or `block=`.
 
-A row without input or output tokens cannot be replayed. In BurstGPT these are the failed requests. Such rows are left
-out and counted. Any other deviation from the layout is an error that names its place.
+A row without input or output tokens, such as a failed request in BurstGPT, cannot be replayed. Such rows are skipped
+and counted. Any other deviation from the layout is an error that names the line.
 """
 
 from __future__ import annotations
@@ -48,56 +49,58 @@ HASH_ID_LIMIT = 1 << 63
 CHECKED_ROWS = 1_000
 """Number of rows at the start of the file that are used to check the unit of the timestamps."""
 PLAUSIBLE_PER_S = (0.01, 100.0)
-"""Mean requests per second of a recorded load. A unit that is wrong by a factor of 1,000 leaves this range."""
+"""Range of plausible mean rates of a recorded load, in requests per second. A unit that is wrong by a factor of 1,000
+usually gives a rate outside this range."""
 OFFSET_LIMIT_NS = 400 * 86_400 * NS_PER_S
-"""Maximum time after the first row, longer than any published trace."""
+"""Maximum time from the first row to any other row. No published trace is that long."""
 
 
 class Entry(NamedTuple):
-    """One recorded request."""
+    """One recorded request of a trace."""
 
     at_ns: int  # Time since the trace's first request
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
-    """Ids of the prompt's blocks, in order. Equal leading ids mean an equal prefix."""
+    """Ids of the prompt's blocks, in order. Prompts with equal leading ids share a prefix."""
     block_tokens: int = 0
-    """Tokens per block. 0: the layout has no ids."""
+    """Tokens per block. 0: the layout has no block ids."""
 
     @property
     def has_tokens(self) -> bool:
-        """True if the request has input and output tokens, and so can be replayed."""
+        """True if the request has input and output tokens. A request without them cannot be replayed."""
         return bool(self.input_tokens and self.output_tokens)
 
 
 class TraceFormat(msgspec.Struct, frozen=True):
-    """Layout, unit and columns of a trace file."""
+    """Layout, timestamp unit and columns of a trace file."""
 
     layout: str
     unit: str = ""
-    """A key of UNITS_NS. Empty: dates."""
+    """A key of UNITS_NS. Empty: timestamps are dates."""
     block_tokens: int = 0
     """Tokens per hash id. 0: the layout has no hash ids."""
     columns: tuple[str, str, str] | None = None
-    """The columns of a table for timestamp, input and output tokens."""
+    """For a table: names of the columns with timestamp, input tokens and output tokens."""
 
     @property
     def text(self) -> str:
-        """Description of the unit and the block size."""
+        """Description of the timestamp unit and the block size, for messages."""
         unit = f"timestamps in {self.unit}" if self.unit else "timestamps are dates"
         return unit + (f", blocks of {self.block_tokens} tokens" if self.block_tokens else "")
 
 
 class TimestampRow(msgspec.Struct):
-    """The field of a JSON row that the check of the unit reads."""
+    """The timestamp of a JSON row. The check of the timestamp unit decodes no other field."""
 
     timestamp: float
 
 
 def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) -> Iterator[Entry]:
-    """Yield every row in order of time. `unit` and `block_tokens` are stated by the user.
+    """Yield every row of a trace in order of time.
 
-    Raises WorkloadError for a file that is not a trace, for a malformed line and for an implausible unit."""
+    The user may state `unit` and `block_tokens`. If they are None, the layout defines them. Raises WorkloadError if the
+    file is not a trace, a line is malformed, or the layout's unit is implausible."""
     with open_text(path, "the trace") as file:
         trace_format = _format_of(file, path, unit, block_tokens)
         rows = _table if trace_format.columns else _json_rows
@@ -117,7 +120,9 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
 
 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:
-    """Return the format in which `trace` reads a file. Raises the errors of `trace`."""
+    """Return the format in which `trace` reads a file.
+
+    Raises WorkloadError if the file is not a trace, or the layout's unit is implausible."""
     with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)
 
@@ -158,7 +163,7 @@ def _json_format(file: TextIO, path: Path, first: str, unit: str | None, block_t
 
 
 def _first_timestamps(file: TextIO) -> list[float]:
-    """Return the timestamps of the first rows, up to the first malformed row."""
+    """Return the timestamps of the first CHECKED_ROWS rows, up to the first malformed row."""
     decoder = msgspec.json.Decoder(TimestampRow)
     timestamps = []
     for _, text in islice(lines(file, LINE_LIMIT), CHECKED_ROWS):
@@ -172,8 +177,8 @@ def _first_timestamps(file: TextIO) -> list[float]:
 def _check_unit(timestamps: Sequence[float], trace_format: TraceFormat, path: Path) -> None:
     """Raise WorkloadError if the layout's unit is implausible for these timestamps. The user then has to state it.
 
-    A unit is implausible if the mean rate is outside PLAUSIBLE_PER_S. Milliseconds are also implausible if timestamps
-    have fractions, unless seconds are implausible."""
+    A unit is implausible if the mean rate is outside PLAUSIBLE_PER_S. Milliseconds with fractions are also implausible,
+    provided that seconds give a plausible rate."""
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:
         return  # equal timestamps have no unit, and the reader reports rows that are out of order
@@ -199,7 +204,7 @@ def _check_unit(timestamps: Sequence[float], trace_format: TraceFormat, path: Pa
 
 
 def rate_text(per_s: float) -> str:
-    """Return a rate in words, such as `1,234 per second` or `2.5 per hour`."""
+    """Return a rate as text, such as `1,234 per second` or `2.5 per hour`."""
     periods = ((1, "second"), (60, "minute"), (3_600, "hour"))
     rates = [(per_s * length_s, name) for length_s, name in periods]
     rate, name = next((pair for pair in rates if pair[0] >= 0.1), rates[-1])
@@ -207,7 +212,7 @@ def rate_text(per_s: float) -> str:
 
 
 Row = tuple[int, int, int, int, tuple[int, ...]]
-"""Line number, time in ns by the file's clock, input tokens, output tokens, ids of blocks."""
+"""Line number, timestamp in ns, input tokens, output tokens, block ids."""
 
 
 def _json_rows(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]:
@@ -227,9 +232,10 @@ def _json_rows(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[
 
 
 def _blocks(hash_ids: Any, input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    """Return the ids of a prompt's blocks.
+    """Check the block ids of a prompt, and return them.
 
-    Raises ValueError, and WorkloadError if the number of ids does not fit the length of the prompt."""
+    Raises ValueError for an invalid id, and WorkloadError if the number of ids does not match the length of the prompt.
+    """
     if not isinstance(hash_ids, list | None):
         raise ValueError(f"has hash_ids that are not a list: {hash_ids!r}"[:120])
     ids = tuple(_count(hash_id) for hash_id in hash_ids or ())
@@ -268,7 +274,7 @@ def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]
 
 
 def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Yield the lines of a table. Raises WorkloadError for a byte that is not UTF-8."""
+    """Yield the lines of a table. Raises WorkloadError for a line with a byte that is not UTF-8."""
     for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
         with error_location(f"{path}, line {line}", LINE_HINT):
             check_file_text(text)
@@ -276,7 +282,7 @@ def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _number(text: str, unit: str) -> int:
-    """Return a timestamp in ns. Raises ValueError."""
+    """Convert a numeric timestamp in the given unit to ns. Raises ValueError if the text is not a number."""
     if not re.fullmatch(r"\d{1,19}(\.\d{1,9})?", text):
         raise ValueError(f"has no timestamp in {unit}: {text[:40]!r}")
     return int(Fraction(text) * UNITS_NS[unit])
@@ -286,7 +292,9 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})
 
 
 def _date(text: str) -> int:
-    """Return a date and time in ns since 1970. Without a time zone it is in UTC."""
+    """Convert a date and time to ns since 1970. UTC is assumed if the text has no time zone.
+
+    Raises ValueError if the text is not a date and time."""
     rest = text[_SECONDS_LENGTH + 1 :]
     fraction = rest[:-_ZONE_LENGTH] if rest[-_ZONE_LENGTH : 1 - _ZONE_LENGTH] in ("+", "-") else rest
     if text[_SECONDS_LENGTH : _SECONDS_LENGTH + 1] == "." and fraction.isdecimal() and len(fraction) <= 9:
@@ -300,7 +308,10 @@ _ZONE_LENGTH = len("+00:00")
 
 @lru_cache
 def _whole_date(text: str) -> int:
-    """Return a date and time in ns since 1970. `_date` calls this function repeatedly for requests of one second."""
+    """Convert a date and time to ns since 1970, with a cache.
+
+    `_date` removes the fraction of the second before it calls this function, so many rows of a trace have the same
+    text."""
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
     if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):
@@ -332,5 +343,5 @@ TABLES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): ("Azure", ""),
     ("Timestamp", "Request tokens", "Response tokens"): ("BurstGPT", "s"),
 }
-"""Columns for timestamp, input and output tokens in the header of a table, to the name of its layout and the unit of
-its timestamps. The unit is empty for dates."""
+"""Layouts of tables. The key has the columns for timestamp, input tokens and output tokens. The value is the name of
+the layout and the unit of its timestamps, which is empty for dates."""

@@ -1,7 +1,7 @@
-"""Parses workloads, and prepares their Requests: a seeded iterable that yields one Request at a time.
+"""Parses workloads, and generates their requests one at a time from a seed.
 
-A trace defines the lengths of its requests, see `Trace.requests`. Lengths are made exact by the counter that
-`loadgen.workloads.token_counter` chooses.
+If the arrivals are a trace, the trace defines the lengths of the requests (see `Trace.requests`). Lengths are made
+exact with the token counter that `loadgen.workloads.token_counter` chooses.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ NUMBERS_LIMIT = 1_000_000
 ones."""
 BLOCKS_LIMIT = 1 << 63  # Hash ids of blocks in a trace may be any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
-"""Output length of warm-up requests if the run uses the answer lengths of a dataset. It has enough decode steps to warm
-up the server's kernels."""
+"""Output length of warm-up requests if the run uses the answer lengths of a dataset. The number of decode steps is
+large enough to warm up the server's kernels."""
 
 
 class Synthetic(msgspec.Struct, frozen=True):
-    """Prompts of the requested lengths, all different, without end."""
+    """A workload of generated prompts with the requested lengths. Prompts are all different and never run out."""
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Yield the Requests in order of id."""
+        """Yield the requests in order of id, without end."""
         for number, input_tokens, output_tokens in prompts.lengths():
             yield Request(number, prompts.prompt(number, input_tokens), input_tokens, output_tokens)
 
@@ -60,15 +60,18 @@ class Synthetic(msgspec.Struct, frozen=True):
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):
-    """Requests without end that share prefixes. Request i begins with the `tokens` tokens of group i mod `groups`.
+    """A workload of generated prompts that share prefixes and never run out.
 
-    Requested lengths are those of whole prompts."""
+    Request i belongs to group `i mod groups`. All prompts of a group begin with the same `tokens` tokens. The requested
+    input length is that of the whole prompt, including the prefix."""
 
     groups: int
     tokens: int
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Yield the Requests in order of id. Raises WorkloadError for prompts that are not longer than `tokens`."""
+        """Yield the requests in order of id, without end.
+
+        Raises WorkloadError for a prompt that is not longer than its shared prefix."""
         for number, input_tokens, output_tokens in prompts.lengths():
             if input_tokens <= self.tokens:
                 raise WorkloadError(
@@ -87,7 +90,9 @@ Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 @lru_cache(256)
 def parse(text: str) -> Workload:
-    """Parse a workload. Raises WorkloadError, which names the invalid part and has the syntax as its hint."""
+    """Parse a workload, such as `synthetic` or `sharegpt:FILE`.
+
+    Raises WorkloadError for invalid text. Its message names the invalid part, and its hint shows the syntax."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in WORKLOADS:
         raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(WORKLOADS)}")
@@ -101,27 +106,27 @@ def parse(text: str) -> Workload:
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True):
-    """The requested workload of a run."""
+    """All settings that determine the requests of a run: workload, lengths, seed and number of requests."""
 
     workload: Workload
     input: Lengths  # Ignored if a dataset or trace defines the lengths
     output: Lengths | None  # None: the answer lengths of a dataset, or DEFAULT_OUTPUT_TOKENS if it has none
     seed: int
     n: int | None
-    """Maximum number of requests, or of sessions. None: until the trace or file ends, or the consumer stops."""
+    """Maximum number of requests, or of sessions. None: until the trace or file ends, or the run stops."""
     warmup: int = 0
     trace: Trace | None = None
     request_fields: Mapping[str, Any] = {}
-    """Additional fields of each Request, such as fields of its `body`."""
+    """Additional fields of each `Request`, such as fields of its `body`."""
     image_sizes: tuple[tuple[int, int], ...] = ()
-    """Sizes of the synthetic images in each Request, in pixels."""
+    """Width and height in pixels of each synthetic image that a request contains."""
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """The prepared Requests of a run, with exact lengths.
+    """The prepared requests of a run, with exact lengths if `exact` is True.
 
-    Each call of a method draws the same Requests again, so that every worker can draw them. The value needs no
-    connection, because workers may be forks and the server's tokenizer may be closed."""
+    Each call of a method generates the same requests again, so every worker can generate them itself. No connection to
+    the server is needed, because workers may be forks and the server's tokenizer may be closed."""
 
     spec: WorkloadSpec
     prompt: Prompt
@@ -133,11 +138,14 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def has_sessions(self) -> bool:
-        """True if the workload consists of sessions."""
+        """True if the workload consists of multi-turn sessions."""
         return isinstance(self.spec.workload, MultiTurn)
 
     def requests(self) -> Iterator[Request]:
-        """Yield the Requests in order of id. Raises WorkloadError for sessions, whose turns follow responses."""
+        """Yield the requests in order of id.
+
+        Raises WorkloadError for multi-turn sessions, whose requests depend on responses. Use `conversations` for them.
+        """
         spec = self.spec
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its responses", "use closed:N arrivals")
@@ -148,15 +156,16 @@ class Prompts(msgspec.Struct, frozen=True):
         return map(self._complete, islice(result, spec.n))
 
     def conversations(self) -> Iterator[Conversation]:
-        """Yield the sessions. Raises WorkloadError for a workload without sessions."""
+        """Yield the multi-turn sessions. Raises WorkloadError for a workload without sessions."""
         if not isinstance(self.spec.workload, MultiTurn):
             raise WorkloadError(f"{self.spec.workload} has no sessions", "use multi-turn:...")
         return islice(self.spec.workload.conversations(self), self.spec.n)
 
     def warmup(self) -> list[Request]:
-        """Return synthetic Requests of the requested lengths with ids -1, -2, and so on, for any workload.
+        """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.
 
-        They share no prefix with the requests of the run, so the server's prefix cache has no advantage from them."""
+        They are independent of the workload. They share no prefix with the requests of the run, so they cause no hits
+        in the server's prefix cache."""
         spec = self.spec
         first = NUMBERS_LIMIT if spec.n is None else spec.n
         if isinstance(spec.workload, MultiTurn):
@@ -169,9 +178,10 @@ class Prompts(msgspec.Struct, frozen=True):
         ]
 
     def _complete(self, request: Request) -> Request:
-        """Return the Request with the additional fields and images of the workload. Fields of its own body win.
+        """Return the request with the additional fields and images of the workload.
 
-        Raises WorkloadError for images on an endpoint other than chat."""
+        If the request already has a body field of the same name, its value is kept. Raises WorkloadError for images on
+        an endpoint other than chat."""
         spec = self.spec
         images = request.images
         if not (spec.request_fields or spec.image_sizes or images):
@@ -190,7 +200,9 @@ class Prompts(msgspec.Struct, frozen=True):
         return replace(request, **changes)
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
-        """Yield number, input tokens and output tokens of each prompt. Raises WorkloadError without output lengths."""
+        """Yield the number, input tokens and output tokens of each prompt, without end.
+
+        Raises WorkloadError if no output lengths are requested."""
         spec = self.spec
         if spec.output is None:
             raise WorkloadError("this workload has no answers whose lengths could be used", "state output lengths")
@@ -199,7 +211,7 @@ class Prompts(msgspec.Struct, frozen=True):
         return zip(count(), inputs, outputs, strict=False)
 
     def count_if_known(self, text: str) -> int:
-        """Return the tokens of a text from a file; 0 if they cannot be counted."""
+        """Return the number of tokens of a text from a file, or 0 if the counter cannot count such text."""
         return self.count(text) if self.any_text else 0
 
 
@@ -212,12 +224,16 @@ def prepare_prompts(
     chat: bool = False,
     by: CountingMethod | None = None,
 ) -> Prompts:
-    """Prepare the prompts of a run. Every query to the server happens here.
+    """Prepare the prompts of a run. Every request that this takes is sent to the server here.
 
-    `token_ids` tells whether the endpoint accepts token ids. `by` selects how lengths are counted if they need not be
-    exact. Texts are built and counted before the run; ids are drawn when they are needed. Raises PromptError if a
-    length cannot be exact, or if tokenizer and server disagree, and WorkloadError for a malformed file, or for texts of
-    a workload without end."""
+    - `token_ids`: True if the endpoint accepts token ids.
+    - `local`, `server`: the available tokenizers. None if there is none.
+    - `chat`: True if the endpoint is a chat endpoint.
+    - `by`: the method that counts tokens if lengths need not be exact.
+
+    Text prompts are built and counted before the run. Token ids are drawn later, when they are needed. Raises
+    PromptError if a length cannot be exact, or if tokenizer and server disagree. Raises WorkloadError for a malformed
+    file, and if text prompts are needed for an unlimited number of requests."""
     from_file = getattr(spec.workload, "path", None) is not None
     counter = choose_counter(local, server, by, drawn=not from_file)
     texts_by_number: dict[int, str] = {}
@@ -259,7 +275,7 @@ def prepare_prompts(
 
 
 def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
-    """Raise PromptError if the server counts another number of tokens."""
+    """Raise PromptError if the server's token count of the text differs from `expected`."""
     (tokens,) = server.count([text])
     if tokens != expected:
         raise PromptError(
@@ -268,7 +284,9 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
 
 
 def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
-    """Return a Prompt of token ids if the workload draws its prompts and `source` knows ids; None otherwise."""
+    """Return a `Prompt` that draws token ids, or None if the prompts have to be text.
+
+    Token ids need a workload that generates its prompts, and a tokenizer that returns ids."""
     drawn = isinstance(spec.workload, Synthetic | SharedPrefix)
     alphabet = sorted(set(source.ids(" ".join(source.words or COMMON_WORDS)))) if source and drawn else []
     if not alphabet:
@@ -301,4 +319,4 @@ WORKLOADS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "jsonl": (Dataset.of("jsonl"), "jsonl:FILE"),
     "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }
-"""Workloads that `parse` accepts, by first word: the parser of the text after the colon, and the syntax."""
+"""Workloads that `parse` accepts, by name: the parser of the text after the colon, and the syntax."""

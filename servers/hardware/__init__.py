@@ -1,7 +1,7 @@
 """Data-sheet figures and measured constants of GPUs, links, models, number formats and inference engines.
 
-The functions only read tables, so that the simulator, the matrix and the analysis can all use them. Every table is a
-CSV file in this folder with one row per entry. Users add GPUs and models in a TOML file with the same columns:
+The functions only read tables, so the simulator, the matrix and the analysis can all use them. Every table is a CSV
+file in this folder, with one row per entry. Users add GPUs and models in a TOML file with the same columns:
 
     [gpus."My card"]
     bf16_TFLOPs = 148
@@ -12,7 +12,7 @@ CSV file in this folder with one row per entry. Users add GPUs and models in a T
     [models."My-7B"]
     layers = 32             # and hidden, intermediate, heads, kv_heads, head_dim, vocabulary, parameters
 
-kernels.py and inference.py in this folder predict from these figures how long a step takes.
+kernels.py and inference.py in this folder use these figures to predict the duration of one step of an engine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class HardwareError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Efficiency of kernels on GPUs of one design: a row of architectures.csv, which names the measured GPU."""
+    """Efficiency of kernels on GPUs of one architecture: a row of architectures.csv.
+
+    The row also names the GPU on which the values were measured.
+    """
 
     name: str
     compute_share: float  # Share of the peak FLOP/s that the best large GEMM reaches; power and clocks limit it
@@ -56,28 +59,28 @@ class Architecture:
     load_share: float  # Share of the L2 load rate of the SMs that is reached during computation
     launch_s: float  # Time to start and end a GEMM
     tile_s: float  # Time to start and end one tile of a GEMM
-    attention_launch_s: float  # Same for attention, which is often two kernels
+    attention_launch_s: float  # Time to start and end attention, which is often two kernels
     attention_turn_s: float  # Minimum time for one sequence and KV head in decode attention
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection between GPUs: a row of links.csv with the rate of one GPU."""
+    """A connection between GPUs: a row of links.csv. The rate is that of one GPU."""
 
     name: str
     bytes_per_s: float  # In one direction
-    share: float  # Share of that rate that rings and direct reads reach
-    switch_share: float  # Share of that rate when the switch does the sums (NVLS); 0 if it cannot
+    share: float  # Share of bytes_per_s that rings and direct reads reach
+    switch_share: float  # Share of bytes_per_s if the switch computes the sums (NVLS); 0 if it cannot
     custom_s: float  # Time to start an all-reduce by direct reads
-    peer_s: float  # Additional time of that all-reduce per participating GPU
-    two_shot_s: float  # Additional time if that all-reduce needs two rounds
+    peer_s: float  # Additional time of an all-reduce by direct reads, per participating GPU
+    two_shot_s: float  # Additional time of an all-reduce by direct reads in two rounds
     nccl_s: float  # Time to start an NCCL collective
     step_s: float  # Time per step of an NCCL collective
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number format: how values are stored and in which type GEMMs compute."""
+    """A number format: the size of stored values, and the type in which GEMMs compute."""
 
     name: str
     weight_bytes: float  # Bytes per weight
@@ -90,23 +93,26 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """Overhead that an inference engine adds to its kernels: a row of frameworks.csv, which names the measurement."""
+    """Overhead that an inference engine adds to its kernels: a row of frameworks.csv.
+
+    The row also names the measurement from which the values were derived.
+    """
 
     name: str
     layer_s: float  # Per layer: launches and gaps between kernels
     step_s: float  # Per step: scheduling, sampling, detokenising
-    sequence_s: float  # Per step and sequence in it
+    sequence_s: float  # Per step and sequence in the step
     sync_s: float  # Per all-reduce: wait until every GPU has reached it
     kv_share: float  # Read rate of the KV cache relative to the best kernel
     prefill_share: float  # Speed of prompt computation relative to the best kernels
-    interference: float  # Share of the other prompts that is computed during a request's decode, not during its wait
+    interference: float  # Share of other requests' prompts that is computed while a request decodes, not while it waits
     server_s: float  # From a request's arrival to its first step, plus from the first token to the client
     request_s: float  # Additional server time per request in flight
     queueing: float  # Share of the worst-case queueing time, in which all requests arrive at once; 0 if they are spread
     chunk_tokens: float  # Maximum tokens in one step
-    scaled: float  # Bytes that a tile loads per 8-bit operand: 2 if scales are applied there, 1 in engines
+    scaled: float  # Bytes that a tile loads per 8-bit operand: 2 if tiles apply the scales, otherwise 1
     nccl: float  # 1 if all-reduces use NCCL, 0 if GPUs read from each other directly
-    fp8_kv: float  # 1 if models in fp8 and fp4 have their KV cache in fp8
+    fp8_kv: float  # 1 if models in fp8 and fp4 have an fp8 KV cache, otherwise 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +138,25 @@ class Gpu:
         return self.peaks["bf16"]
 
     def effective_format(self, number_format: Format) -> Format:
-        """Return the format as this GPU computes it.
+        """Return the format in which this GPU stores weights and computes GEMMs if `number_format` is requested.
 
-        If the tensor cores do not support the format, only weights are stored in it, and GEMMs compute in bf16.
+        If the tensor cores do not support the requested format, only the weights have it, and GEMMs compute in bf16.
         """
         if number_format.compute_type in self.peaks:
             return number_format
         return replace(number_format, activation_bytes=2.0, compute_type="bf16", operand_bytes=2.0)
 
     def link_for(self, gpus: int) -> Link:
-        """Return the link between `gpus` GPUs. An NVLink bridge joins only two; more communicate over PCIe."""
+        """Return the link over which `gpus` GPUs communicate.
+
+        An NVLink bridge connects only two GPUs. A larger number of GPUs communicates over PCIe.
+        """
         return self.pcie if self.link.name == "NVLink bridge" and gpus > 2 else self.link
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The shape of a dense decoder-only transformer."""
+    """Dimensions of a dense decoder-only transformer."""
 
     name: str
     layers: int
@@ -163,31 +172,31 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Matrix elements that every token passes, over all layers: Q, K, V, output, and the MLP's matrices."""
+        """Number of elements of the matrices in all layers: Q, K, V, attention output and MLP."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + self.mlp_matrices * self.hidden * self.intermediate)
 
     @property
     def head_parameters(self) -> int:
-        """Elements of the output head. Only the last token of a sequence passes it."""
+        """Number of elements of the output head. Only the last token of a sequence passes it."""
         return self.hidden * self.vocabulary
 
     @property
     def kv_values(self) -> int:
-        """Values that the KV cache holds per token, over all layers."""
+        """Number of values that the KV cache stores per token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 def gpu(name: str, file: Path | None = None) -> Gpu:
-    """Return a GPU of gpus.csv or of a user's TOML file, which takes precedence.
+    """Return a GPU by name, from a user's TOML file or from gpus.csv. The user's file takes precedence.
 
-    Raises HardwareError for an unknown name; the message suggests the nearest one and lists all.
+    Raises HardwareError for an unknown name. The message suggests the nearest name and lists all names.
     """
     return _find_entry("GPU", name, "gpus", _gpu_from_row, file)
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
-    """Return the count and the name of GPUs written as `H100` or `4 x A100`. Raises HardwareError."""
+    """Return the count and name of GPUs, written as `H100` or `4 x A100`. Raises HardwareError for an unknown GPU."""
     match = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
     if match is None:
         return 1, gpu(text).name
@@ -195,7 +204,10 @@ def parse_gpus(text: str) -> tuple[int, str]:
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
-    """Return a model by name, as `listed_model`, or by the path of a Hugging Face config.json or its folder."""
+    """Return a model by its name (see `listed_model`), or by the path of a Hugging Face config.json or its folder.
+
+    Raises HardwareError for an unknown name or an invalid file.
+    """
     if name.endswith(".json") or os.path.isfile(f"{name}/config.json"):  # noqa: PTH113 - False where Path raises
         from loadgen.servers.hardware.huggingface import shape_of
 
@@ -204,21 +216,22 @@ def model(name: str, file: Path | None = None) -> ModelShape:
 
 
 def listed_model(name: str, file: Path | None = None) -> ModelShape:
-    """Return a model of models.csv or of a user's TOML file, also by the name under which servers offer it.
+    """Return a model by name, from a user's TOML file or from models.csv.
 
-    The function never opens a file called `name`, because the name may come from a server. Raises HardwareError.
+    The name may also be one that a server reports, such as `meta-llama/Llama-2-7b-chat-hf`. The function never opens a
+    file called `name`, because the name may come from a server. Raises HardwareError for an unknown name.
     """
     name = _VARIANT_SUFFIX.sub("", name.rpartition("/")[2])
     return _find_entry("model", name, "models", shape_from_row, file)
 
 
 def number_format(name: str) -> Format:
-    """Return a number format of formats.csv. Raises HardwareError."""
+    """Return a number format of formats.csv by name. Raises HardwareError for an unknown name."""
     return _find_entry("number format", name, "formats", _format_from_row)
 
 
 def framework(name: str) -> Framework:
-    """Return an engine of frameworks.csv. Raises HardwareError."""
+    """Return an inference engine of frameworks.csv by name. Raises HardwareError for an unknown name."""
     return _find_entry("framework", name, "frameworks", _framework_from_row)
 
 
@@ -229,7 +242,9 @@ GPU_SETTINGS = {
     "clock": ("clock_hz", "Hz"),
     "sms": ("sms", ""),
 }
-"""Names that `--set` takes, each with a field of Gpu and its unit. `compute` and `link_bandwidth` are handled apart."""
+"""Names that `--set` accepts, each with the field of Gpu and its unit. `_with_setting` handles `compute` and
+`link_bandwidth`, which change several fields.
+"""
 _VARIANT_SUFFIX = re.compile(r"^meta-(?=llama)|[-_](instruct|chat|hf|it|base|v\d\.\d)\b", re.IGNORECASE)
 """Parts of a served model's name that do not affect its shape."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FLOPs|)")
@@ -237,7 +252,10 @@ _PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
-    """Return the GPU with changed figures, each written as `memory_bandwidth=8TB/s`. Raises HardwareError."""
+    """Return the GPU with changed figures. A change is text such as `memory_bandwidth=8TB/s`.
+
+    Raises HardwareError for an unknown figure or an invalid value.
+    """
     for change in changes:
         name, _, text = change.partition("=")
         known = [*GPU_SETTINGS, "compute", "link_bandwidth"]
@@ -268,12 +286,12 @@ def _with_setting(card: Gpu, name: str, value: float) -> Gpu:
 
 
 def tables() -> dict[str, list[dict[str, str]]]:
-    """Return every row of every table with all columns, for the documentation."""
+    """Return the rows of every table with all columns, by table name. The documentation is generated from them."""
     return {table: [dict(row) for row in _builtin_table(FOLDER, table).values()] for table in TABLES}
 
 
 def constant(name: str) -> float:
-    """Return a constant of constants.csv. The table states its meaning and source."""
+    """Return a value of constants.csv by name. The table documents its meaning and source."""
     return _constants()[name]
 
 
@@ -291,7 +309,7 @@ def _architectures() -> dict[str, Architecture]:
 
 @cache
 def gpu_links() -> dict[str, Link]:
-    """Return every link of links.csv by name, at the rate that its row gives."""
+    """Return every link of links.csv by name, with the rate that its row gives."""
     columns = [field.name for field in fields(Link)[2:]]
     links = {}
     for name, row in _builtin_table(FOLDER, "links").items():
@@ -305,7 +323,10 @@ def _read_figures(name: str, row: Mapping[str, Any], columns: Sequence[str]) -> 
 
 
 def _read_figure(name: str, row: Mapping[str, Any], field: str) -> float:
-    """Read the column of a field; a missing one is 0. A field in seconds has a column in microseconds."""
+    """Return the value of a field from its column, or 0 if the column is missing or empty.
+
+    A field in seconds (`launch_s`) has a column in microseconds (`launch_us`).
+    """
     if field.endswith("_s"):
         return 1e-6 * _read_number(name, row, field.removesuffix("_s") + "_us", 0)
     return _read_number(name, row, field, 0)
@@ -359,7 +380,7 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
 
 
 def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
-    """Return a model from a row with the columns of models.csv. Raises HardwareError."""
+    """Return a model from a row with the columns of models.csv. Raises HardwareError for an invalid value."""
     required = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
     figures = {column: _read_number(name, row, column) for column in required}
@@ -368,9 +389,9 @@ def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
 
 
 def _read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
-    """Return the number in one column of an entry, or the default for an empty cell. Raises HardwareError.
+    """Return the number in one column of a row, or `default` if the cell is empty.
 
-    Without a default the number must be positive, with a default it may be 0.
+    Raises HardwareError for anything but a positive number. 0 is also accepted if there is a default.
     """
     value = row.get(column)
     if value in (None, "") and default is not None:
@@ -386,13 +407,13 @@ def _read_number(name: str, row: Mapping[str, Any], column: str, default: float 
 
 @cache
 def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a table by name."""
+    """Return the rows of the CSV file of a table, by their name in the first column."""
     with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
         return {next(iter(row.values())): row for row in csv.DictReader(lines)}
 
 
 def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the entries of one table in a user's TOML file. Raises HardwareError."""
+    """Return the entries of one table in a user's TOML file. Raises HardwareError if the file is invalid."""
     try:
         content = read_toml(file)
     except (OSError, ValueError) as problem:
@@ -411,7 +432,10 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
 def _find_entry(
     kind: str, name: str, table: str, from_row: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
 ) -> _Entry:
-    """Return the entry with this name or alias (column `also`). Case, spaces and hyphens do not matter."""
+    """Return the entry with this name or alias (column `also`). Case, spaces and hyphens do not matter.
+
+    Raises HardwareError for an unknown name, and for any invalid entry in the user's file.
+    """
     user_rows = _read_user_table(table, file) if file else {}
     for user_name, row in user_rows.items():
         from_row(user_name, row)  # validates every entry, so that an error in an unused one is reported too
@@ -433,6 +457,6 @@ def _find_entry(
 
 
 def _normalise_name(name: str) -> str:
-    """Return a name without capitals, spaces, hyphens and the manufacturer, which people write differently."""
+    """Return a name in lower case, without spaces, hyphens and `nvidia`, so that spellings can be compared."""
     plain = "".join(character for character in name.casefold() if character.isalnum() or character == ".")
     return plain.removeprefix("nvidia")

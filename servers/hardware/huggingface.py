@@ -1,4 +1,4 @@
-"""Reads the shape of a model from its config.json, as Hugging Face's transformers write it."""
+"""Reads the dimensions of a model from a config.json in the format of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from loadgen.servers.hardware import HardwareError, ModelShape, shape_from_row
 
 
 def shape_of(path: Path) -> ModelShape:
-    """Return the shape of a dense model with the keys of Llama, GPT-2 or related models. Raises HardwareError.
+    """Return the dimensions of a dense model from its config.json, with the keys of Llama, GPT-2 or related models.
 
-    `path` is a config.json or the folder that holds one.
+    `path` is the config.json or its folder. Raises HardwareError if the file is invalid or describes a mixture of
+    experts.
     """
     path = path if path.suffix == ".json" else path / "config.json"
     try:

@@ -1,8 +1,12 @@
-"""Predicts how long one step of an inference engine takes: GEMMs, attention, all-reduces and the work in between.
+"""Predicts how long one step of an inference engine takes: GEMMs, attention, all-reduces and overheads.
 
-A step computes `prompts` prompts of `tokens` new tokens each (0 for none), and one more token for each of `decoding`
-sequences that hold `context` tokens. Arguments are numbers or NumPy arrays, and times are in seconds. `lower_bounds_s`
-gives the times without latencies and overheads, with each resource at the rate of the data sheet.
+A step processes two groups of sequences:
+
+- prefill: `prompts` sequences of `tokens` new tokens each
+- decode: `decoding` sequences that hold `context` tokens each and get one more token
+
+Arguments are numbers or NumPy arrays, and times are in seconds. `lower_bounds_s` returns minimum times: it ignores
+latencies and overheads, and uses data-sheet rates.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ from loadgen.servers.hardware.numeric import as_float, elementwise_max, where
 ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
 """All-reduces per layer, by architecture (Ladder Residual, arXiv 2501.06589).
 
-`standard`: each block waits for its all-reduce. `parallel`: attention and MLP share one. `ladder`: each all-reduce runs
-during the next block. `no-communication`: there is none, which shows the maximum gain.
+- `standard`: each block waits for its all-reduce.
+- `parallel`: attention and MLP share one all-reduce.
+- `ladder`: each all-reduce runs during the next block.
+- `no-communication`: there are no all-reduces, which shows the maximum gain.
 """
 HEAD_FORMAT = "bf16"
 """Engines keep the output head in 16 bits when they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
@@ -34,7 +40,10 @@ HEAD_FORMAT = "bf16"
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on `tensor * pipeline` GPUs: `tensor` GPUs share each layer, and `pipeline` stages divide the layers."""
+    """A model on `tensor * pipeline` GPUs.
+
+    The layers are divided among `pipeline` stages. `tensor` GPUs share each layer.
+    """
 
     gpu: Gpu
     model: ModelShape
@@ -52,35 +61,45 @@ class Deployment:
             raise HardwareError(f"unknown architecture {self.architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
 
     def with_kv_format(self, name: str) -> Deployment:
-        """Return the same deployment with its KV cache in another number format. Raises HardwareError."""
+        """Return a copy of this deployment with another number format for the KV cache.
+
+        Raises HardwareError for an unknown format.
+        """
         return replace(self, kv_bytes=number_format(name).weight_bytes)
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
+        """Number of GPUs of the deployment."""
         return self.tensor * self.pipeline
 
     @property
     def kv_heads(self) -> int:
-        """KV heads on each GPU. If there are fewer KV heads than GPUs, each GPU holds a whole one."""
+        """Number of KV heads on each GPU.
+
+        If the model has fewer KV heads than `tensor`, each GPU holds one whole head.
+        """
         return -(-self.model.kv_heads // self.tensor)
 
     @property
     def kv_token_bytes(self) -> float:
-        """Bytes of KV cache per token, over all layers and all GPUs that share it."""
+        """Bytes of KV cache per token, over all layers and all GPUs, including copies of KV heads."""
         copies = self.kv_heads * self.tensor / self.model.kv_heads
         return self.model.kv_values * self.kv_bytes * copies
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of weights on all GPUs: layers in the format of the weights, output head and embedding in 16 bits."""
+        """Bytes of the weights on all GPUs together.
+
+        Layers are stored in the format of the weights, output head and embedding in 16 bits.
+        """
         model = self.model
         return model.layer_parameters * self.weights.weight_bytes + model.head_parameters * 2.0 * (2 - model.tied)
 
     def kv_tokens(self, memory_fraction: float) -> int:
-        """Return how many tokens of KV cache fit next to the weights in `memory_fraction` of the memory.
+        """Return the number of tokens that the KV cache of all GPUs can hold.
 
-        Raises HardwareError if not even one token fits.
+        Weights and KV cache may use `memory_fraction` of the GPU memory. Raises HardwareError if not even one token
+        fits.
         """
         free_bytes = self.gpus * self.gpu.memory_bytes * memory_fraction - self.weight_bytes
         tokens = int(free_bytes / self.kv_token_bytes)
@@ -94,41 +113,42 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Time of one step in seconds, by part."""
+    """Duration of one step in seconds, by component."""
 
     gemm: Seconds
     attention: Seconds
     all_reduce: Seconds
     elementwise: Seconds  # Norms, rotary embedding, activations, residuals
-    layers: Seconds  # Launches and gaps in all layers
+    layers: Seconds  # Kernel launches and gaps in all layers
     step: Seconds  # Scheduling and sampling
 
     @property
     def total(self) -> Seconds:
-        """Sum of all parts."""
+        """Duration of the whole step in seconds: the sum of all components."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """One GEMM of a layer, or the output head, on one GPU. Its weights are an n by k matrix."""
+    """One matrix multiplication of a layer, or the output head, on one GPU. Its weights are a k by n matrix."""
 
     name: str
     n: int
     k: int
-    count: int  # How often the whole model computes it per step
+    count: int  # Number of such GEMMs per step: the number of layers, or 1 for the output head
     format: Format
 
 
 ATTENTION, MLP, OUTPUT_HEAD = range(3)
 GEMM_BLOCKS = (ATTENTION, ATTENTION, MLP, MLP, OUTPUT_HEAD)
-"""The part of the model that each GEMM of `model_gemms` belongs to."""
+"""Part of the model to which each GEMM of `model_gemms` belongs, in the same order."""
 
 
 def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
-    """Return the GEMMs on one GPU under tensor parallelism as in Megatron-LM (arXiv 1909.08053).
+    """Return the GEMMs of one layer and the output head on one GPU.
 
-    The first GEMM of each pair is split by columns, the second by rows.
+    Tensor parallelism splits them as in Megatron-LM (arXiv 1909.08053): by columns, but the attention output and the
+    down projection by rows.
     """
     model = deployment.model
     tensor = deployment.tensor
@@ -151,10 +171,13 @@ def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
 def predict_step(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0, before: Any = 0
 ) -> Step:
-    """Return the time of one step with the arguments that the module describes.
+    """Return the predicted duration of one step, by component.
 
-    `before` tokens of each prompt are already in the KV cache. Under pipeline parallelism the sequences are divided
-    among the stages, and a step lasts until each sequence has passed all stages.
+    - Prefill: `prompts` sequences of `tokens` new tokens each. `before` tokens of each are already in the KV cache.
+    - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
+
+    Under pipeline parallelism the sequences are divided among the stages, and a step lasts until each sequence has
+    passed all stages.
     """
     model = deployment.model
     framework = deployment.framework
@@ -187,7 +210,10 @@ def predict_step(
 
 
 def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
-    """Return the seconds of the GEMMs in one attention block, in one MLP, and in the output head."""
+    """Return the seconds of the GEMMs in one attention block, in one MLP block, and in the output head.
+
+    The output head has one row per sequence. The other GEMMs have `rows` rows.
+    """
     times: list[Any] = [0.0, 0.0, 0.0]
     for block, gemm in zip(GEMM_BLOCKS, model_gemms(deployment), strict=True):
         m = sequences if block == OUTPUT_HEAD else rows
@@ -196,7 +222,7 @@ def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
 
 
 def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any) -> Any:
-    """Return the seconds of attention in one layer, for decoding sequences and prompts."""
+    """Return the seconds of attention in one layer, summed over prompts and decoding sequences."""
     gpu = deployment.gpu
     head_dim = deployment.model.head_dim
     heads = -(-deployment.model.heads // deployment.tensor)
@@ -212,7 +238,8 @@ def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding:
 def _elementwise_bytes(deployment: Deployment) -> float:
     """Return the bytes per token that one layer reads and writes outside GEMMs and attention, in 16 bits.
 
-    Every GPU computes two norms with residuals. The rotary embedding with the cache and the MLP's activation are split.
+    Every GPU computes two norms with residuals. The rotary embedding with the write to the KV cache and the activation
+    function of the MLP are split over the GPUs.
     """
     model = deployment.model
     rotary = 2 * (model.heads + model.kv_heads) * model.head_dim
@@ -221,9 +248,11 @@ def _elementwise_bytes(deployment: Deployment) -> float:
 
 
 def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
-    """Return how long `layers` layers wait for their all-reduces of `reduce` seconds each.
+    """Return the seconds that a step waits for all-reduces, which take `reduce` seconds each.
 
-    In a ladder, an all-reduce runs during the next block and must still be joined. The last one has no next block.
+    In the architecture `ladder`, an all-reduce runs during the next block, which takes `attention` or `mlp` seconds.
+    The step waits for the rest of the all-reduce, and at least the time to join it. The last all-reduce has no next
+    block. In other architectures the step waits for every all-reduce.
     """
     if architecture == "ladder":
         joining = constant("join_s")
@@ -236,7 +265,10 @@ def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attent
 def lower_bounds_s(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0
 ) -> dict[str, Any]:
-    """Return the minimum seconds of a step for compute, memory and network. The slowest of them bounds the step."""
+    """Return the minimum seconds of a step for each resource: `compute`, `memory` and `network`.
+
+    The arguments are those of `predict_step`. The largest value is a lower bound of the step's duration.
+    """
     gpu = deployment.gpu
     model = deployment.model
     prompts = prompts / deployment.pipeline  # as in predict_step
@@ -264,10 +296,10 @@ def lower_bounds_s(
 
 
 def all_reduce_lower_bound_s(deployment: Deployment, rows: Any) -> Seconds:
-    """Return the minimum seconds of one all-reduce of `rows` tokens.
+    """Return the minimum seconds of one all-reduce of the activations of `rows` tokens.
 
-    If the switch does the sums, each byte crosses the link once in each direction. In a ring of N GPUs each byte
-    crosses it 2 * (N - 1) / N times.
+    In a ring of N GPUs, each byte crosses the link of a GPU `2 * (N - 1) / N` times. If the switch computes the sums,
+    each byte crosses the link once in each direction.
     """
     link = deployment.gpu.link_for(deployment.tensor)
     tensor = deployment.tensor

@@ -1,9 +1,13 @@
-"""Predicts how long one kernel takes on one GPU, and one collective between GPUs.
+"""Predicts the duration of one kernel on one GPU, and of one collective operation between GPUs.
 
-The models are rooflines with tiles, waves, L2 and latency, after Williams, Waterman and Patterson, "Roofline" (CACM
-2009). Tile and wave quantisation follow NVIDIA's "Matrix Multiplication Background User's Guide", ring collectives
-Patarasuk and Yuan (JPDC 2009). Every function takes numbers or NumPy arrays and returns seconds. The constants and the
-measurements behind them are in architectures.csv and constants.csv in this folder.
+The models extend the roofline model (Williams, Waterman and Patterson, CACM 2009) by tiles, waves, the L2 cache and
+latencies. Other sources:
+
+- Tile and wave quantisation: NVIDIA's "Matrix Multiplication Background User's Guide"
+- Ring collectives: Patarasuk and Yuan (JPDC 2009)
+
+The functions accept numbers or NumPy arrays and return seconds. architectures.csv and constants.csv in this folder
+contain the constants, and name the measurements behind them.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ from loadgen.servers.hardware import Architecture, Format, Gpu, Link, constant
 from loadgen.servers.hardware.numeric import as_float, ceiling, elementwise_max, elementwise_min, log2
 
 Seconds = Any
-"""A number, or an array if an argument was one."""
+"""A number, or a NumPy array if an argument was one."""
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64), (64, 32), (32, 64), (16, 64))
 """Rows and columns of the output that one SM computes at a time, as in CUTLASS and cuBLAS."""
 SPLITS = (1, 2, 4, 8)
-"""Number of parts of the inner dimension. Splitting it lets a small output occupy every SM."""
+"""Numbers of parts into which the inner dimension may be split, so that a small output occupies every SM."""
 L2_BYTES_PER_CLOCK = 64
-"""L2 read rate per SM. NVIDIA's A100 whitepaper gives 5,120 for two partitions of 54 SMs; 64 of them reach one SM."""
+"""L2 read rate of one SM. NVIDIA's A100 whitepaper gives 5,120 for two partitions of 54 SMs; one SM reaches 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Rates:
 
 
 def rates(gpu: Gpu, number_format: Format) -> Rates:
-    """Return the data sheet's rates times the share that kernels reach."""
+    """Return the rates that kernels reach: the rates of the data sheet times the measured shares."""
     architecture: Architecture = gpu.architecture
     peak = gpu.peaks[gpu.effective_format(number_format).compute_type]
     compute_share = min(constant("compute_most"), architecture.compute_share * power_scale(gpu))
@@ -49,9 +53,10 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
 
 
 def power_scale(gpu: Gpu) -> float:
-    """Return this GPU's share of peak FLOP/s relative to the GPU on which its architecture was measured.
+    """Return the factor by which power limits the reached share of peak FLOP/s on this GPU.
 
-    Clocks fall with fewer watts per TFLOP/s. The result is 1 if the GPU's power is unknown.
+    The clock falls if there are fewer watts per TFLOP/s. With `w` for this GPU and `w0` for the GPU on which its
+    architecture was measured, the factor is `(w / w0)**power_exponent`. It is 1 if the power of this GPU is unknown.
     """
     if not gpu.watts:
         return 1.0
@@ -60,9 +65,10 @@ def power_scale(gpu: Gpu) -> float:
 
 
 def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
-    """Return the time of C[m, n] = A[m, k] B[k, n], in which B holds weights.
+    """Return the duration of `C[m, n] = A[m, k] @ B[k, n]`, where B holds weights.
 
-    The fastest tile or the memory bounds it, whichever is slower.
+    The duration is the longer of computation and memory access, plus the time to start the kernel and to quantise
+    activations.
     """
     rate = rates(gpu, number_format)
     m = as_float(m)
@@ -78,14 +84,15 @@ def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
 
 
 def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
-    """Return the bytes of a GEMM that reads each operand once and writes its result in 16 bits."""
+    """Return the bytes that a GEMM moves: each operand is read once, and the result is written in 16 bits."""
     return m * k * number_format.activation_bytes + k * n * number_format.weight_bytes + 2 * m * n
 
 
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
-    """Return the time of whole waves of tiles over the SMs, for the fastest tile size and split.
+    """Return the computation time of a GEMM, for the fastest tile size and split.
 
-    FLOPs or loads from L2 bound each tile.
+    The tiles of the output are distributed over the SMs in whole waves. A tile takes as long as the slower of its FLOPs
+    and its loads from L2.
     """
     best: Any = math.inf
     row_bytes = weight_bytes = number_format.operand_bytes
@@ -101,9 +108,10 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
 
 
 def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds:
-    """Return the time of a kernel that quantises activations before the GEMM, with one scale per token.
+    """Return the duration of the kernel that quantises activations before a GEMM, with one scale per token.
 
-    It is 0 for 16-bit activations, and for formats with one scale per tensor, whose preceding kernel quantises.
+    The duration is 0 for 16-bit activations. It is also 0 for formats with one scale per tensor, where the previous
+    kernel quantises.
     """
     if number_format.activation_bytes >= 2 or number_format.operand_bytes == number_format.activation_bytes:
         return 0.0
@@ -111,15 +119,18 @@ def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds
 
 
 def _smooth_max(first: Any, second: Any, power: float) -> Any:
-    """Return about the larger of two times, and more if they are similar: neither hides the other completely."""
+    """Return the smooth maximum of two times, `(first**power + second**power)**(1 / power)`.
+
+    If both times are similar, the result is longer than either of them, because neither hides the other completely.
+    """
     return (first**power + second**power) ** (1 / power)
 
 
 def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any) -> Seconds:
-    """Return the time of attention for one new token per sequence.
+    """Return the duration of attention for one new token per sequence.
 
-    The cache is read from L2 while it fits, otherwise from memory. Each SM needs one turn per sequence and KV head.
-    Long caches are split over SMs and their results combined (Flash-Decoding, 2023).
+    The KV cache is read from L2 if it fits there, otherwise from memory. An SM processes one sequence and KV head at a
+    time. A long cache is split over several SMs, and their results are combined (Flash-Decoding, 2023).
     """
     rate = rates(gpu, _ANY_FORMAT)
     cache_bytes = 2.0 * batch * context * kv_heads * head_dim * kv_bytes
@@ -131,9 +142,9 @@ def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_d
 
 
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
-    """Return the time of causal attention of `tokens` new tokens that follow `before` cached ones.
+    """Return the duration of causal attention for `tokens` new tokens after `before` cached ones.
 
-    It computes whole waves of blocks of 128 queries (FlashAttention-2, arXiv 2307.08691).
+    An SM processes a block of 128 queries at a time (FlashAttention-2, arXiv 2307.08691).
     """
     tokens = as_float(tokens)
     rows = elementwise_min(tokens, 128)
@@ -145,10 +156,13 @@ def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim:
 
 
 def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "custom") -> Seconds:
-    """Return the time of an all-reduce of a tensor over `gpus` GPUs, by the fastest algorithm.
+    """Return the duration of an all-reduce of one tensor over `gpus` GPUs, with the fastest algorithm.
 
-    NCCL has a ring, and NVLS if the switch does the sums. With the library "custom", GPUs may also read directly from
-    each other: everything at once (one shot), or a reduce-scatter followed by an all-gather (two shots).
+    The algorithms depend on `library`:
+
+    - `nccl`: a ring, or NVLS if the switch can compute sums.
+    - `custom`: those of `nccl`, and direct reads between GPUs. Either each GPU reads everything at once (one shot), or
+      a reduce-scatter is followed by an all-gather (two shots).
     """
     if gpus == 1:
         return 0.0 * as_float(message_bytes)
@@ -169,9 +183,9 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
 
 
 def ring_s(link: Link, ranks: int, message_bytes: Any, collective: str) -> Seconds:
-    """Return the time of an all-gather, reduce-scatter, all-to-all or point-to-point transfer.
+    """Return the duration of an all-gather, a reduce-scatter, an all-to-all or a point-to-point transfer.
 
-    `message_bytes` is the total size on each rank.
+    `collective` names the operation. `message_bytes` is the total size on each rank.
     """
     if ranks == 1:
         return 0.0 * as_float(message_bytes)

@@ -1,6 +1,7 @@
 """Elementwise functions that accept numbers and NumPy arrays.
 
-NumPy is imported only when an argument is an array. A command that computes one load starts twice as fast without it.
+NumPy is imported only if an argument is an array. Without this import, a command that computes a single load starts
+twice as fast.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def as_float(value: Any) -> Any:
-    """Return a number as a float, or anything else as an array of floats."""
+    """Return a number as a float, and anything else as an array of floats."""
     if isinstance(value, int | float):
         return float(value)
     import numpy as np
@@ -19,7 +20,7 @@ def as_float(value: Any) -> Any:
 
 
 def ceiling(value: Any) -> Any:
-    """Round up to whole numbers, as floats."""
+    """Return a number, or each element of an array, rounded up to a whole number, as a float."""
     if isinstance(value, float | int):
         return float(math.ceil(value))
     import numpy as np
@@ -28,7 +29,7 @@ def ceiling(value: Any) -> Any:
 
 
 def elementwise_max(first: Any, second: Any) -> Any:
-    """Return the larger of two numbers, or of each pair of elements."""
+    """Return the larger of two numbers, or an array with the larger of each pair of elements."""
     if isinstance(first, float | int) and isinstance(second, float | int):
         return max(first, second)
     import numpy as np
@@ -37,7 +38,7 @@ def elementwise_max(first: Any, second: Any) -> Any:
 
 
 def elementwise_min(first: Any, second: Any) -> Any:
-    """Return the smaller of two numbers, or of each pair of elements."""
+    """Return the smaller of two numbers, or an array with the smaller of each pair of elements."""
     if isinstance(first, float | int) and isinstance(second, float | int):
         return min(first, second)
     import numpy as np
@@ -46,7 +47,7 @@ def elementwise_min(first: Any, second: Any) -> Any:
 
 
 def where(condition: Any, if_true: Any, if_false: Any) -> Any:
-    """Choose between two values, element by element for an array."""
+    """Return `if_true` or `if_false`, depending on the condition. An array of conditions selects element by element."""
     if isinstance(condition, bool):
         return if_true if condition else if_false
     import numpy as np
@@ -55,7 +56,7 @@ def where(condition: Any, if_true: Any, if_false: Any) -> Any:
 
 
 def log2(value: Any) -> Any:
-    """Return the logarithm to base 2."""
+    """Return the logarithm to base 2 of a number, or of each element of an array."""
     if isinstance(value, float | int):
         return math.log2(value)
     import numpy as np

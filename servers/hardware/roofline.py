@@ -1,6 +1,6 @@
-"""Computes hardware limits of a model and a load, and the times that a framework is expected to reach.
+"""Computes the hardware limits of a model under a load, and the times that an inference engine is expected to reach.
 
-`loadgen limits` prints the resulting `Limits`. `loadgen.analysis.hardware_limit` compares runs with such limits.
+`loadgen limits` prints the result, a `Limits`. `loadgen.analysis.hardware_limit` compares measured runs with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CURVE_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Latency and throughput of a load in steady state."""
+    """Latency and throughput under a load in steady state."""
 
     ttft_s: float
     tpot_s: float
@@ -45,16 +45,16 @@ class LoadFigures:
     output_tokens_per_s: float
     output_tokens_per_s_per_gpu: float
     kv_tokens: int
-    """Tokens that the KV cache holds, over all GPUs."""
+    """Number of tokens that the KV cache of all GPUs can hold."""
     bound: str
-    """Busiest resource: compute, memory or network. In expected figures it may also be overhead."""
+    """Busiest resource: compute, memory or network. For expected figures it may also be overhead."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmBound:
-    """Limits of one of the model's GEMMs in prefill or decode. An m by k matrix is multiplied by k by n weights.
+    """Limits of one GEMM of the model in prefill or decode. An m by k matrix is multiplied by k by n weights.
 
-    `bound` is compute, memory, or network if the following all-reduce takes longer than either.
+    `bound` is the slowest resource: compute, memory or network. The network is that of the all-reduce after the GEMM.
     """
 
     gemm: str
@@ -70,7 +70,7 @@ class GemmBound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Result of `loadgen limits`, as `--json` prints it."""
+    """Result of `loadgen limits`. `--json` prints its fields."""
 
     gpu: str
     model: str
@@ -81,16 +81,16 @@ class Limits:
     output_tokens: int
     in_flight: int
     running: int
-    """Requests in flight that the KV cache holds at a time."""
+    """Number of requests in flight that fit into the KV cache at the same time."""
     flops_per_byte: float
-    """Peak FLOP/s over memory bandwidth of the GPU. A GEMM with fewer FLOPs per byte is bound by memory."""
+    """Peak FLOP/s of the GPU divided by its memory bandwidth. A GEMM with fewer FLOPs per byte is bound by memory."""
     limit: LoadFigures
     expected: LoadFigures
     shares: Mapping[str, float]
     """Shares of compute, memory, network and overhead in the expected decode step."""
     gemms: Sequence[GemmBound]
     curve: Mapping[str, Sequence[float]]
-    """Expected TTFT, TPOT and tokens/s by requests in flight, and the limits of TPOT and tokens/s."""
+    """Expected TTFT, TPOT and tokens/s by requests in flight, and the hardware limits of TPOT and tokens/s."""
 
 
 def make_deployment(
@@ -104,10 +104,11 @@ def make_deployment(
     file: Path | None = None,
     changes: Sequence[str] = (),
 ) -> Deployment:
-    """Return a deployment whose parts are looked up by name. Raises HardwareError for an unknown or invalid part.
+    """Return a deployment, after looking up its GPU, model, number format and engine by name.
 
-    `file` is a TOML file with further GPUs and models. `changes` override figures of the GPU, as in `with_changes`.
-    The KV cache has the format that the engine uses by default for this model format.
+    `file` is a TOML file with additional GPUs and models. `changes` replace figures of the GPU, as in `with_changes`.
+    The KV cache has the engine's default format for this weight format. Raises HardwareError for an unknown name or an
+    invalid value.
     """
     if tensor < 1 or pipeline < 1:
         raise HardwareError(f"{tensor} x {pipeline} GPUs: give 1 or more for --tp and --pp")
@@ -124,9 +125,9 @@ def make_deployment(
 def compute_limits(
     deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION, replicas: int = 1
 ) -> Limits:
-    """Return the limits of `replicas` deployments together, each of which serves `load`.
+    """Return the limits and expected figures of `replicas` deployments together, each of which serves `load`.
 
-    Raises HardwareError if the model does not fit the memory.
+    Raises HardwareError if the model does not fit into the GPU memory.
     """
     best = limit_times(deployment, load, memory_fraction)
     likely = expected_times(deployment, load, memory_fraction)
@@ -187,7 +188,10 @@ def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list
 
 
 def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, sequences: int) -> GemmBound:
-    """Return the limits of a GEMM over all tokens, or over the last token of each sequence for the output head."""
+    """Return the limits of one GEMM.
+
+    The output head has one row per sequence, for its last token. Other GEMMs have one row per token.
+    """
     card = deployment.gpu
     m = tokens if gemm.count > 1 else sequences
     flops = 2.0 * m * gemm.n * gemm.k

@@ -1,14 +1,17 @@
 """Predicts latency and throughput of a closed loop with a fixed number of requests in flight.
 
-Each step decodes one token for every running request. While one response is generated, the prompts of all other
-requests are computed once, in steps that also decode (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
+Each step decodes one token for every running request. While one request decodes, the prompt of every other request is
+computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
-    TPOT = (1 - share) * decode step + share * step with a prompt
-    share = interference * (in flight - 1) / output tokens; above 1, each step computes `share` prompts
-    TTFT = server path + half a step + step with the prompt + queueing
+    share = interference * (in flight - 1) / output tokens
+    TPOT  = (1 - share) * decode step + share * step with a prompt
+    TTFT  = server path + decode step / 2 + step with the prompt + queueing
 
-Queueing assumes requests that arrive at once: the first prompt is computed alone, the following ones in groups that
-fit a step. Requests that find no room in the KV cache wait until others have ended.
+`share` is the number of prompts per step. If it exceeds 1, every step computes `share` prompts, and TPOT is the
+duration of such a step.
+
+Queueing is the wait of requests that arrive at the same time: the first prompt is computed alone, the others in groups
+that fit into a step. Requests that do not fit into the KV cache wait until other requests have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from loadgen.servers.hardware.numeric import ceiling, elementwise_max, elementwi
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Tokens of each request, and the number of requests in flight, which may be an array."""
+    """Token counts of each request, and the number of requests in flight, which may be an array."""
 
     prompt_tokens: int
     output_tokens: int
@@ -32,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """Average times under a load. The values are arrays if `in_flight` is one."""
+    """Average times and throughput under a load. The values are arrays if `in_flight` is an array."""
 
     ttft_s: Any
     tpot_s: Any
@@ -40,18 +43,24 @@ class LoadTimes:
     prompt_prefill_s: Any  # One prompt alone
     decode_step_s: Any  # One token for each running request, halfway through its response
     output_tokens_per_s: Any
-    running: Any  # Requests in flight that find room in the KV cache
+    running: Any  # Requests in flight that fit into the KV cache
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
-    """Return how many requests in flight fit the KV cache, each with its prompt and, on average, half its response."""
+    """Return how many of the requests in flight fit into the KV cache at the same time.
+
+    A request takes `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half its response.
+    """
     request_tokens = load.prompt_tokens + load.output_tokens / 2
     capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)
     return elementwise_min(capacity, load.in_flight)
 
 
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """Return the times with the measured overheads of the framework. They are never better than `limit_times`."""
+    """Return the times that are expected with the measured overheads of the inference engine.
+
+    No time is better than that of `limit_times`.
+    """
     framework = deployment.framework
     prompt = load.prompt_tokens
     limit = limit_times(deployment, load, memory_fraction)
@@ -81,7 +90,10 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
 
 
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """Return the times that the data sheet allows: compute, memory and network at their peaks, fully overlapped."""
+    """Return the best times that the data sheet allows.
+
+    Compute, memory and network work at their peaks, and fully overlap.
+    """
     prompt = load.prompt_tokens
     batch = running_requests(deployment, load, memory_fraction)
     context = prompt + load.output_tokens / 2
@@ -100,7 +112,10 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
 
 
 def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:
-    """Return the busiest resource while the load decodes at the data sheet's rates: compute, memory or network."""
+    """Return the busiest resource under the load: `compute`, `memory` or `network`.
+
+    All resources work at the rates of the data sheet.
+    """
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
     bounds = lower_bounds_s(deployment, (batch - 1) / load.output_tokens, load.prompt_tokens, batch, context)
@@ -108,7 +123,7 @@ def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9)
 
 
 def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> dict[str, float]:
-    """Return the seconds of the expected decode step for compute, memory, network and overhead."""
+    """Return the expected seconds of a decode step that are due to compute, memory, network and overhead."""
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
     step = predict_step(deployment, decoding=batch, context=context)
@@ -127,7 +142,10 @@ def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float
 def _with_kv_wait(
     load: Load, batch: Any, ttft: Any, tpot: Any, *, prefill: Any, prompt_prefill: Any, decode_step: Any
 ) -> LoadTimes:
-    """Return the times with the wait for room in the KV cache added to the TTFT."""
+    """Return the times under the load, with the wait for free KV cache added to the TTFT.
+
+    The wait is `response * (in_flight / batch - 1)`, with `response = ttft + (output_tokens - 1) * tpot`.
+    """
     response = ttft + (load.output_tokens - 1) * tpot
     kv_wait = response * (load.in_flight / batch - 1)
     return LoadTimes(
@@ -142,9 +160,10 @@ def _with_kv_wait(
 
 
 def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone: Any) -> Any:
-    """Return how much longer than a single prompt the mean of `batch` simultaneous prompts takes.
+    """Return the mean extra time of `batch` prompts that arrive together, compared with a single prompt.
 
-    Many groups of prompts drift apart over time, because each request starts when another one ends.
+    The first prompt is computed alone, the others in groups. The time is divided by `1 + groups / drift_groups`: over
+    time many groups drift apart, because each request starts when another one ends.
     """
     following = elementwise_max(batch - 1, 1e-9)
     prompts_per_step = elementwise_max(deployment.framework.chunk_tokens // prompt, 1)

@@ -1,12 +1,15 @@
 """Predicts how long one training iteration of Megatron-LM takes, and how much memory it needs.
 
-The time is that of the pipeline's busiest stage under 1F1B, interleaved or not (arXiv 2104.04473). With m
-micro-batches, p stages and v chunks of layers on each stage:
+The duration is that of the busiest pipeline stage with the 1F1B schedule, interleaved or not (arXiv 2104.04473). With
+`m` micro-batches, `p` stages and `v` chunks of layers per stage:
 
-    iteration = m * (forward + backward) * (1 + (p - 1) / (m v)) + gradients between replicas + optimiser
+    iteration = m * (forward + backward) * (1 + (p - 1) / (m * v)) + gradients between replicas + optimiser
 
-Activations follow arXiv 2205.05198, tables 2 and 3. Parameters, gradients and optimiser states follow ZeRO (arXiv
-1910.02054), adapters follow LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314).
+Sources of the memory model:
+
+- activations: arXiv 2205.05198, tables 2 and 3
+- parameters, gradients and optimiser states: ZeRO (arXiv 1910.02054)
+- adapters: LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314)
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ ADAPTED_MATRICES = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
-    """A training set-up on `tensor * pipeline * data` GPUs."""
+    """A training job of Megatron-LM on `tensor * pipeline * data` GPUs."""
 
     gpu: Gpu
     model: ModelShape
@@ -42,7 +45,7 @@ class TrainingSetup:
     data: int = 1
     interleave: int = 1
     number: str = "bf16"
-    """The format in which GEMMs compute."""
+    """Number format in which GEMMs compute."""
     recomputation: Recomputation = "none"
     sequence_parallel: bool = False
     flash: bool = False
@@ -50,20 +53,23 @@ class TrainingSetup:
     zero: int = 0
     """ZeRO stage. Stage 1 splits optimiser states over replicas, stage 2 also gradients, stage 3 also weights."""
     offload: bool = False
-    """The host holds the optimiser states, and the tensors that ZeRO splits with them."""
+    """The host holds the optimiser states, and the tensors that ZeRO splits together with them."""
     adapter_rank: int = 0
-    """Rank of LoRA adapters, the only trained parameters; 0 trains all parameters."""
+    """Rank of LoRA adapters, which are then the only trained parameters. 0: all parameters are trained."""
     base_bytes: float = WEIGHT_BYTES
-    """Bytes per parameter of a frozen base; NF4_BYTES for QLoRA."""
+    """Bytes per parameter of a frozen base model; NF4_BYTES for QLoRA."""
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
+        """Number of GPUs of the training job."""
         return self.tensor * self.pipeline * self.data
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per replica and iteration. Raises HardwareError if they do not divide the batch."""
+        """Number of micro-batches per replica and iteration.
+
+        Raises HardwareError if the batch is not a multiple of `data * micro_batch` sequences.
+        """
         if self.batch % (self.data * self.micro_batch):
             raise HardwareError(
                 f"a batch of {self.batch} is not a multiple of {self.data} replicas x {self.micro_batch} sequences"
@@ -73,7 +79,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True, slots=True)
 class IterationTime:
-    """Time of one iteration in seconds, by part."""
+    """Duration of one iteration in seconds, by component."""
 
     forward_s: float
     backward_s: float
@@ -85,14 +91,17 @@ class IterationTime:
 
     @property
     def total_s(self) -> float:
-        """Sum of all parts."""
+        """Duration of the whole iteration in seconds: the sum of all components."""
         parts = (self.forward_s, self.backward_s, self.recomputation_s, self.tensor_s)
         return sum(parts) + self.bubble_s + self.data_s + self.optimiser_s
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
-    """Memory in bytes on the GPU that needs most: one of the first stage, without its embedding."""
+    """Memory in bytes on a GPU of the first pipeline stage, which needs more than other stages.
+
+    The embedding is not counted.
+    """
 
     parameters: float
     gradients: float
@@ -101,12 +110,12 @@ class TrainingMemory:
 
     @property
     def total(self) -> float:
-        """Sum of all kinds."""
+        """Total memory in bytes: parameters, gradients, optimiser states and activations."""
         return self.parameters + self.gradients + self.optimiser + self.activations
 
 
 def layer_activation_bytes(training: TrainingSetup) -> float:
-    """Return the bytes per GPU that one layer keeps of one micro-batch for its backward pass."""
+    """Return the bytes that one layer stores on each GPU, per micro-batch, for the backward pass."""
     model = training.model
     tensor = training.tensor
     tokens = training.sequence * training.micro_batch
@@ -121,9 +130,10 @@ def layer_activation_bytes(training: TrainingSetup) -> float:
 
 
 def predict_memory(training: TrainingSetup) -> TrainingMemory:
-    """Return the memory on a GPU of the first stage, which keeps the activations of `pipeline` micro-batches.
+    """Return the memory on a GPU of the first pipeline stage.
 
-    As in arXiv 2205.05198, only the parameters of the layers count.
+    This stage stores the activations of `pipeline` micro-batches. As in arXiv 2205.05198, only the parameters of the
+    layers are counted.
     """
     model = training.model
     parameters = model.layer_parameters / (training.tensor * training.pipeline)
@@ -148,7 +158,10 @@ def predict_memory(training: TrainingSetup) -> TrainingMemory:
 
 
 def adapter_parameters(training: TrainingSetup) -> int:
-    """Return the parameters of all adapters: two thin matrices next to each matrix of attention and MLP."""
+    """Return the number of parameters of all LoRA adapters.
+
+    Each matrix of attention and MLP has two thin matrices as its adapter.
+    """
     model = training.model
     rank = training.adapter_rank
     queries = model.heads * model.head_dim
@@ -158,7 +171,10 @@ def adapter_parameters(training: TrainingSetup) -> int:
 
 
 def predict_iteration(training: TrainingSetup) -> IterationTime:
-    """Return the time of the last pipeline stage, the busiest one: it also computes the output head."""
+    """Return the duration of one iteration, by component.
+
+    The duration is that of the last pipeline stage, which is the busiest, because it also computes the output head.
+    """
     layers = training.model.layers / training.pipeline
     count = training.micro_batches
     layer_s, attention_s, reduce_s = _layer_times(training)
@@ -182,9 +198,10 @@ def predict_iteration(training: TrainingSetup) -> IterationTime:
 
 
 def mfu(training: TrainingSetup, seconds: float) -> float:
-    """Return the model FLOPs utilisation of an iteration (arXiv 2204.02311).
+    """Return the model FLOPs utilisation of an iteration that takes `seconds` (arXiv 2204.02311).
 
-    It counts 6 FLOPs per parameter and token, and attention, relative to the peak of all GPUs.
+    This is `flops / (seconds * peak FLOP/s of all GPUs)`. `flops` contains 6 FLOPs per parameter and token, and those
+    of attention.
     """
     model = training.model
     tokens = training.batch * training.sequence
@@ -194,9 +211,13 @@ def mfu(training: TrainingSetup, seconds: float) -> float:
 
 
 def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
-    """Return the forward time of one layer and micro-batch, the part of its attention core, and one all-reduce.
+    """Return the forward times of one layer for one micro-batch, in seconds.
 
-    The first does not contain all-reduces.
+    The three values are:
+
+    - the layer without all-reduces
+    - the part of the layer's time that its attention core takes
+    - one all-reduce
     """
     model = training.model
     gpu = training.gpu
@@ -226,15 +247,18 @@ def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
 
 
 def _gemm_format(training: TrainingSetup) -> Format:
-    """Return the format of the GEMMs. Training uses one scale per tensor, so tiles load operands in that format."""
+    """Return the number format of the GEMMs.
+
+    Training uses one scale per tensor, so tiles load operands in the format of the activations.
+    """
     stored = training.gpu.effective_format(number_format(training.number))
     return replace(stored, operand_bytes=stored.activation_bytes)
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the time of attention that stores its scores.
+    """Return the forward time of attention in one layer if it stores its scores (no FlashAttention).
 
-    It consists of two batched GEMMs, and of softmax and dropout over 5 bytes per score.
+    The time consists of two batched GEMMs, and of softmax and dropout, which process 5 bytes per score.
     """
     rate = rates(training.gpu, number)
     scores = training.micro_batch * heads * training.sequence**2
@@ -250,7 +274,10 @@ def _head_s(training: TrainingSetup) -> float:
 
 
 def _hop_s(training: TrainingSetup) -> float:
-    """Return the time from one pipeline stage to the next, over InfiniBand because each stage fills its node."""
+    """Return the time to send the activations of a micro-batch from one pipeline stage to the next.
+
+    The link is InfiniBand, because each stage fills its node.
+    """
     if training.pipeline == 1:
         return 0.0
     message = 2.0 * training.sequence * training.micro_batch * training.model.hidden / training.tensor
@@ -258,9 +285,9 @@ def _hop_s(training: TrainingSetup) -> float:
 
 
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
-    """Return the part of the gradients' all-reduce that outlasts the backward pass.
+    """Return the part of the gradients' all-reduce between replicas that the backward pass does not hide.
 
-    ZeRO stage 3 gathers weights twice in addition.
+    ZeRO stage 3 transfers 1.5 times as much, because it also gathers the weights twice.
     """
     if training.data == 1:
         return 0.0
@@ -275,7 +302,10 @@ def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
 
 
 def _optimiser_s(training: TrainingSetup) -> float:
-    """Return the time to read and write every state once, over PCIe and in host memory if they are offloaded."""
+    """Return the duration of the optimiser step, which reads and writes every state once.
+
+    With offloading, the states are in host memory, and gradients and parameters are transferred over PCIe.
+    """
     memory = predict_memory(training)
     if not training.offload:
         bytes_per_s = rates(training.gpu, number_format("bf16")).bytes_per_s

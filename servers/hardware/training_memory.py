@@ -1,10 +1,17 @@
 """Predicts the peak memory of one training step in plain PyTorch by counting its tensors. Nothing is fitted.
 
-`loadgen.servers.hardware.training` counts as arXiv 2205.05198 does for Megatron-LM: only the layers, in mixed
-precision. This module counts the Llama of `loadgen.dissect.models.llama`: every value in the format of the run, with
-embedding, output head and loss, Adam with two moments, and the tensors that autograd saves for each operator. ZeRO
-stages 2 and 3 are those of FSDP2, which at stage 2 holds its part of the weights and, until the backward pass, all
-weights too.
+The counted model is the Llama of `loadgen.dissect.models.llama`. The prediction includes:
+
+- every value in the number format of the run
+- embedding, output head and loss
+- Adam with two moments
+- the tensors that autograd saves for each operator
+
+ZeRO stages 2 and 3 are those of FSDP2. At stage 2, each device holds its part of the weights and, until the backward
+pass, also all weights.
+
+`loadgen.servers.hardware.training` predicts Megatron-LM instead. Like arXiv 2205.05198, it counts only the layers, in
+mixed precision.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ MOMENTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchStep:
-    """One training step on each of `data` devices."""
+    """One training step of plain PyTorch on each of `data` devices."""
 
     model: ModelShape
     sequences: int  # On each device
@@ -28,7 +35,7 @@ class TorchStep:
     value_bytes: float = FP32_BYTES  # Bytes per weight, gradient, optimiser state and activation
     recompute: bool = False  # Keep only the input of each layer
     flash: bool = False  # Attention stores no scores
-    cpu: bool = True  # Norms are not fused, and gloo sums a copy
+    cpu: bool = True  # On a CPU, norms are not fused, and gloo sums a copy of the gradients
     sums_in_fp32: bool = False  # GEMMs of 16-bit values keep an fp32 copy of their result while they run
     zero: int = 0  # ZeRO stage
     data: int = 1  # Devices that share the batch
@@ -38,27 +45,27 @@ class TorchStep:
 
     @property
     def tokens(self) -> int:
-        """Tokens on each device."""
+        """Number of tokens on each device."""
         return self.sequences * self.sequence
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Memory in bytes on one device at the moment of the peak."""
+    """Memory in bytes on one device at the peak of a training step."""
 
     weights: float
     gradients: float
     optimiser: float
-    activations: float  # And everything else that is temporary: gathered weights, buffers
+    activations: float  # Activations and all other temporary tensors: gathered weights, buffers
 
     @property
     def total(self) -> float:
-        """Sum of all kinds."""
+        """Total memory in bytes: weights, gradients, optimiser states, activations and temporary tensors."""
         return self.weights + self.gradients + self.optimiser + self.activations
 
 
 def peak_memory(step: TorchStep) -> StepMemory:
-    """Return the memory at the peak between the end of the forward pass and the optimiser."""
+    """Return the peak memory of a step, which occurs between the end of the forward pass and the optimiser."""
     if step.offload:
         return StepMemory(0.0, 0.0, 0.0, max(temporary for _, temporary in _memory_over_time(step)))
     gradients, temporary = max(_memory_over_time(step), key=sum)
@@ -66,10 +73,14 @@ def peak_memory(step: TorchStep) -> StepMemory:
 
 
 def _memory_over_time(step: TorchStep) -> Iterator[tuple[float, float]]:
-    """Yield the bytes of kept gradients and of temporary tensors at each moment that may be the peak.
+    """Yield the bytes of stored gradients and of temporary tensors at each moment that may be the peak.
 
-    The moments are: after the loss, after the output head's backward pass, before and after the backward pass of each
-    layer, and after that of the embedding.
+    The moments are:
+
+    - after the loss
+    - after the backward pass of the output head
+    - before and after the backward pass of each layer
+    - after the backward pass of the embedding
     """
     layers = step.model.layers
     ends = _ends(step)
@@ -107,7 +118,7 @@ def _memory_over_time(step: TorchStep) -> Iterator[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Bytes of the parts before and after the layers."""
+    """Bytes of the parts of a model outside its layers: embedding, last norm and output head."""
 
     saved: float
     head_gradient: float
@@ -115,7 +126,7 @@ class _Ends:
 
 
 def _ends(step: TorchStep) -> _Ends:
-    """Count embedding, last norm and output head. With a frozen base they have no gradients."""
+    """Return the bytes of embedding, last norm and output head. If the base is frozen, they have no gradients."""
     matrix = step.model.head_parameters * step.value_bytes
     norm = step.model.hidden * step.value_bytes
     if step.adapter_rank:
@@ -126,8 +137,12 @@ def _ends(step: TorchStep) -> _Ends:
 def _norm_bytes(step: TorchStep) -> float:
     """Return the bytes that one RMSNorm saves for its backward pass, including its result.
 
-    On a CPU these are its fp32 input, the root mean square and its inverse, the fp32 quotient if the weight is trained,
-    and the result. The fused kernel of a GPU saves its input and its result.
+    On a GPU, the fused kernel saves its input and its result. On a CPU, these tensors are saved:
+
+    - the fp32 input
+    - the root mean square and its inverse
+    - the fp32 quotient, if the weight is trained
+    - the result
     """
     tokens = step.tokens
     hidden = step.model.hidden
@@ -138,7 +153,7 @@ def _norm_bytes(step: TorchStep) -> float:
 
 
 def _layer_bytes(step: TorchStep) -> float:
-    """Return the bytes that one layer saves for its backward pass."""
+    """Return the bytes that one layer saves for its backward pass if nothing is recomputed."""
     model = step.model
     tokens = step.tokens
     value = step.value_bytes
@@ -156,21 +171,24 @@ def _layer_bytes(step: TorchStep) -> float:
 
 
 def _saved_bytes(step: TorchStep) -> float:
-    """Return the bytes that one layer keeps from its forward to its backward pass."""
+    """Return the bytes that one layer keeps from its forward pass to its backward pass.
+
+    With recomputation, this is only the input of the layer.
+    """
     return step.tokens * step.model.hidden * step.value_bytes if step.recompute else _layer_bytes(step)
 
 
 def _mlp_backward_bytes(step: TorchStep) -> float:
-    """Return the bytes of temporary tensors in an MLP's backward pass.
+    """Return the bytes of temporary tensors in the backward pass of an MLP.
 
-    These are two gradients of the intermediate width, and two of the hidden width.
+    These are two gradients of the intermediate width and two of the hidden width.
     """
     model = step.model
     return step.tokens * (2 * model.intermediate + 2 * model.hidden) * step.value_bytes
 
 
 def _trained_parameters(step: TorchStep) -> float:
-    """Return the number of parameters with a gradient, over all layers."""
+    """Return the number of trained parameters in all layers: all of them, or only the adapters."""
     model = step.model
     rank = step.adapter_rank
     if not rank:
@@ -182,7 +200,7 @@ def _trained_parameters(step: TorchStep) -> float:
 
 
 def _model_bytes(step: TorchStep) -> float:
-    """Return the bytes of all weights, including adapters."""
+    """Return the bytes of all weights of the model, including adapters."""
     model = step.model
     value = step.value_bytes
     layers = model.layer_parameters * (value if step.base_bytes is None else step.base_bytes)
@@ -202,9 +220,10 @@ def _optimiser_bytes(step: TorchStep) -> float:
 
 
 def _gathered_bytes(step: TorchStep, remaining: int) -> float:
-    """Return the bytes of whole weights next to the device's part, with `remaining` layers before their backward pass.
+    """Return the bytes of complete weights that a device holds in addition to its own part.
 
-    Stage 2 holds all remaining layers. Stage 3 holds the layer in progress and the one that is fetched meanwhile.
+    `remaining` layers have not finished their backward pass. ZeRO stage 2 holds the weights of all these layers. Stage
+    3 holds the current layer and the one that is being fetched. Lower stages hold no additional weights.
     """
     if step.zero < 2:
         return 0.0
@@ -214,12 +233,18 @@ def _gathered_bytes(step: TorchStep, remaining: int) -> float:
 
 
 def _gradient_copies(step: TorchStep, in_buckets: bool) -> float:
-    """Return the number of extra copies of a gradient in progress: one for DDP's bucket, and one in fp32."""
+    """Return the size of temporary copies of a gradient, relative to the gradient.
+
+    DDP's bucket is one copy. Sums in fp32 need another copy, which is `FP32_BYTES / value_bytes` times as large.
+    """
     return in_buckets + step.sums_in_fp32 * FP32_BYTES / step.value_bytes
 
 
 def _summing_bytes(step: TorchStep, gradients: float) -> float:
-    """Return the bytes of whole gradients and of the copy that is sent, if each device keeps a part of the sum."""
+    """Return the bytes of complete gradients, and of the copies that are sent, while devices sum gradients.
+
+    They exist only at ZeRO stages 2 and 3, where each device keeps a part of the sum. Lower stages return 0.
+    """
     if step.zero < 2:
         return 0.0
     return gradients * (2 + (1 / step.data if step.cpu else 0))

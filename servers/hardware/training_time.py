@@ -1,11 +1,15 @@
-"""Predicts how long one training step of plain PyTorch takes, as `loadgen.servers.hardware.training_memory` models it.
+"""Predicts how long one training step of plain PyTorch takes, for the model of `hardware.training_memory`.
 
-The time is the sum of GEMMs, bytes that the operators between them read and write, collectives of the processes, and
-memory that is touched for the first time. Everything is counted, and nothing is fitted.
+The time is a sum of four parts. All of them are counted, and nothing is fitted:
 
-`loadgen.servers.hardware.training` predicts a step of Megatron-LM: fused kernels, 16-bit activations, collectives
-during the backward pass. Plain PyTorch starts one operator after the other, and each reads its operands from memory
-again.
+- GEMMs
+- bytes that the operators between the GEMMs read and write
+- collective operations between the processes
+- memory that is used for the first time
+
+In plain PyTorch, operators run one after the other, and each of them reads its operands from memory again.
+`loadgen.servers.hardware.training` predicts Megatron-LM instead, with fused kernels, 16-bit activations and collective
+operations during the backward pass.
 """
 
 from __future__ import annotations
@@ -18,30 +22,33 @@ from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, prefill_atten
 from loadgen.servers.hardware.training_memory import FP32_BYTES, TorchStep
 
 MAPPED_BYTES = 32 * 2**20
-"""Memory blocks of this size and above return to the system when freed (maximum of M_MMAP_THRESHOLD, mallopt(3))."""
+"""A freed memory block of this size or above returns to the system (maximum of M_MMAP_THRESHOLD, mallopt(3))."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchMachine:
-    """Resources of each process."""
+    """Hardware that each process of a training step uses."""
 
     gpu: Gpu
     links: Mapping[str, Link]
-    """Links by collective: all-reduce, all-gather, reduce-scatter, broadcast."""
+    """Links by collective operation: all-reduce, all-gather, reduce-scatter, broadcast."""
     fresh_bytes_per_s: float = 0.0
-    """Rate at which the system provides untouched memory; 0 if an allocator keeps freed memory (CUDA)."""
+    """Rate at which the system provides unused memory. 0: an allocator keeps freed memory (CUDA)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Time of one step in seconds by phase, and the part of it that is communication."""
+    """Duration of one step in seconds, by phase: forward, backward and optimiser.
+
+    `communication` is the part of each phase that is spent in collective operations.
+    """
 
     parts: dict[str, float]
     communication: dict[str, float]
 
 
 def predict_step_time(step: TorchStep, machine: TorchMachine) -> StepSeconds:
-    """Return the time of one step on each of `step.data` devices."""
+    """Return the predicted duration of one training step on each of `step.data` devices, by phase."""
     communication, copies = _communication(step, machine)
     parts = {
         "forward": _forward_s(step, machine) + communication["forward"] + copies["forward"],
@@ -102,7 +109,7 @@ def _gemm_s(step: TorchStep, machine: TorchMachine, n: float, k: float) -> float
 
 
 def _layer_gemms_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the forward time of a layer's seven matrices, each by itself, and of its attention."""
+    """Return the forward time of the seven matrices of a layer, multiplied one by one, and of its attention."""
     gemms = sum(_gemm_s(step, machine, n, k) for n, k in _matrices(step))
     model = step.model
     gpu = machine.gpu
@@ -114,7 +121,7 @@ def _layer_gemms_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _matrices(step: TorchStep) -> list[tuple[int, int]]:
-    """Return the output and input widths of a layer's matrices."""
+    """Return the output width and the input width of each matrix of a layer."""
     model = step.model
     queries = model.heads * model.head_dim
     cache = model.kv_heads * model.head_dim
@@ -132,13 +139,18 @@ def _head_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
-    """Return the bytes that one layer's operators read and write in addition to GEMM operands, forward and backward.
+    """Return the bytes that the operators of one layer read and write, in the forward and in the backward pass.
 
-    Counts are values per token. Each norm has 8 (square, mean, product with the root, product with the weight), or 2 if
-    it is fused. Rotary positions have 10 per query and key (two products, a rotation of two copies, a sum). Reordering
-    heads and back has 8, SiLU with its product 5, and residuals 6. Each score is scaled, masked in a copy and
-    normalised, which is 8. Gradients pass the same operators, products twice, and are added up where several operators
-    read one value.
+    Operands of GEMMs are not included. The forward pass moves this number of values per element:
+
+    - a norm: 8 (square, mean, product with the root, product with the weight), or 2 if it is fused
+    - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum)
+    - reordering of heads and back: 8
+    - SiLU with its product: 5
+    - residuals: 6
+    - attention scores: 8 (scaled, masked in a copy, normalised)
+
+    Gradients pass the same operators, and products twice. They are added up where several operators read one value.
     """
     model = step.model
     rotated = (model.heads + model.kv_heads) * model.head_dim
@@ -154,10 +166,10 @@ def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
 
 
 def _loss_bytes(step: TorchStep) -> tuple[float, float]:
-    """Return the bytes that the loss reads and writes, forward and backward.
+    """Return the bytes that the loss reads and writes, in the forward and in the backward pass.
 
-    The forward pass computes logarithms of a softmax over all logits in fp32, and converts 16-bit logits. The backward
-    pass fills the gradients of logits and embedding with zeros before it computes them.
+    The forward pass converts 16-bit logits to fp32, and computes the log-softmax of all logits. The backward pass fills
+    the gradients of logits and embedding with zeros before it computes them.
     """
     logits = step.tokens * step.model.vocabulary
     conversion = 1 + step.value_bytes / FP32_BYTES if step.value_bytes < FP32_BYTES else 0.0
@@ -166,7 +178,10 @@ def _loss_bytes(step: TorchStep) -> tuple[float, float]:
 
 
 def _adapters_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the forward time of a layer's adapters, two thin GEMMs next to each matrix. The backward has two each."""
+    """Return the forward time of the adapters of one layer: two thin GEMMs per matrix.
+
+    Each of these GEMMs becomes two in the backward pass.
+    """
     rank = step.adapter_rank
     if not rank:
         return 0.0
@@ -174,14 +189,14 @@ def _adapters_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _adapter_bytes(step: TorchStep) -> float:
-    """Return the bytes to scale the results of a layer's adapters and add them to those of the base."""
+    """Return the bytes that are moved to scale one layer's adapter results and add them to the base's results."""
     if not step.adapter_rank:
         return 0.0
     return step.tokens * step.value_bytes * 5 * sum(n for n, _ in _matrices(step))
 
 
 def _dequantising_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the time to expand the quantised base of all layers before the GEMMs of one pass."""
+    """Return the time to dequantise the base weights of all layers, which precedes the GEMMs of each pass."""
     if step.base_bytes is None:
         return 0.0
     layer_bytes = step.model.layer_parameters / step.model.layers * (step.base_bytes + step.value_bytes) / 2
@@ -200,14 +215,17 @@ def _memory_s(machine: TorchMachine, moved_bytes: float) -> float:
 
 
 def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
-    """Return the time in which the system clears the pages of newly mapped blocks."""
+    """Return the time in which the system clears new memory for blocks of these sizes in bytes.
+
+    Blocks of up to MAPPED_BYTES are not counted, because their memory is reused.
+    """
     if not machine.fresh_bytes_per_s:
         return 0.0
     return sum(size for size in sizes if size > MAPPED_BYTES) / machine.fresh_bytes_per_s
 
 
 def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of collectives by phase, and those of the copies that they need."""
+    """Return two values by phase: the seconds of collective operations, and of the copies that these need."""
     if step.data == 1:
         return _phases(), _phases()
     return _fsdp_communication(step, machine) if step.zero >= 2 else _ddp_communication(step, machine)
@@ -218,9 +236,10 @@ def _phases() -> dict[str, float]:
 
 
 def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """FSDP gathers the weights of each layer before it is computed, and scatters its gradients.
+    """Return the seconds of FSDP's collective operations by phase, and of the copies that these need.
 
-    At stage 3 it gathers the weights for the backward pass again.
+    FSDP gathers the weights of each layer before the layer is computed, and scatters its gradients. At stage 3 it
+    gathers the weights for the backward pass again.
     """
     ranks = step.data
     groups = _group_bytes(step)
@@ -245,7 +264,10 @@ def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[st
 
 
 def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """DDP sums gradients during the backward pass. ZeRO stage 1 broadcasts the updated weights after the optimiser."""
+    """Return the seconds of DDP's collective operations by phase, and of the copies that these need.
+
+    DDP sums gradients during the backward pass. At ZeRO stage 1, the updated weights are broadcast after the optimiser.
+    """
     trained = sum(_trained_share(step) * group for group in _group_bytes(step))
     communication = _phases()
     communication["backward"] = float(all_reduce_s(machine.links["all-reduce"], step.data, trained, "nccl"))
@@ -258,7 +280,10 @@ def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str
 
 
 def _group_bytes(step: TorchStep) -> list[float]:
-    """Return the bytes of weights that travel together: those of each layer, and those outside the layers."""
+    """Return the bytes of weights that are transferred together.
+
+    Each layer is one group. The weights outside the layers are the last group.
+    """
     model = step.model
     layer = model.layer_parameters / model.layers + 2 * model.hidden
     ends = (2 - model.tied) * model.head_parameters + model.hidden
@@ -267,7 +292,7 @@ def _group_bytes(step: TorchStep) -> list[float]:
 
 
 def _adapter_parameters(step: TorchStep) -> float:
-    """Return the adapter parameters of one layer."""
+    """Return the number of adapter parameters in one layer."""
     return float(step.adapter_rank * sum(n + k for n, k in _matrices(step)))
 
 
@@ -278,9 +303,10 @@ def _trained_share(step: TorchStep) -> float:
 
 
 def _optimiser_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the time of AdamW, which reads weight, gradient and two moments, and writes all but the gradient.
+    """Return the duration of an AdamW step, which moves seven values per parameter.
 
-    With offloading the host does this, and gradients and weights travel over PCIe.
+    AdamW reads weight, gradient and two moments, and writes all of them except the gradient. With offloading, the host
+    runs AdamW, and gradients and weights are transferred over PCIe.
     """
     own_bytes = sum(_group_bytes(step)) * _trained_share(step) / (step.data if step.zero else 1)
     if not step.offload:

@@ -1,4 +1,4 @@
-"""Checkpoints of models with Ladder Residual (arXiv 2501.06589), and the plugin with which vLLM serves them."""
+"""Support for models with Ladder Residual (arXiv 2501.06589): checkpoints, and a plugin with which vLLM serves them."""
 
 from pathlib import Path
 

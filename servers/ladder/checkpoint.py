@@ -1,4 +1,7 @@
-"""Converts a Llama checkpoint to a ladder model: same weights and names, another architecture in config.json."""
+"""Converts a Llama checkpoint to a model with Ladder Residual (arXiv 2501.06589), here called a ladder model.
+
+Weights and their names are unchanged. Only config.json names another architecture.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def convert_checkpoint(source: Path, target: Path) -> None:
-    """Write a ladder model to the new folder `target`, with the vLLM plugin in its folder `plugin`. Raises LaunchError.
+    """Write a ladder model with the weights of the Llama checkpoint `source` to the new folder `target`.
 
-    Weight files become hard links if the file system supports them, otherwise copies.
+    Weight files become hard links if the file system supports them, otherwise copies. The vLLM plugin is copied to
+    `target/plugin`. Raises LaunchError if `source` is not a Llama checkpoint or `target` cannot be created.
     """
     config = _read_config(source)
     architecture = _architecture(config)
@@ -45,7 +49,10 @@ def convert_checkpoint(source: Path, target: Path) -> None:
 
 
 def is_ladder(folder: Path) -> bool:
-    """Return whether the folder's config.json names the ladder architecture."""
+    """Return True if config.json in the folder names the ladder architecture, otherwise False.
+
+    The result is also False if config.json is missing or invalid.
+    """
     try:
         return _architecture(_read_config(folder)) == LADDER_ARCHITECTURE
     except LaunchError:
@@ -61,7 +68,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    """Return the architecture as Hugging Face's transformers write it, or "" if there is none."""
+    """Return the architecture in a config.json of Hugging Face's transformers, or "" if there is none."""
     match config.get("architectures"):
         case [str(name), *_]:
             return name

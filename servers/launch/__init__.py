@@ -1,6 +1,12 @@
-"""Starts servers: in containers, as processes, simulated, or not at all because one runs already.
+"""Starts servers with one of four launch methods:
 
-Every launch method is a context manager. The server is ready on entry and stopped on exit.
+- `compose`: in a container
+- `process`: as a process of this machine
+- `simulated`: a simulated server
+- `running`: not at all, because the server already runs
+
+Every launch method is a context manager. The server is ready on entry. On exit it is stopped, unless it already ran
+before.
 """
 
 from __future__ import annotations
@@ -21,16 +27,16 @@ __all__ = ["LAUNCHERS", "LaunchMethod", "LaunchSpec", "RunningServer", "Say", "l
 def launched_server(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
     """Return a context manager that starts the server of `spec` on entry and stops it on exit.
 
-    `say` receives lines of progress. Raises LaunchError if the server does not start, and the errors of
+    `say` receives progress messages. Raises LaunchError if the server does not start, and the errors of
     `loadgen.servers.discovery.probe`."""
     return LAUNCHERS[spec.method](spec, say)
 
 
 @contextmanager
 def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Run a simulated server in a separate process. Options are fields of SimulatedConfig.
+    """Run a simulated server in a separate process.
 
-    Raises ConfigError for options that a simulated server does not have."""
+    The options of `spec` are fields of SimulatedConfig. Raises ConfigError for an option that is not such a field."""
     from loadgen.servers.simulated import ConfigError, StartError
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn_process
@@ -52,9 +58,9 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 @contextmanager
 def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Use the running server at options["url"], and leave it running.
+    """Use a server that already runs at options["url"], and leave it running on exit.
 
-    options["api_key_env"] names the environment variable with its key."""
+    options["api_key_env"] is the name of the environment variable with the server's API key."""
     url = spec.options.get("url")
     if not url:
         raise LaunchError(f"the URL of the running {spec.server} is missing", "set it with url = ...")
@@ -69,4 +75,4 @@ LAUNCHERS: Mapping[str, Callable[[LaunchSpec, Say], AbstractContextManager[Runni
     "simulated": _simulated,
     "running": _running,
 }
-"""By `LaunchSpec.method`."""
+"""Functions that start a server, by `LaunchSpec.method`."""

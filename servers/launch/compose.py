@@ -1,7 +1,7 @@
-"""Starts servers in containers, with docker-compose.yml on this machine or on a GPU host, one service at a time.
+"""Starts servers in containers with docker-compose.yml, on this machine or on a GPU host, one service at a time.
 
-Compose starts the container. Whether the server is ready is checked twice: by the container's health and by the
-server's health route from this machine, because a port published on the wrong address is a common mistake.
+Compose starts the container. A server is ready when its health route answers requests from this machine. The health
+check of the container alone is not enough, because a port published on the wrong address is a common mistake.
 """
 
 from __future__ import annotations
@@ -38,11 +38,20 @@ _POLL_S = 3.0
 
 @contextmanager
 def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Run the server in a container of the host.
+    """Run the server in a container on its host, and remove the container on exit.
 
-    Options: `file` (another docker-compose.yml), `env` (additional variables for it), `timeout_s`, `poll_s`,
-    `unreachable_s`, `api_key_env`, `tensor_parallel` (number of GPUs that share the model) and `gpus` (see
-    LaunchSpec.gpus). Raises LaunchError with the end of the container's log, and the errors of `probe`."""
+    These options are supported:
+
+    - `file`: another docker-compose.yml
+    - `env`: additional variables for docker-compose.yml
+    - `tensor_parallel`: number of GPUs that share the model
+    - `gpus`: see LaunchSpec.gpus
+    - `timeout_s`: maximum time until the server is ready
+    - `poll_s`: time between two checks
+    - `unreachable_s`: maximum time for which a healthy container may be unreachable
+    - `api_key_env`: name of the environment variable with the API key
+
+    Raises LaunchError with the end of the container's log, and the errors of `loadgen.servers.discovery.probe`."""
     server = up(spec, say)
     try:
         yield server
@@ -52,7 +61,9 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 
 def up(spec: LaunchSpec, say: Say) -> RunningServer:
-    """Start the server and wait until it is ready. If it fails, its log is stored and the container removed."""
+    """Start the server in a container, and wait until it is ready.
+
+    If the start fails, the container's log is stored in a file, and the container is removed."""
     host = spec.host
     server = spec.server
     spec.check_options(OPTIONS)
@@ -101,15 +112,17 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
 
 
 def down(spec: LaunchSpec) -> None:
-    """Stop and remove the server's container, and the project's network if no container uses it. Volumes stay."""
+    """Stop and remove the server's container.
+
+    The network of the Compose project is also removed if no other container uses it. Volumes are kept."""
     _compose(spec, "down", spec.server, timeout_s=STOP_TIMEOUT_S)
 
 
 def status(spec: LaunchSpec) -> dict[str, Any]:
-    """Return the service's row of `docker compose ps`; an empty dict without a container.
+    """Return the server's row of `docker compose ps`, or an empty dict if the server has no container.
 
-    The row has the state, health, exit code and image of the container under Compose's names. Compose prints one JSON
-    object per line, and before 2.21 one array."""
+    The row has the state, health, exit code and image of the container, with Compose's names as keys. Compose prints
+    one JSON object per line. Versions before 2.21 print one array."""
     text = _compose(spec, "ps", "--all", "--format", "json", spec.server).strip()
     if text.startswith("["):
         rows = msgspec.json.decode(text)
@@ -119,28 +132,28 @@ def status(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def describe_state(row: dict[str, Any]) -> str:
-    """Return state and health of a container in the words of `docker compose ps`: `running (healthy)`."""
+    """Return the state and health of a container as `docker compose ps` shows them, such as `running (healthy)`."""
     health = row.get("Health")
     return f"{row.get('State')}{f' ({health})' if health else ''}"
 
 
 def has_container(spec: LaunchSpec) -> bool:
-    """Return whether the server has a container; False also if Docker is missing."""
+    """Return True if the server has a container, and False if not or if Docker cannot be used."""
     with suppress(LaunchError):
         return bool(status(spec))
     return False
 
 
 def logs(spec: LaunchSpec, *, lines: int) -> str:
-    """Return the last lines of the container's log; the whole log if `lines` is 0."""
+    """Return the last `lines` lines of the container's log, or the whole log if `lines` is 0."""
     return _compose(spec, "logs", "--no-color", "--no-log-prefix", "--tail", str(lines or "all"), spec.server)
 
 
 def server_url(row: Mapping[str, Any], spec: LaunchSpec) -> str:
-    """Return the server's URL as seen from here.
+    """Return the URL at which this machine reaches the server.
 
-    The port is the one that Docker has published. A variable such as VLLM_PORT may have changed it, in the hosts file,
-    in the shell or in a `.env` file next to docker-compose.yml."""
+    Its port is the one that Docker has published. The default port may have been changed by a variable such as
+    VLLM_PORT, which can be set in the hosts file, in the shell or in a `.env` file next to docker-compose.yml."""
     address = f"[{spec.host.address}]" if ":" in spec.host.address else spec.host.address
     publishers = row.get("Publishers") or ()
     published = (publisher["PublishedPort"] for publisher in publishers if publisher.get("PublishedPort"))
@@ -148,9 +161,10 @@ def server_url(row: Mapping[str, Any], spec: LaunchSpec) -> str:
 
 
 def compose_file(named: str | Path | None = None) -> Path:
-    """Return the named docker-compose.yml, by default the one that is installed with loadgen. Raises LaunchError.
+    """Return the path of the named docker-compose.yml, or of the one installed with loadgen if `named` is None.
 
-    A file in the working folder is never used by default, because it may belong to another project."""
+    A file in the working folder is never used by default, because it may belong to another project. Raises LaunchError
+    if the file does not exist."""
     package = Path(__file__).resolve().parent
     installed = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]  # checkout, wheel
     candidates = [Path(named)] if named else installed
@@ -176,7 +190,10 @@ def _words(spec: LaunchSpec) -> tuple[str, ...]:
 
 
 def _env(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables for docker-compose.yml: those for this host, those of the hosts file and the options."""
+    """Return the variables for docker-compose.yml.
+
+    They are those of the server and its host, then `env` of the hosts file, then options["env"]. A later value replaces
+    an earlier one. Raises LaunchError if the address of the host cannot be resolved."""
     try:
         address = str(socket.getaddrinfo(spec.host.address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as problem:
@@ -194,9 +211,9 @@ def _env(spec: LaunchSpec) -> dict[str, str]:
 
 
 def _make_volume(host: Host) -> None:
-    """Create the models' volume over the folder in the hosts file. An existing volume is not changed.
+    """Create the Docker volume for models, which shows the folder `model_dir` of the host.
 
-    Raises LaunchError if the existing volume shows another folder."""
+    An existing volume is not changed. Raises LaunchError if an existing volume shows another folder."""
     if not host.model_dir:
         return
     names = docker(host, "volume", "ls", "--quiet", "--filter", f"name=^{host.model_volume}$").split()
@@ -214,10 +231,10 @@ def _make_volume(host: Host) -> None:
 
 
 def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
-    """Return a function that returns the container's state.
+    """Return a function that returns the state of the container as text.
 
-    The function raises LaunchError if the container has ended, is unhealthy, or is healthy but not reachable from
-    here."""
+    The function raises LaunchError if the container has ended, is unhealthy, or has been healthy for `unreachable_s`
+    without answering at `url`."""
     healthy_s: list[float] = []
 
     def watch() -> str:
@@ -241,7 +258,7 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
 
 
 def _ended(spec: LaunchSpec, row: dict[str, Any]) -> LaunchError:
-    """Return why the container has ended, from its log or from the engine's facts."""
+    """Return the error for a container that has ended. The reason comes from its log or from Docker."""
     code = f", with exit code {row['ExitCode']}" if "ExitCode" in row else ""
     reason = f"it ended during startup{code}"
     hint = LOOK_AT_LOG
@@ -261,10 +278,10 @@ def docker(
     timeout_s: float = CALL_TIMEOUT_S,
     say: Say | None = None,
 ) -> str:
-    """Run `docker` against the host's engine and return its standard output.
+    """Run `docker` for the container engine of the host, and return its standard output.
 
-    `env` is added to the environment of this call. `say` receives the last line of Docker's output every ten seconds.
-    Raises LaunchError, with a specific message for each known failure."""
+    `env` is added to the environment of the command. `say` receives the last line of Docker's output every ten seconds.
+    Raises LaunchError if the command fails, with a specific message for each known failure."""
     program = shutil.which("docker")
     if program is None:
         raise LaunchError(
@@ -294,8 +311,8 @@ def docker(
 def _container_facts(host: Host, name: str) -> dict[str, Any]:
     """Return the facts about a container that are stored with a run.
 
-    These are image, digest, command and limits, and the driver and GPU that the container sees. Missing facts are left
-    out. The environment is never stored, because it may contain tokens."""
+    The facts are image, digest, command and limits, and the driver version and GPU as seen in the container. Missing
+    facts are left out. The environment is never stored, because it may contain tokens."""
     facts: dict[str, Any] = {}
     with suppress(LaunchError, LookupError, *DECODE_ERRORS):
         container = msgspec.json.decode(docker(host, "inspect", name))[0]
@@ -317,10 +334,10 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
 
 
 def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: Say | None) -> tuple[int, str, str]:
-    """Run a command and return its exit code, standard output and standard error.
+    """Run a command, and return its exit code, standard output and standard error.
 
-    The output goes through files, because a child that outlives the call (ssh's connection sharing) would keep a pipe
-    open."""
+    The output goes to temporary files instead of pipes. A process that continues after the command, such as a shared
+    ssh connection, would keep a pipe open."""
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
         child = subprocess.Popen(  # noqa: S603 - docker, with arguments of ours
             command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err

@@ -1,8 +1,8 @@
-"""Starts servers without containers, as processes of this machine: real ones from a Python environment, or simulated.
+"""Starts servers without containers, as processes of this machine. They are real servers or simulated ones.
 
-Each server leads its own process group. It is identified by process id, never by name, and its facts are stored in a
-file where later commands find it. The module runs only on Linux. Process ids are reused, so each is stored with the
-time at which the kernel started the process (/proc/PID/stat, field 22).
+Each server leads a separate process group. A server is identified by its process id, never by its name. Process ids are
+reused, so the id is stored together with the start time of the process (/proc/PID/stat, field 22). These facts are in a
+file in which later commands find the server. The module runs only on Linux.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from loadgen.servers.launch.spec import (
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env")
 )
-END_TIMEOUT_S = 15.0  # After SIGTERM. Engines with open streams wait for their end; the caller must not.
+END_TIMEOUT_S = 15.0  # After SIGTERM. An engine may wait longer, until its open streams end.
 HELPERS_TIMEOUT_S = 5.0  # For the rest of the group, such as Python's resource tracker, which removes shared memory
 _READY_POLL_S = 0.25
 _END_POLL_S = 0.05
 
 
 class Command(NamedTuple):
-    """The command line and the environment of a process to start."""
+    """The command line of a process to start, and variables for its environment."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]  # Variables added to the environment
@@ -57,30 +57,40 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackgroundServer:
-    """Facts about a server that was left running."""
+    """A server that was started and left running, as described in a file for later commands."""
 
     server: str
     url: str
     pid: int  # Leader of the server's process group
-    ticks: int  # Start time in clock ticks, which distinguishes the process from a later one with the same id
+    ticks: int  # Start time in clock ticks. A later process with the same id has another start time.
     log: str
     since: str  # ISO 8601, local time with offset
     facts: dict[str, Any]
 
     @property
     def alive(self) -> bool:
-        """True if this process still runs."""
+        """True if the server's process still runs."""
         return start_ticks(self.pid) == self.ticks
 
 
 @contextmanager
 def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Run the server as a process of this machine. If this process is killed, `loadgen servers` still finds the server.
+    """Run the server as a process of this machine, and stop it on exit.
 
-    Options: `python` (interpreter of the environment), `port` (by default any free one), `name` (of the model),
-    `arguments` (added to the command), `env` (added to the environment), `tensor_parallel` and `gpus` (see
-    LaunchSpec.gpus), `log` (file), `timeout_s`, `api_key_env`. Raises LaunchError with the end of the log, and the
-    errors of `probe`."""
+    If this process is killed, `loadgen servers` still finds the server. These options are supported:
+
+    - `python`: interpreter of the environment that has the server
+    - `port`: port of the server, by default any free one
+    - `name`: name under which the server offers the model
+    - `arguments`: arguments added to the command
+    - `env`: variables added to the environment
+    - `tensor_parallel`: number of GPUs that share the model
+    - `gpus`: see LaunchSpec.gpus
+    - `log`: log file
+    - `timeout_s`: maximum time until the server is ready
+    - `api_key_env`: name of the environment variable with the API key
+
+    Raises LaunchError with the end of the log, and the errors of `loadgen.servers.discovery.probe`."""
     server = up(spec, say)
     try:
         yield RunningServer(server.url, server.facts, group_members(server.pid))
@@ -89,7 +99,9 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 
 def up(spec: LaunchSpec, say: Say) -> BackgroundServer:
-    """Start the server and leave it running. Options and errors are those of `launched_server`."""
+    """Start the server, wait until it is ready, and leave it running.
+
+    The options and errors are those of `launched_server`."""
     spec.check_options(OPTIONS)
     access = spec.access
     running = read_background_server(spec.server)
@@ -132,23 +144,23 @@ def up(spec: LaunchSpec, say: Say) -> BackgroundServer:
 
 
 def down(server: BackgroundServer) -> None:
-    """Stop a server that `up` started, if it still runs, and delete its facts."""
+    """Stop a server that `up` started, if it still runs, and delete the file that describes the server."""
     if server.alive:
         end_process(server.pid)
     (_state_folder() / f"{server.server}.json").unlink(missing_ok=True)
 
 
 def logs(server: BackgroundServer, *, lines: int) -> str:
-    """Return the last lines of the server's log; the whole log if `lines` is 0."""
+    """Return the last `lines` lines of the server's log, or the whole log if `lines` is 0."""
     text = _end_of(Path(server.log), 1 << 40 if lines == 0 else 1 << 18)
     return "\n".join(text.splitlines()[-lines:])
 
 
 def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
-    """Return the command that starts the server on this machine, listening at `host` and `port`.
+    """Return the command that starts the server on this machine, listening on `host` and `port`.
 
-    A simulated server is started with `loadgen sim`. Raises LaunchError if the server is not installed, or if it is not
-    a Python package."""
+    A simulated server is started with `loadgen sim`. Raises LaunchError if the server is not installed or cannot be
+    started as a process."""
     name = str(spec.options.get("name") or spec.model.rstrip("/").rpartition("/")[2])
     additional = tuple(map(str, spec.options.get("arguments", ())))
     if spec.method == "simulated":
@@ -187,9 +199,10 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 
 
 def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
-    """Return the environment in which the server can serve a ladder.
+    """Return the environment variables that the server needs to serve a ladder model (see `servers.ladder`).
 
-    Raises LaunchError for other servers, which would silently serve the weights as a standard model."""
+    Raises LaunchError if the server does not support ladder models. It would silently serve the weights as a standard
+    model."""
     if not command.ladder:
         able = join_or(name for name, backend in BACKENDS.items() if backend.process and backend.process.ladder)
         raise LaunchError(f"the model is a ladder, which {server} does not support", f"serve it with --server {able}")
@@ -197,9 +210,9 @@ def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
 
 
 def _program(spec: LaunchSpec, command: ProcessCommand, values: Mapping[str, object]) -> list[str]:
-    """Return the first words of the command: the backend's program if the environment has it, else its module."""
+    """Return the start of the command: the server's program if it is installed, otherwise `python -m MODULE`."""
     named = spec.options.get("python")
-    # The path is not resolved, because the interpreter of a virtual environment is a link.
+    # The path is not resolved, because the interpreter of a virtual environment is a symbolic link.
     python = str(Path(named).expanduser().absolute()) if named else None
     if python and not Path(python).is_file():
         raise LaunchError(f"{python} does not exist", "--python names an interpreter, such as .venv/bin/python")
@@ -222,9 +235,10 @@ def _program(spec: LaunchSpec, command: ProcessCommand, values: Mapping[str, obj
 def start_and_wait(
     server: str, command: Command, url: str, log: Path, say: Say, *, timeout_s: float = READY_TIMEOUT_S
 ) -> tuple[int, float]:
-    """Start `command` and wait until it answers at `url`. Return the process id and the startup time in seconds.
+    """Start `command`, and wait until the server answers at `url`.
 
-    If the start fails, ends the process and raises LaunchError with the end of the log."""
+    Returns the process id and the startup time in seconds. If the start fails, the process is ended, and LaunchError
+    with the end of the log is raised."""
     try:
         pid = start_process(command.words, command.env, log)
     except OSError as problem:
@@ -233,7 +247,7 @@ def start_and_wait(
         ) from problem
 
     def watch() -> str:
-        # The kernel forgets an ended child after this call.
+        # This call reaps the child if it has ended. Later calls cannot return its exit status.
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
             return tail(_end_of(log), 1)
@@ -255,7 +269,7 @@ def start_and_wait(
 
 
 def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
-    """Return the last `limit_bytes` of the log."""
+    """Return the last `limit_bytes` of the log as text without secrets, or "" if the log cannot be read."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -266,7 +280,9 @@ def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
 
 
 def _state_folder() -> Path:
-    """Return the folder for logs and facts of servers: $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen."""
+    """Return the folder for the logs and descriptions of servers, and create it if necessary.
+
+    It is $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen by default."""
     base = os.environ.get("XDG_STATE_HOME", "")
     state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
     folder = state / "loadgen"
@@ -275,12 +291,12 @@ def _state_folder() -> Path:
 
 
 def log_file(server: str, host: str) -> Path:
-    """Return the path of the server's log. Each start overwrites the previous log."""
+    """Return the path of the server's log. Each start of the server overwrites the previous log."""
     return _state_folder() / f"{host}-{server}.log"
 
 
 def read_background_server(server: str) -> BackgroundServer | None:
-    """Return the stored facts about this server; None if there are none or they cannot be read."""
+    """Return the stored description of a server, or None if there is none or it cannot be read."""
     try:
         return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=BackgroundServer)
     except (OSError, *DECODE_ERRORS):
@@ -288,7 +304,7 @@ def read_background_server(server: str) -> BackgroundServer | None:
 
 
 def write_background_server(server: BackgroundServer) -> None:
-    """Store the facts about this server, replacing earlier ones."""
+    """Store the description of a server for later commands. An earlier description is replaced."""
     file = _state_folder() / f"{server.server}.json"
     new = file.with_suffix(".new")
     new.write_bytes(msgspec.json.encode(server))
@@ -298,8 +314,8 @@ def write_background_server(server: BackgroundServer) -> None:
 def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
     """Start `command` in a new session and process group, and return its process id.
 
-    Both outputs go to `log`. `env` is added to this process's environment. Raises OSError if the program or the folder
-    of the log does not exist."""
+    Standard output and standard error go to `log`. `env` is added to the environment of this process. Raises OSError if
+    the program or the folder of the log does not exist."""
     if log.is_file():  # not for a device
         log.chmod(0o600)
     write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -319,10 +335,10 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> 
 
 
 def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
-    """End a process that `start_process` started, and the rest of its group.
+    """End a process that `start_process` started, and all other processes of its group.
 
-    The process gets SIGTERM, then the rest of the group, and processes that do not end get SIGKILL. A process that has
-    already ended is not an error."""
+    The process gets SIGTERM first, and then the rest of the group. Processes that do not end get SIGKILL. A process
+    that has already ended is not an error."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if _wait(lambda: start_ticks(pid) is None, timeout_s):
@@ -338,13 +354,15 @@ def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it has ended. A zombie has ended."""
+    """Return the start time of a process in clock ticks since boot, or None if the process has ended.
+
+    A zombie counts as ended."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
 def group_members(pid: int) -> tuple[int, ...]:
-    """Return the living processes of the group that `pid` leads, including `pid`."""
+    """Return the ids of the running processes in the group that `pid` leads, including `pid`."""
     members: list[int] = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():
@@ -356,15 +374,15 @@ def group_members(pid: int) -> tuple[int, ...]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that is free at the moment."""
+    """Return a TCP port of `address` that no process uses at the moment."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from field 3 (state) on; None if the process does not exist.
+    """Return the fields of /proc/PID/stat from field 3 (state) on, or None if the process does not exist.
 
-    Field 2, the name, is skipped because it may contain blanks and brackets."""
+    Field 2, the name of the program, is skipped because it may contain blanks and brackets."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
     except (OSError, ProcessLookupError):
@@ -373,7 +391,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until `done` returns True, and return whether it did within the timeout."""
+    """Wait until `done()` returns True, and return True. Return False if this does not happen within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() >= deadline_s:

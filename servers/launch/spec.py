@@ -1,6 +1,6 @@
-"""Defines what to start and where (`LaunchSpec`, `Host`), and the steps that all launch methods share.
+"""Defines what to start and where (`LaunchSpec`, `Host`), and functions that several launch methods share.
 
-The shared steps wait until a server is ready, and turn its log into an error message with a hint.
+These functions wait until a server is ready, and turn its log into an error message with a hint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loadgen.servers.json_client import JsonClient
 LaunchMethod = Literal["compose", "process", "simulated", "running"]
 Say = Callable[[str], None]  # Shows one line of progress
 
-READY_TIMEOUT_S = 1800.0  # Half an hour, because large weights may be on slow disks
+READY_TIMEOUT_S = 1800.0  # Half an hour, because loading large weights from a slow disk takes long
 PROGRESS_INTERVAL_S = 10.0
 LOOK_AT_LOG = "look at the end of its log"
 
@@ -36,13 +36,13 @@ _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine with GPUs, and the addresses of its container engine and its servers."""
+    """A machine with GPUs: the addresses of its container engine and its servers, and the location of its models."""
 
     name: str
     platform: str = ""  # Name in reports, such as `A800`. Empty: no name.
     docker: str = ""  # Docker context or `ssh://user@host`. Empty: the engine of this machine.
     address: str = "127.0.0.1"  # Name or address of the host as seen from here. Servers listen only on this address.
-    gpus: Mapping[str, str] = field(default_factory=dict)  # By server: GPU indices or UUIDs, separated by commas
+    gpus: Mapping[str, str] = field(default_factory=dict)  # GPU indices or UUIDs by server, separated by commas
     model_dir: str = ""  # Folder on the host with the models. Empty: the volume is used as it is.
     model_volume: str = "llm-models"  # Volume from which containers read the models
     env: Mapping[str, str] = field(default_factory=dict)  # Variables for docker-compose.yml, such as VLLM_TAG
@@ -53,13 +53,13 @@ LOCAL = Host("local")  # This machine: the local container engine, and servers o
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """A server to start."""
+    """A server to start: backend, host, model, launch method and options."""
 
     server: str  # A backend that can be started, see loadgen.servers.backends.launchable_backends
     host: Host
     model: str
-    """compose: the model's folder in the volume. process: its folder, absolute or below the host's model_dir, or its
-    name on the Hugging Face Hub. simulated: any name."""
+    """compose: the model's folder in the volume. process: the model's folder, absolute or below the host's model_dir,
+    or the model's name on the Hugging Face Hub. simulated: any name."""
     method: LaunchMethod
     options: Mapping[str, Any] = field(default_factory=dict)  # Options of the method, see its `launched_server`
 
@@ -70,10 +70,13 @@ class LaunchSpec:
 
     @property
     def gpus(self) -> str:
-        """GPUs to use, separated by commas, in the form that Docker and CUDA accept. Empty: the default GPUs.
+        """GPUs of the server as Docker and CUDA accept them, separated by commas. Empty: the default GPUs.
 
-        options["gpus"] comes first, then the GPUs that the host lists for this server. If the host lists too few, the
-        first GPUs of the machine are used."""
+        The first of these that is available is used:
+
+        - options["gpus"]
+        - the GPUs that the host lists for this server, if there are at least `tensor_parallel`
+        - the first `tensor_parallel` GPUs of the machine"""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count = self.tensor_parallel
@@ -82,18 +85,19 @@ class LaunchSpec:
 
     @property
     def access(self) -> Access:
-        """Access with the key in the environment variable options["api_key_env"], by default LOADGEN_API_KEY.
+        """Access to the server with its API key.
 
-        Raises SecretError."""
+        The key is in the environment variable options["api_key_env"], by default LOADGEN_API_KEY. Raises SecretError if
+        the key contains invalid characters."""
         return Access(bearer_header(read_secret(self.options.get("api_key_env", "LOADGEN_API_KEY"))))
 
     @property
     def timeout_s(self) -> float:
-        """Maximum time in seconds until the server is ready."""
+        """Maximum time in seconds from the start of the server until it is ready."""
         return float(self.options.get("timeout_s") or READY_TIMEOUT_S)
 
     def check_options(self, known: frozenset[str]) -> None:
-        """Raise LaunchError if there is an option that this launch method does not know."""
+        """Raise LaunchError if `options` has a key that is not in `known`, the options of the launch method."""
         unknown = sorted(self.options.keys() - known)
         if unknown:
             raise LaunchError(
@@ -103,19 +107,19 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that is ready."""
+    """A server that is ready for requests."""
 
     url: str
     facts: Mapping[str, Any]
     """Facts to store with a run: `launch`, `ready_s` (startup time in seconds), image, digest, command, ..."""
-    pids: tuple[int, ...] = ()  # Its processes on this machine. Empty: it runs in containers or on another machine.
+    pids: tuple[int, ...] = ()  # Processes on this machine. Empty: the server runs in a container or elsewhere.
 
 
 def read_hosts(path: Path) -> Mapping[str, Host]:
     """Read the hosts of a TOML file, which has one table `[NAME]` per host.
 
-    The result also has `local`, which is this machine unless the file defines it. Raises HostsError, which lists every
-    mistake, also unknown keys."""
+    The result also contains `local`, which is this machine unless the file defines another `local`. Raises HostsError
+    with a list of all mistakes, including unknown keys."""
     try:
         tables = read_toml(path)
     except OSError as problem:
@@ -167,7 +171,8 @@ _KEYS = {
         "names and text values; secrets must come from the environment, not from this file",
     ),
 }
-"""Key of a host to the pattern that its text, or each `name=text` of its table, must match, and a description."""
+"""Keys of a host, each with a pattern and a description. The pattern must match the text of the key, or each
+`name=text` of its table."""
 assert set(_KEYS) == {host_field.name for host_field in fields(Host)} - {"name"}
 
 
@@ -181,10 +186,11 @@ def wait_until_ready(
     timeout_s: float,
     poll_s: float,
 ) -> float:
-    """Wait until `url` answers its health route. Return the time that took in seconds.
+    """Wait until the health route of the server at `url` answers. Return the waiting time in seconds.
 
-    `watch` is called before each check, every `poll_s`. It raises LaunchError if the server has ended, and returns the
-    server's state, which goes to `say` every ten seconds. Raises LaunchError with the end of `log` at the timeout."""
+    `watch` is called before each check, every `poll_s` seconds. It returns the server's state, which `say` receives
+    every ten seconds, and raises LaunchError if the server has ended. After `timeout_s`, LaunchError with the end of
+    `log()` is raised."""
     start_s = time.monotonic()
     last_message_s = start_s
     while True:
@@ -209,7 +215,7 @@ def wait_until_ready(
 def ended_error(server: str, log: str, reason: str, hint: str = LOOK_AT_LOG, *, where: str = "") -> LaunchError:
     """Return the error for a server that ended during startup.
 
-    The message is the known fault in its log; without one, `reason` and `hint`."""
+    If the log shows a known failure, the error states its cause and remedy. Otherwise it has `reason` and `hint`."""
     fault = known_fault(log, "log", server)
     if fault:
         reason, hint = fault
@@ -221,9 +227,9 @@ def ended_error(server: str, log: str, reason: str, hint: str = LOOK_AT_LOG, *, 
 
 
 def known_fault(text: str, table: Literal["docker", "log"], server: str = "") -> tuple[str, str] | None:
-    """Return the cause and the remedy of a known failure in the text; None if the failure is unknown.
+    """Return the cause and the remedy of a known failure that the text shows, or None if there is none.
 
-    Failures come from the server's backend and from faults.toml."""
+    Known failures are defined by the server's backend and by `table` in faults.toml."""
     rows = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
     common = [KnownFault(**row) for row in rows]
     own = BACKENDS[server].faults if server else ()
@@ -244,12 +250,12 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
 def readable_log(log: bytes) -> str:
     """Return the output of a server or of Docker as text without secrets.
 
-    Removed are the secrets in the environment and the keys in the command lines that the output shows."""
+    This removes the secrets in the environment variables, and API keys in command lines that the output shows."""
     redact(os.environ)
     return hide_secrets(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """Return the last lines of a log without empty ones, each cut to 400 characters."""
+    """Return the last lines of a log. Empty lines are left out, and longer lines are cut to 400 characters."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in nonempty[-lines:])

@@ -1,1 +1,4 @@
-"""The folder that vLLM needs on its PYTHONPATH to serve a ladder model: a package and its entry-point metadata."""
+"""The folder that must be on vLLM's PYTHONPATH to serve a ladder model.
+
+The folder contains a Python package and the package's entry-point metadata.
+"""

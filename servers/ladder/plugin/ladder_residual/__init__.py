@@ -1,8 +1,13 @@
-"""A vLLM plugin (https://docs.vllm.ai, "Plugin System"). Every process of the engine calls `register`."""
+"""A vLLM plugin for the ladder architecture (https://docs.vllm.ai, "Plugin System").
+
+Every process of the engine calls `register`.
+"""
 
 
 def register() -> None:
-    """Register the architecture by the name of its class: an import here would initialise CUDA too early."""
+    """Register the ladder architecture with vLLM.
+
+    The class is named as text and not imported, because an import here would initialise CUDA too early."""
     from vllm import ModelRegistry
 
     ModelRegistry.register_model("LadderLlamaForCausalLM", "ladder_residual.vllm_llama:LadderLlamaForCausalLM")

@@ -1,7 +1,8 @@
-"""vLLM's Llama with each block one step ahead of the all-reduces (Ladder Residual, arXiv 2501.06589).
+"""vLLM's Llama with Ladder Residual (arXiv 2501.06589): all-reduces run while the next block computes.
 
-Weights, their names and all kernels are vLLM's. Block i reads the hidden state without the result of block i - 1, whose
-all-reduce runs meanwhile. It is the all-reduce of torch.distributed: NCCL uses a separate stream, gloo a thread.
+Weights, their names and all kernels are those of vLLM. Block i reads the hidden state without the result of block i -
+1, because the all-reduce of that result is still running. The all-reduce is that of torch.distributed, which runs in a
+separate stream (NCCL) or in a thread (gloo).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 
 
 class LadderLlamaLayer(LlamaDecoderLayer):
-    """A layer whose two blocks return partial sums without an all-reduce."""
+    """A Llama layer whose attention and MLP return partial sums, without an all-reduce."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -28,7 +29,7 @@ class LadderLlamaLayer(LlamaDecoderLayer):
 
 @ignore_torch_compile  # Compiled pieces end at attention, so a CUDA graph would end during an all-reduce
 class LadderLlamaModel(LlamaModel):
-    """A Llama that keeps up to two all-reduces in flight."""
+    """A Llama model that keeps up to two all-reduces in flight."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=LadderLlamaLayer)
@@ -68,7 +69,7 @@ class LadderLlamaForCausalLM(LlamaForCausalLM):
 
 
 def start_all_reduce(partial: Tensor) -> Callable[[], Tensor]:
-    """Start the in-place all-reduce of `partial`, and return a function that waits for the sum."""
+    """Start an in-place all-reduce of `partial`, and return a function that waits for the sum and returns it."""
     group = get_tp_group()
     if group.world_size == 1:
         return lambda: partial

@@ -92,7 +92,7 @@ class OverloadDetector:
         return None
 
     def _rejects(self, now_s: float, counts: LiveCounters) -> bool:
-        """Return True if the server rejects so many requests that the load is an overload.
+        """Return True if the number of rejected requests shows an overload.
 
         This requires a run of at least MIN_OVERLOAD_S with at least MIN_BACKLOG rejections, which must be more than
         REJECTED_FRACTION of the requests sent.

@@ -15,7 +15,7 @@ def _interrupted(*_: object) -> None:
 
 
 # `python -m loadgen` and the command `loadgen` import this module before they run __main__.py. Ctrl-C in that time must
-# not print a traceback. For the same reason this module does not import `__future__`, which is a file of its own.
+# not print a traceback. For the same reason this module does not import `__future__`, which would read another file.
 _is_command = (sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__) or (
     os.path.basename("".join(sys.argv[:1])) == __name__  # noqa: PTH119 - importing pathlib would take 10 ms
 )

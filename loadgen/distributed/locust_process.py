@@ -158,7 +158,8 @@ class Peer:
 
 
 class MasterPeer(Peer):
-    """The master's side: admits worker machines, exchanges timestamps with them, and reports lost machines."""
+    """The master's side of a distributed run: admits worker machines, exchanges timestamps with them, and reports lost
+    machines."""
 
     role = protocol.MASTER
 
@@ -229,7 +230,8 @@ class MasterPeer(Peer):
 
 
 class WorkerPeer(Peer):
-    """The worker machine's side: proves that the machine holds the token, and answers clock exchanges."""
+    """The worker machine's side of a distributed run: proves that the machine holds the token, and answers clock
+    exchanges."""
 
     role = protocol.WORKER
 

@@ -394,7 +394,7 @@ class Master:
         if isinstance(message, protocol.Hello):
             self._greet(node, message)
         elif machine is None or machine.lost:
-            pass  # a machine that was given up has been informed
+            pass  # a machine that was given up has already received Stop
         elif isinstance(message, protocol.PromptsReady):
             machine.drawn = message
         elif isinstance(message, protocol.Ready):

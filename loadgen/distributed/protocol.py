@@ -191,7 +191,7 @@ class Wait(Message, frozen=True):
 
 
 class Bye(Message, frozen=True):
-    """Last message of the master to a worker machine.
+    """Last message of the master to a worker machine. It gives the reason for the end.
 
     `kept` is True if the master has written all records of this machine to the run file.
     """

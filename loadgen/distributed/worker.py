@@ -183,7 +183,7 @@ class Outgoing:
     """Sends the part files of a worker machine while they grow. Bytes that cannot be sent remain in the files."""
 
     def __init__(self, parts: dict[int, Path], send: Callable[[protocol.Piece], None]) -> None:
-        """`parts` maps a worker's number to its part file."""
+        """Prepare to send the part files. `parts` maps each worker's number to its part file."""
         self._files = {worker: [path] for worker, path in parts.items()}
         self._send = send
         self._sent = dict.fromkeys(parts, 0)
@@ -206,7 +206,7 @@ class Outgoing:
         more = True
         while more:
             more = False
-            for worker in self._files:  # in turn, so that no part waits for the others to end
+            for worker in self._files:  # in turn, so that no part file waits until another is complete
                 if len(self._in_flight) == MAX_PIECES_IN_FLIGHT:
                     return False
                 data = _read_from(self._files[worker], self._sent[worker])

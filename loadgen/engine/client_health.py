@@ -170,9 +170,10 @@ class FirstTokens:
         to_monotonic: ToMonotonic,
         first_token: Callable[[bytes], int | None],
     ) -> None:
-        """`first_token` takes the beginning of a response.
+        """Create the counter of one worker.
 
-        It returns the offset just past the first event with a token, or None if there is no such event.
+        `first_token` takes the beginning of a response. It returns the offset just past the first event with a token,
+        or None if there is no such event.
         """
         self._counts = counts
         self._stamps = stamps

@@ -57,7 +57,7 @@ class ClockPairs:
         return [stamp + self._offset_at(stamp) for stamp in stamps]
 
     def to_realtime(self, instant_ns: int) -> int:
-        """Convert a CLOCK_MONOTONIC time in ns to CLOCK_REALTIME in ns, with the newest pair."""
+        """Convert a time in ns from CLOCK_MONOTONIC to CLOCK_REALTIME, with the newest pair of readings."""
         return instant_ns - self._offsets[-1]
 
     def _offset_at(self, realtime: int) -> int:

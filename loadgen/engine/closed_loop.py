@@ -63,7 +63,7 @@ class ClosedLoop:
             return None
         slot = self._ahead.popleft()
         slot.due_ns = due_ns
-        if not self._ahead:  # so that `more` is right
+        if not self._ahead:  # keeps `more` correct
             self.draw()
         return slot
 
@@ -129,7 +129,7 @@ class Sessions:
 
 
 def answer_text(exchange: Exchange, dialect: Dialect) -> str:
-    """Return the text of a complete response, which the next turn of the session quotes."""
+    """Return the text of a complete response. The prompt of the session's next turn contains this text."""
     body = join_pieces(exchange.raw, exchange.framing.body_bounds(exchange.raw))
     return dialect.text(split_events(body)[0])
 

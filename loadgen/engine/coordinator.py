@@ -140,7 +140,7 @@ def run_workers(
     """
     workers: list[Worker] = []
     preload(tasks)
-    gc.freeze()  # else a garbage collection in a worker would touch, and so copy, every object of this process
+    gc.freeze()  # otherwise a garbage collection in a worker would copy the memory of every object of this process
     try:
         for task in tasks:
             workers.append(_fork(task, workers, (len(workers), len(tasks))))

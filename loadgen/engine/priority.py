@@ -95,7 +95,7 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
     old state."""
     refused = ""
     autogroup_nice = None
-    if not has_realtime():  # else the caller has chosen it, with chrt for example
+    if not has_realtime():  # otherwise the user has chosen a real-time policy, for example with chrt
         refused = _raise_nice(later)
         if own_session and not refused:
             autogroup_nice = _raise_autogroup(later)
@@ -144,13 +144,13 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
     try:
         os.setsid()
         for _ in range(AUTOGROUP_TRIES):
-            with contextlib.suppress(BlockingIOError):  # one change in 0.1 s, by any process without CAP_SYS_ADMIN
+            with contextlib.suppress(BlockingIOError):  # without CAP_SYS_ADMIN only one change per 0.1 s is allowed
                 AUTOGROUP.write_text(str(nice))
                 break
             time.sleep(AUTOGROUP_AGAIN_S)
         else:
             return None
-    except OSError:  # it leads its process group already, or may not be nicer
+    except OSError:  # this process already leads a process group, or may not change the autogroup
         return None
     later(_quietly, AUTOGROUP.write_text, "0")
     return nice
@@ -207,6 +207,6 @@ def _set_policy(policy: int, priority: int = 0) -> None:
 
 
 def _quietly(change: Callable[..., Any], *values: Any) -> None:
-    """Call `change` with these values and ignore errors. Used for changes on which nothing depends."""
+    """Call `change` with these values and ignore errors, because nothing depends on the change."""
     with contextlib.suppress(OSError, ValueError):
         change(*values)

@@ -183,7 +183,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, dia
         token_ends = [*compress(response.ends, answer.tokens)]
         first_token_read = bisect_left(sizes, token_ends[0] if token_ends else sizes[-1] + 1)
         _fill(record, answer, instants, start_ns)
-        if source.by_read:  # else every event has its own timestamp, even if one read brought several
+        if source.by_read:  # otherwise every event has its own timestamp, even if one read brought several
             _note_merged(record, [bisect_left(sizes, end) for end in token_ends])
         if not response.payloads:
             _note_other_body(response, answer, dialect)

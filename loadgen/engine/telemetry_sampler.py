@@ -121,9 +121,10 @@ class Sampler:
         bursts: Bursts | None = None,
         not_measured: Mapping[str, str] | None = None,
     ) -> None:
-        """`sources` maps the names in Telemetry to the sources.
+        """Create a sampler of these sources.
 
-        `not_measured` maps the name of each missing source to the reason.
+        `sources` maps the names in Telemetry to the sources. `not_measured` maps the name of each missing source to the
+        reason.
         """
         self._sources = dict(sources)
         self._every_ns = round(every_s * NS_PER_S)
@@ -335,7 +336,7 @@ class SamplerProcess:
             [sys.executable, "-m", "loadgen.engine.telemetry_sampler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt must reach the run only: this process ends with it
+            start_new_session=True,  # an interrupt must reach only the run, with which this process ends
         )
         assert process.stdin is not None
         assert process.stdout is not None

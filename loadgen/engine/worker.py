@@ -88,7 +88,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
             )
 
         def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-            """Build only the prompts of this worker, because building them is slow."""
+            """Return the prompt of a request of this worker, or an empty string for the request of another worker.
+
+            Building a prompt is slow, so the prompts of other workers are not built.
+            """
             if number % self.workers != self.worker:
                 return ""
             return self.prompts.prompt(number, input_tokens, shared)
@@ -178,7 +181,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
     number of workers on this machine.
     """
     for other in inherited:
-        other.close()  # otherwise no worker would notice the coordinator's death
+        other.close()  # otherwise no worker would notice that the coordinator has ended
     close_inherited()
     for number in INTERRUPTS:  # terminals and service managers send them to all processes: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
@@ -278,7 +281,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     gc.freeze()
     gc.disable()  # a run makes hardly any reference cycles, and a collection would delay reads
     with raised_priority(task.client_priority, own_session=True) as scheduling:
-        with contextlib.suppress(OSError):  # the coordinator has died: `_on_order` notices it
+        with contextlib.suppress(OSError):  # the coordinator has ended: `_on_order` notices it
             pipe.send(("ready", (stamps.active_source.name, scheduling)))
         start_ns = await started
         for record in warmup.records:
@@ -309,7 +312,7 @@ def _on_order(
     """Carry out an order of the coordinator: connect, start or stop."""
     try:
         order = pipe.recv()
-    except (EOFError, OSError):  # the coordinator has died, so the run has no reader any more
+    except (EOFError, OSError):  # the coordinator has ended, so no process would read the results
         started.get_loop().remove_reader(pipe.fileno())
         order = ("stop",)
     if not allowed.done():

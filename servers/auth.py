@@ -279,7 +279,7 @@ class Target(msgspec.Struct, frozen=True):
     def host_field(self) -> str:
         """The value of the Host header.
 
-        An IPv6 address is written in brackets. The port is omitted if it is the default port, 80 or 443 with TLS."""
+        An IPv6 address is written in brackets. The port is omitted if it is the default port: 80, or 443 with TLS."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default_port = 443 if self.tls else 80
         return host if self.port == default_port else f"{host}:{self.port}"

@@ -53,9 +53,11 @@ def resolve(
     """Find the requested server and return its facts, or None if a simulated server should replace it.
 
     The URL of the server is `url`, or else the environment variable LOADGEN_<SERVER>_URL. If there is a URL, the
-    requested server must answer at this URL. Without a URL, the backend's default port on this machine is tried. If no
-    such server answers there, the result is None. With `real`, or if the backend has no simulated server,
-    UnreachableError is raised instead of returning None. The errors of `probe` are raised too."""
+    requested server must answer at this URL. Without a URL, the backend's default port on this machine is tried, and
+    the result is None if no such server answers there.
+
+    Raises the errors of `probe`. Raises UnreachableError instead of returning None if `real` is set, or if the backend
+    has no simulated server."""
     backend = BACKENDS[server]
     requested_url = url or environ.get(backend.url_variable)
     if requested_url:

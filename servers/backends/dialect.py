@@ -30,7 +30,7 @@ TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
-    """Return the Authorization header for an API key; an empty dict without a key."""
+    """Return the Authorization header for an API key, or an empty dict if there is no key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -55,10 +55,10 @@ class Answer:
     phrase_chunks: int = 0  # Chunks of more than one word. Set like `text_bytes`.
     refuted_total: int | None = None  # The server's total of 0, if tokens were streamed nevertheless
     counts: dict[str, int] = field(default_factory=dict)
-    """Counts for `Record.marks`. `cached_prompt_tokens`: prompt tokens that the server had in its prefix cache."""
+    """Counts for `Record.marks`, by name. `cached_prompt_tokens` is the number of prompt tokens in the prefix cache."""
     events: dict[str, int] = field(default_factory=dict)
-    """Indices of events whose arrival becomes an instant in `Record.marks`. `first_answer_ns`: the first chunk with
-    text that is not reasoning, if reasoning came before it."""
+    """Indices of events whose arrival time is stored in `Record.marks`, by name. `first_answer_ns` is the first chunk
+    with text that is not reasoning, if the response begins with reasoning."""
 
 
 class Route(msgspec.Struct, Generic[ResultT], frozen=True):
@@ -73,7 +73,9 @@ class Route(msgspec.Struct, Generic[ResultT], frozen=True):
 
 
 class VersionRule(msgspec.Struct, frozen=True):
-    """A rule for some server versions on one endpoint, whose behaviour cannot be detected from responses."""
+    """A rule for some server versions on one endpoint.
+
+    A rule describes behaviour that cannot be detected from the server's responses."""
 
     applies_to: Callable[[str], bool]  # Takes a version as in ServerFacts
     decode: Callable[[Sequence[bytes]], Answer] | None = None
@@ -105,7 +107,7 @@ class Dialect(msgspec.Struct, frozen=True):
     if all servers of this backend accept the same fields."""
     dropped_fields: tuple[str, ...] = ()  # Fields that this server refuses
     chat: bool = False  # The request is a list of messages, which may have images, and a chat template is applied to it
-    headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key, if there is one, to additional headers
+    headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key or None to additional headers
 
     def misleading_reason(self, version: str) -> str | None:
         """Return the reason why measurements of this server version are misleading, or None if they are valid."""

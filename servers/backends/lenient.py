@@ -6,9 +6,12 @@ rules:
 - Text is UTF-8. Invalid bytes and unpaired surrogates (halves of a character split over two chunks) are accepted.
 - A payload of white space is a heartbeat. `[DONE]` may be surrounded by white space or quotation marks.
 - A field whose value has an unexpected type counts as absent. Unknown fields are always skipped.
-- An event is unreadable, and its response fails, in three cases. Its payload is not a JSON object. A field that holds
-  the tokens (`choices`, `token`, `data`, `results`) has an unexpected type. Or a count is impossible: negative, above
-  10,000,000, fractional or a boolean.
+
+An event is unreadable, and its response fails, in three cases:
+
+- The payload is not a JSON object.
+- A field that holds the tokens (`choices`, `token`, `data`, `results`) has an unexpected type.
+- A count is impossible: negative, above 10,000,000, fractional or a boolean.
 """
 
 from __future__ import annotations

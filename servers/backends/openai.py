@@ -93,7 +93,7 @@ class ReasoningCount(msgspec.Struct, gc=False):
 
 
 class CachedCount(msgspec.Struct, gc=False):
-    """`prompt_tokens_details`."""
+    """The object `prompt_tokens_details` within `usage`."""
 
     cached_tokens: TokenCount | None = None
 
@@ -110,7 +110,7 @@ class UsageDetails(msgspec.Struct, gc=False):
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens that the server had in its prefix cache; None if it does not state them."""
+        """Number of prompt tokens in the server's prefix cache, or None if the server does not report it."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
     @property
@@ -189,7 +189,7 @@ def decode(
 
     1. Token ids in the chunk.
     2. The growth of the running total in `usage`.
-    3. One token for a chunk with text. This is exact only if the server sends `one_per_event`.
+    3. One token for a chunk with text. This is exact only if the server sends one token per event (`one_per_event`).
 
     `empty_is_token` decides whether a chunk without text is a token. With `always_done`, only `[DONE]` proves that the
     stream is complete. Without `always_done`, a finish reason proves it too."""
@@ -311,7 +311,9 @@ def _standard_fields(endpoint: str, request: Request, model: str) -> dict[str, A
 
 
 def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool) -> bool:
-    """Return True: every chunk stands for a token, with or without text (an EmptyRule)."""
+    """Return True, because every chunk stands for a token, with or without text.
+
+    This function is an EmptyRule, a rule that decides whether a chunk without text stands for a token."""
     return True
 
 
@@ -401,8 +403,10 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
 
 
 def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails) -> None:
-    """Store the cached prompt tokens if the server states them, and the first event with text that is not reasoning if
-    the response begins with reasoning."""
+    """Store the counts and events for `Record.marks` in the answer.
+
+    The count is the number of cached prompt tokens, if the server reports it. If the response begins with reasoning,
+    the event is the first one with other text."""
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
     with_text = (index for index, choice in enumerate(choices) if _tokens_in(choice))
@@ -420,7 +424,7 @@ def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], 
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the counts of the last `usage` object that has one, and the number of repeated events dropped after it."""
+    """Return the counts of the last nonempty `usage` object, and the number of repeated events dropped after it."""
     for index in reversed(range(len(usages))):
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):

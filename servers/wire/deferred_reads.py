@@ -90,8 +90,10 @@ class ReadPacer:
     def next_delay_s(self, now_ns: int, largest_read: int, bytes_read: int) -> float:
         """Return the delay until the next sweep in seconds.
 
-        `now_ns` is the current time. `largest_read` is the number of bytes in the largest read of the last sweep, and
-        `bytes_read` is the number of bytes in all of its reads."""
+        - `now_ns` is the current time (CLOCK_MONOTONIC).
+        - `largest_read` is the number of bytes in the largest read of the last sweep.
+        - `bytes_read` is the number of bytes in all reads of the last sweep.
+        """
         if self._by_read():
             return 0.0
         self._fullness = max(self._fullness, largest_read / self._swept_bytes, bytes_read / SWEPT_BYTES)

@@ -150,8 +150,8 @@ def _has_source(address: Address) -> bool:
 def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
     """Return the reason why this machine cannot open a connection to a host, or None if it can.
 
-    `error` is the error of a failed attempt. If a connection to at least one address of the host can be started, the
-    server or the network caused the error."""
+    `error` is the error of a failed attempt. If this machine can start a connection to at least one address of the
+    host, the server or the network caused the error."""
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

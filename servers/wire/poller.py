@@ -4,7 +4,7 @@
                     └─ paused between sweeps, while reads are deferred (loadgen.servers.wire.deferred_reads)
 
 The loop's `add_reader` is not used for every socket. When a connection is reset right after its last bytes, libuv stops
-watching the socket after one callback (uv__poll_io, POLLERR), so the reset would never be noticed. An epoll is also
+watching the socket after one callback (uv__poll_io, POLLERR). The reset would then never be noticed. An epoll is also
 cheaper, because one iteration of the loop serves all sockets that are ready. The loop's timers are not used either,
 because uvloop rounds them to a millisecond.
 """
@@ -64,7 +64,7 @@ class Poller:
         loop.add_reader(self._epoll.fileno(), self._run)
 
     def add(self, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever `sock` is readable, also because the connection was closed or reset."""
+        """Call `callback` whenever `sock` is readable. A closed or reset connection is also readable."""
         if self._pacer is not None and not self._callbacks:
             self._pacer.watch(sock)
         self._callbacks[sock.fileno()] = callback

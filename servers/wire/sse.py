@@ -13,13 +13,13 @@ Servers depart from the standard in a few ways that decide whether a response is
 
 1. **Errors outside `data`.** A line `error: ...`, and an event whose name (`event:`) contains "error" or "exception",
    are errors of the server. Their payload is `{"error": ...}` with the text that the server sent.
-2. **Errors without a field.** A line without a field is an error if it is a JSON error, or if it contains the word
-   "error" between the events of a stream. Every other line without a field is skipped.
+2. **Errors without a field.** A line without a field is an error if it is a JSON error. In an event stream, such a line
+   is also an error if it contains the word "error". Every other line without a field is skipped.
 3. **Named events.** An event that has a name and whose data is not JSON (`event: ping`) is a heartbeat.
 4. **Heartbeats.** An event with empty data has an empty payload, which every dialect ignores.
-5. **A missing blank line at the end.** The last event needs no blank line and no line end if the response has ended as
-   HTTP requires, and if the data of the event is `[DONE]` or complete JSON. Otherwise the event is incomplete and
-   becomes the `rest`.
+5. **A missing blank line at the end.** The last event needs no blank line and no line end under two conditions: the
+   response has ended as HTTP requires, and the data of the event is `[DONE]` or complete JSON. Otherwise the event is
+   incomplete and becomes the `rest`.
 6. **Missing blank lines between events.** Several `data` lines are separate events if they are not JSON when joined,
    but each line is JSON or `[DONE]`.
 """

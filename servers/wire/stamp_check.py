@@ -76,7 +76,7 @@ def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], o
     """Return True if the ring sees the packets of an open connection, which is so if the ring has the SYN-ACK.
 
     The function waits up to `within_ns` for the SYN-ACK. The ring does not see the packets if NAT on this machine
-    changes their addresses after the ring, for example for a port that Docker publishes."""
+    changes their addresses after they pass the ring. A port that Docker publishes is an example."""
     until_ns = monotonic_ns() + within_ns
     while key not in syn_acks and monotonic_ns() < until_ns:
         sleep(RETRY_S)

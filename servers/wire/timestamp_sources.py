@@ -70,7 +70,7 @@ class PacketRingTimestamps(TimestampSource):
     exact = True
     error_s = 20e-6
     by_read = False
-    needs = "each packet has a stamp of its own on Linux with CAP_NET_RAW (see `loadgen calibrate`) and without NAT"
+    needs = "a separate timestamp for each packet requires Linux with CAP_NET_RAW (see `loadgen calibrate`) and no NAT"
 
     def __init__(
         self,
@@ -297,8 +297,8 @@ class PacketRingTimestamps(TimestampSource):
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
     """Return the offsets in the TCP stream for which timestamps of a response are requested.
 
-    The offsets are those of `ends`, then the end of each read. With TLS, the end of each read before decryption
-    follows."""
+    These are the offsets of `ends`, followed by the end of each read. With TLS, each read has a second end, in
+    encrypted bytes. These ends follow last."""
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)
     return array("q", end_offsets) + array("q", read_offsets) + array("q", received.read_ends)

@@ -173,10 +173,10 @@ class SocketTimestamps(TimestampSource):
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
         """Open the source, or return None if this machine does not support kernel timestamps.
 
-        The source is open once a datagram that it sends to itself arrives with a timestamp. Linux starts to take
-        timestamps shortly after the first socket requests them, and stops when the last such socket is closed
-        (net/core/dev.c, `net_enable_timestamp` defers to a work queue). Without this early socket, the first responses
-        of a run could lack timestamps."""
+        The source opens a socket, sends a datagram to itself, and waits until the datagram arrives with a timestamp.
+        Linux starts to take timestamps shortly after the first socket requests them (net/core/dev.c,
+        `net_enable_timestamp` defers to a work queue). Linux stops when the last such socket is closed. Without this
+        early socket, the first responses of a run could lack timestamps."""
         primer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         primer.bind(("127.0.0.1", 0))
         primer.settimeout(0.1)

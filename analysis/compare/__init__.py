@@ -1,12 +1,14 @@
-"""Compares two runs or two groups of runs: does B differ from A, by how much, and how certain is that.
+"""Compares two runs or two groups of runs, A and B, and reports by how much they differ and how certain that is.
 
     (this module)   the comparison, the check for equal work, and the documents for terminal and page
-    figures         each figure of A compared with that of B: better, worse, no difference or inconclusive; `--fail-if`
-    run_variance    how far a figure of one run may differ from that of another run of the same server
+    figures         compares each figure (better, worse, no difference or inconclusive) and evaluates `--fail-if`
+    run_variance    estimates by how much a figure varies between two runs of the same server
 
-Users compare servers, versions, addresses, endpoints, server limits and platforms on purpose, so these are no unequal
-work; the notes name them. Everything that changes the work or its timing is unequal work. A repeat that is no valid
-measurement is left out. If a group has no valid run, there is no verdict.
+Only runs of equal work can be compared fairly. Servers, versions, addresses, endpoints, server limits and platforms may
+differ, because users compare these on purpose; notes state such differences. Any other difference that changes the
+requests or their timing makes the work unequal.
+
+Invalid runs of a group are excluded. If a group has no valid run, the comparison has no verdict.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ FIGURES = (
     *("output_tokens_per_s", "complete", "ttft.p50", "ttft.p99", "ttft.pairs", "tpot.p50", "tpot.p99"),
     *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
 )
-"""Figures that are compared by default. They are few, because each additional test weakens all others."""
+"""Figures that are compared by default. There are few of them, because each further test weakens all tests."""
 PLANNED = (
     *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s"),
     *("header", "extra_body", "ignore_eos", "image"),
@@ -76,9 +78,9 @@ OLD_PLAN_DEFAULTS: dict[str, Any] = {
     "extra_body": {},
     "image": [],
 }
-"""Values of settings that plans of older versions do not contain."""
+"""Default values of settings that are missing in plans of older versions."""
 MAX_LENGTH_DIFFERENCE = 0.01
-"""Mean lengths that differ by at most this share count as equal, because responses may end early by chance."""
+"""Maximum difference of mean lengths that count as equal, as a share. Responses may end early by chance."""
 ONE_RUN_EACH = (
     f"One run each: intervals assume at least {MIN_RUN_VARIATION * 100:g} % variation between runs. "
     "--repeats 5 measures it."
@@ -92,14 +94,14 @@ CAPTION = (
 )
 CARDS = ("output_tokens_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50")
 OVERLAID = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "course")
-"""Charts of the page."""
+"""Charts on which the page shows A and B together."""
 POINTS = 1600
-"""Maximum points of a chart over all runs, which keeps the page below 1.5 MB."""
+"""Maximum number of points of a chart, over all runs. It keeps the page below 1.5 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnequalWork:
-    """One difference that makes the work of the two groups unequal, and its effect on the comparison."""
+    """A difference that makes the work of A and B unequal, and the reason why it does."""
 
     what: str
     a: str
@@ -113,28 +115,28 @@ class UnequalWork:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of two groups of runs. Verdicts describe B compared with A."""
+    """The result of comparing two groups of runs. Verdicts describe B compared with A."""
 
     name_a: str
     name_b: str
     runs_a: int
     runs_b: int
     mark: str
-    """SIMULATED if any run used a simulated server."""
+    """`SIMULATED` if any run used a simulated server, else empty."""
     method: str
     margin: float
-    """Difference below which a difference does not matter, as a share of A."""
+    """Largest difference that does not matter, as a share of A."""
     run_variation: float
     """Assumed maximum difference between two runs of one server, as a share."""
     rows: list[ComparedFigure]
     unequal: list[UnequalWork]
-    """Differences of the work. A fair comparison has none."""
+    """Differences that make the work unequal. The list is empty for equal work."""
     left_out: list[str]
-    """A sentence for each run that is no valid measurement."""
+    """A sentence on each invalid run."""
     notes: list[str]
     gates: list[GateResult]
     invalid: str = ""
-    """Reason why there is no verdict, if no run of a group is valid."""
+    """Reason why there is no verdict; empty if every group has a valid run."""
 
     @property
     def title(self) -> str:
@@ -144,7 +146,7 @@ class Comparison:
         return f"<pre>{html.escape(terminal.render(document(self, brief=True)))}</pre>"
 
     def json(self) -> dict[str, Any]:
-        """Return the comparison as JSON values. Figures that cannot be tested are None."""
+        """Return the comparison as a dict that can be serialised as JSON."""
         result = asdict(self)
         result["conditions"] = result.pop("gates")
         for row in result["rows"]:
@@ -156,7 +158,7 @@ class Comparison:
 
 
 def read_run(path: Path) -> ComparedRun:
-    """Read a run. Raises RunFileError."""
+    """Read a run for a comparison. Raises RunFileError if there is no readable run."""
     run, frame = load_run(path)
     return ComparedRun(run, frame, summarise(run, frame))
 
@@ -169,11 +171,11 @@ def compare(
     gates: Sequence[Gate] = (),
     run_variation: float = RUN_VARIATION,
 ) -> Comparison:
-    """Compare B with A. Each of them is one run or a group of repeats.
+    """Compare B with A. Both A and B are a single run or a group of repeats.
 
-    `margin` is the difference below which a difference does not matter, and `run_variation` is the assumed maximum
-    difference between two runs of one server, both as shares. Figures are compared even if the work was unequal. The
-    caller decides, from `unequal` of the result, whether to refuse the comparison.
+    `margin` is the largest difference that does not matter, and `run_variation` is the assumed maximum difference
+    between two runs of one server. Both are shares. Figures are compared even if the work is unequal; callers must
+    check `unequal` in the result.
     """
     cold_starts = [*_cold_start_note("A", a), *_cold_start_note("B", b)]
     a, left_out_a = _valid_runs("A", a)
@@ -226,13 +228,17 @@ def _method(data: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], ru
     gate_level = "; figures with a --fail-if have a separate level of 5 % (Bonferroni's correction)" if gates else ""
     return (
         f"Computed from {data}. Each interval has 95 % confidence. Two runs of one server are assumed to differ by at "
-        f"most {percent(run_variation)} (--run-variation), or by what these runs show; larger differences are called. "
+        f"most {percent(run_variation)} (--run-variation), or by what these runs show. Any larger difference "
+        "counts as real. "
         f"Verdicts use a level of 5 % for all {tested} figures together (Holm's correction){gate_level}."
     )
 
 
 def _valid_runs(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
-    """Return the valid runs of a group, and a sentence for each other run. If no run is valid, return all of them."""
+    """Return the valid runs of a group, and a sentence for each invalid run.
+
+    If no run is valid, return all runs, with a sentence for each reason. `title` is `A` or `B`.
+    """
     reasons = {index: _invalid_reason(run.summary) for index, run in enumerate(group)}
     invalid = {index: reason for index, reason in reasons.items() if reason}
     retained = [run for index, run in enumerate(group) if index not in invalid]
@@ -243,23 +249,23 @@ def _valid_runs(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[Comp
 
 
 def _cold_start_note(title: str, group: Sequence[ComparedRun]) -> list[str]:
-    """Return a sentence if some repeats met a cold server and others a warm one."""
+    """Return a note if some repeats of a group ran on a cold server and others on a warm server, else an empty list."""
     states = start_states([run.summary for run in group])
     if len(set(states)) < 2:
         return []
     cold = ", ".join(str(number) for number, state in enumerate(states, 1) if state == "cold")
-    return [f"Run {cold} of {title} met a cold server, the others a warm one."]
+    return [f"Run {cold} of {title} started on a cold server, the other runs on a warm one."]
 
 
 def _invalid_reason(summary: Summary) -> str:
-    """Return why a run is no valid measurement, or an empty string if it is one."""
+    """Return the reason why a run is not a valid measurement, or an empty string for a valid run."""
     if summary.run.interrupted:
-        return f"it is only a part, as it {'goes on' if summary.run.going_on else 'was interrupted'}"
+        return f"it is incomplete, as it {'is in progress' if summary.run.going_on else 'was interrupted'}"
     return "" if summary.client.ok else f"possible client bottleneck ({'; '.join(summary.client.reasons)})"
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: bool) -> list[str]:
-    """Return notes on differences that leave the work equal but may mislead."""
+    """Return notes on conditions that may mislead readers although the work is equal."""
     result = [ONE_RUN_EACH] if single_runs else []
     for name, value_of in CONDITIONS:
         text_a, text_b = (" / ".join(sorted({str(value_of(run)) for run in group})) for group in (a, b))
@@ -276,12 +282,12 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: b
             result.append(f"{title}: {hardware_limit_sentence(limit)}")
         incomplete = sum(run.summary.requests.sent - run.summary.requests.complete for run in group)
         if incomplete:
-            result.append(f"{incomplete:,} requests of {title} were not complete and are in no latency.")
+            result.append(f"{incomplete:,} requests of {title} were not complete and are excluded from latencies.")
     return result
 
 
 def _early_end_note(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
-    """Return a note on runs whose responses were allowed to end early."""
+    """Return a note that responses were allowed to end early, with the mean lengths in A and B."""
     means = []
     for name, group in (("A", a), ("B", b)):
         tokens = np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group])
@@ -295,13 +301,16 @@ def _early_end_note(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
 
 
 def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[UnequalWork]:
-    """Return all differences of work between A and B, and between the runs of one group. Empty if the work is equal."""
+    """Return all differences that make the work of A and B, or of the runs of one group, unequal.
+
+    The list is empty for equal work.
+    """
     result = []
     for name, reason, value_of in CHECKS:
         values_a, values_b = (sorted({str(value_of(run)) for run in group}) for group in (a, b))
         if values_a != values_b or len(values_a) > 1:
             result.append(UnequalWork(name, " / ".join(values_a), " / ".join(values_b), reason))
-    # Measured lengths: those of prompts as the server counts them, and those of responses, which may end early.
+    # Compare measured lengths: prompt lengths as counted by the server, and the lengths of responses.
     columns = [("prompt lengths as reported", "prompt_tokens")]
     if not all(run.summary.run.may_end for run in (*a, *b)):  # otherwise `_notes` states the lengths
         columns.append(("output lengths as received", "output_tokens"))
@@ -320,13 +329,13 @@ def _plan_value(name: str) -> Callable[[ComparedRun], Any]:
 
 
 def _first_seed(run: ComparedRun) -> int:
-    """Return the seed of the first repeat."""
+    """Return the seed of the first repeat of the run's group."""
     plan = run.run.header.plan
     return int(plan.get("seed", 0)) - max(0, int(plan.get("repeat", 0)) - 1)
 
 
 def _model_name(run: ComparedRun) -> str:
-    """Return the model name without a folder or organisation, because some servers leave it out."""
+    """Return the model name in lower case, without the folder or organisation, which some servers omit."""
     return str(run.summary.server.model).rstrip("/").rpartition("/")[2].lower()
 
 
@@ -335,7 +344,7 @@ def _server_limits(run: ComparedRun) -> str:
 
 
 def _users(run: ComparedRun) -> str:
-    """Return the maximum number of users, if a person set their number by hand."""
+    """Return the maximum number of users of an interactive run as text, or `as planned` for any other run."""
     counts = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
     return f"up to {max(counts)} by hand" if counts else "as planned"
 
@@ -349,7 +358,7 @@ CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
     ("users", "the load differs", _users),
     ("run", "an interrupted run did only a part of the work", lambda run: _run_extent(run.summary)),
 )
-"""Differences that make work unequal: name, reason, and a function that returns the value of a run."""
+"""Properties that must be equal for equal work: name, reason, and a function that returns the value of a run."""
 
 
 def _run_extent(summary: Summary) -> str:
@@ -362,11 +371,11 @@ CONDITIONS: tuple[tuple[str, Callable[[ComparedRun], Any]], ...] = (
     ("platform", lambda run: run.summary.server.platform or "unknown"),
     ("timestamps", lambda run: run.summary.client.stamps),
 )
-"""Differences between servers, or in how exactly they were measured, that leave the work equal."""
+"""Properties that may differ although the work is equal: name, and a function that returns the value of a run."""
 
 
 def document(comparison: Comparison, *, brief: bool) -> doc.Document:
-    """Return the document without charts. `brief` is for the terminal and has fewer columns and words."""
+    """Return the document without charts. `brief` documents have fewer columns and shorter texts, for the terminal."""
     section = _comparison_section(comparison, brief=brief)
     blocks = [*section.blocks, doc.Paragraph(_names_and_counts(comparison)), doc.Paragraph(comparison.method, "note")]
     blocks += [doc.Paragraph(note, "warning") for note in comparison.notes]
@@ -377,9 +386,9 @@ def document(comparison: Comparison, *, brief: bool) -> doc.Document:
 def page_document(
     comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun], links: Sequence[str] = ()
 ) -> doc.Document:
-    """Return the document of the page: the verdict, charts with A and B overlaid, the method and the runs.
+    """Return the document for the HTML page: the verdict, charts that show A and B together, the method and the runs.
 
-    `links` are the paths of the reports of all runs, those of A first.
+    `links` are the paths to the reports of all runs, first those of A and then those of B.
     """
     drawn = _overlaid_runs(comparison, a, b)
     charts = visible_charts(drawn)
@@ -415,7 +424,7 @@ def page_document(
 
 
 def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:
-    """Return the valid runs of both groups, or all runs of a group without a valid one, with thinned chart data."""
+    """Return the runs to draw, with thinned chart data: the valid runs of each group, or all runs if none is valid."""
     groups = [[run for run in group if not _invalid_reason(run.summary)] or group for group in (a, b)]
     points_max = POINTS // sum(map(len, groups))
     styles = (("A", comparison.name_a, "run-1", DASHES[0]), ("B", comparison.name_b, "run-2", DASHES[1]))
@@ -429,7 +438,7 @@ def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence
 
 
 def _first_section(comparison: Comparison) -> doc.Section:
-    """Return the section with the verdict, the cards, the chart of ratios and the table of figures."""
+    """Return the first section of the page: the verdict, the cards, the chart of ratios and the table of figures."""
     section = _comparison_section(comparison)
     caption = [CAPTION.format(comparison.margin * 100)]
     ratios = doc.ChartRef("comparison", "B as a share of A, with its interval", caption, zoom="none")
@@ -437,7 +446,7 @@ def _first_section(comparison: Comparison) -> doc.Section:
 
 
 def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc.Section]:
-    """Return the sections of the overlaid charts: latencies, and output over time."""
+    """Return the sections with the charts that show A and B together: latencies, and output over time."""
     axis = doc.Switch("axis", "Latency axis", (("linear", "linear"), ("log", "logarithmic")))
     sections = []
     for name, short in {"latency": "Latency", "course": "Output"}.items():
@@ -464,7 +473,7 @@ def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
 
 
 def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return a chart as charts.js expects it. With repeats, it has thin lines and no bands."""
+    """Return the chart definition that charts.js expects. Charts of repeats have thin lines and no bands."""
     spec = chart_spec(chart, drawn) | {"script": ""}
     spec["table"] = spec["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
     if len(drawn) > 2:
@@ -474,7 +483,7 @@ def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _percentile_caption(comparison: Comparison, chart: str) -> list[str]:
-    """Return the caption of a latency chart: p50 and p99 of A and B."""
+    """Return the caption of a latency chart, with p50 and p99 of A and B."""
     prefix = chart.removesuffix("_s") + ".p"
     parts = []
     for row in comparison.rows:
@@ -485,7 +494,7 @@ def _percentile_caption(comparison: Comparison, chart: str) -> list[str]:
 
 
 def _runs_section(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
-    """Return the section of the runs: their figures, links to their reports, and their commands."""
+    """Return the section on the runs of A and B: their figures, links to their reports, and their commands."""
     heads: dict[str, doc.ColumnKind] = {"side": "text", "run": "head", "started, UTC": "text"}
     named, commands = [], list[doc.Block]()
     for index, (side, run) in enumerate(runs):
@@ -506,7 +515,7 @@ def _names_and_counts(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> doc.Finding:
-    """Return the overall verdict as a finding."""
+    """Return a finding with the overall verdict on B."""
     if comparison.invalid:
         return doc.Finding("verdict", "error", f"No verdict: {comparison.invalid}.")
     counts = Counter[str](row.verdict for row in comparison.rows)
@@ -543,7 +552,7 @@ def _comparison_section(comparison: Comparison, *, brief: bool = False) -> doc.S
 
 
 def _cards(comparison: Comparison) -> list[doc.Card]:
-    """Return cards with the difference of B in the most important figures."""
+    """Return cards that show by how much the most important figures of B differ from A."""
     cards = []
     for row in comparison.rows:
         if row.figure in CARDS and row.difference is not None:
@@ -554,7 +563,10 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
 
 
 def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
-    """Return one row per figure. With `brief`, the reasons why figures were not tested stand below the table."""
+    """Return the table of the compared figures, with one row per figure.
+
+    If `brief` is true, the reasons why figures were not tested are below the table.
+    """
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
@@ -578,7 +590,12 @@ def _verdict_text(row: ComparedFigure, *, brief: bool = False) -> str:
 
 
 def remark(row: ComparedFigure) -> str:
-    """Return the note on a verdict: the largest possible difference, or what would make the verdict conclusive."""
+    """Return a note on a verdict.
+
+    - `no difference`: the largest possible difference.
+    - `inconclusive`: why the figure was not tested, or how many more requests or runs are needed.
+    - Otherwise: an empty string.
+    """
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
         return f"at most {percent(row.no_larger_than or 0)}{points}"
@@ -591,9 +608,9 @@ def remark(row: ComparedFigure) -> str:
 
 
 def _row_texts(row: ComparedFigure, *, brief: bool) -> list[str]:
-    """Return the texts of a row: A, B, unit, ratio, interval and, unless `brief`, difference and p-value.
+    """Return the texts of a row: A, B, unit, ratio, interval and, unless `brief` is true, difference and p-value.
 
-    With `brief`, the ratio is given as a difference in percent. Shares have a difference in place of the ratio.
+    If `brief` is true, the ratio is a difference in percent. For shares, a difference replaces the ratio.
     """
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
     texts = [significant(value and value * factor, 4) for value in (row.a, row.b)]
@@ -625,6 +642,6 @@ def _p_text(p: float | None) -> str:
 
 
 def _percent_change(ratio: float) -> str:
-    """Return the difference of a ratio from 1 in percent."""
+    """Return `ratio - 1` in percent as text, such as `+3.2`."""
     percent = (ratio - 1) * 100
     return f"{percent:+,.0f}" if abs(percent) >= 100 else f"{percent:+.1f}"

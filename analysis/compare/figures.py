@@ -1,9 +1,13 @@
-"""Compares each figure of A with that of B and derives one of four verdicts; also evaluates `--fail-if` conditions.
+"""Compares the figures of A and B, gives each figure a verdict, and evaluates the conditions of `--fail-if`.
 
-A single run is compared with a single run from raw samples, with the sources of chance that a run itself shows
-(loadgen.analysis.compare.run_variance). Groups of repeats are compared by one figure per run, so requests need not be
-independent. In both cases an interval is never wider than the plausible variation between runs (RUN_VARIATION), so any
-larger difference is called. The table and `--fail-if` use the same intervals.
+The verdict is better, worse, no difference or inconclusive. There are two methods:
+
+- Two single runs are compared by their raw samples. Their errors are estimated within the runs
+  (loadgen.analysis.compare.run_variance).
+- Groups of repeats are compared by one value per run, so requests need not be independent.
+
+Both methods limit the intervals to the plausible variation between runs (RUN_VARIATION). A larger difference is
+therefore reported as better or worse. The table of figures and `--fail-if` use the same intervals.
 """
 
 from __future__ import annotations
@@ -29,46 +33,49 @@ from loadgen.analysis.summary import Summary
 SEED = 20_030_711
 """Seed of the bootstrap, so that the same runs always give the same figures."""
 FALSE_ALARM_RATE = 0.05
-"""Probability that the comparison of a server with itself calls any figure better or worse."""
+"""Probability that a comparison of a server with itself reports any figure as better or worse."""
 MARGIN = 0.05
-"""Default difference, as a share of A, below which a difference does not matter."""
+"""Default for the largest difference that does not matter, as a share of A."""
 RUN_VARIATION = 0.10
-"""Default maximum difference between two runs of one server, as a share. Runs that vary more raise it."""
+"""Default for the assumed maximum difference between two runs of one server, as a share. The bound is raised if the
+runs show more variation."""
 VARIATION_CONFIDENCE = 0.995
-"""Share of Student's t by which the bound exceeds the variation that the runs show: 3.5 standard errors."""
+"""Confidence of the bound on the variation between runs that the runs show. With Student's t, the bound is 3.5 standard
+errors."""
 VARIATION_FACTOR_MAX = 2.0
-"""Maximum factor by which the runs can raise the assumed bound. More than that is a change in what is compared, such as
-phases of a run that changed in different directions."""
+"""Maximum factor by which the variation that runs show can raise the assumed bound. Larger variation indicates a real
+difference, such as a faster first phase and a slower second phase."""
 SPREAD_FACTOR = 2.0
-"""The bound of groups is this multiple of the largest difference within one of the groups."""
+"""Ratio of the variation bound of groups to the largest difference within a group."""
 MORE_REQUESTS_MAX = 1_000_000
 RUNS_MAX = 1000
-"""Larger numbers of requests or runs are not suggested."""
+"""Maximum numbers of requests and runs that a comparison suggests. Larger numbers count as impractical."""
 NOTHING_SENT = "nothing was sent in one of the runs"
 MISSING_IN_SOME_RUNS = "not every run has this figure"
 SHORT = "the run is too short for a rate"
 ZERO_VALUE = "one of the values is 0, so there is no ratio"
 ZERO_SAMPLES = "some samples are 0, so there is no ratio"
 LOGARITHM_MAX = 500.0
-"""Above this logarithm the exponential overflows. Runs that differ this much have no interval of a ratio."""
-SINGLE = "bootstrap of the quantile, steps, stamps, and never narrower than runs differ"
-BOUNDED = "bootstrap of the quantile, stamps, and all that runs may differ by"
+"""Maximum logarithm of a ratio that has an interval. The exponential of larger logarithms may overflow."""
+SINGLE = "bootstrap of the quantile, steps, timestamps; at least the minimum variation between runs"
+BOUNDED = "bootstrap of the quantile, timestamps, and the maximum variation between runs"
 ONE_AGAINST_MANY = "Student's t, with the other group's variation between runs"
 BETWEEN_RUNS = "Welch's t between runs"
 EXACT_DEGREES_OF_FREEDOM = 1e6
-"""Degrees of freedom of an exact interval, whose error is known and not estimated."""
+"""Degrees of freedom of an exact interval. It is large because the error is known and not estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """One figure of A and of B, with the test of their difference and the verdict on B."""
+    """One figure of A and B, with the test of their difference and the verdict on B."""
 
     figure: str
-    """Name as in --assert, such as `ttft.p99`. `ttft.pairs` is the share of pairs in which B's request is slower."""
+    """Name of the figure as in --assert, such as `ttft.p99`. `ttft.pairs` is the share of pairs of one request from A
+    and one from B in which the request from B is slower."""
     unit: Literal["s", "per second", "share"]
     """Unit of `a`, `b` and `difference`."""
     direction: Literal["lower", "higher"]
-    """Which direction is better."""
+    """`lower` if lower values are better, else `higher`."""
     a: float | None = None
     b: float | None = None
     difference: float | None = None
@@ -77,43 +84,48 @@ class ComparedFigure:
     """B / A. None for shares, and if either value is 0 or less."""
     ratio_ci95: tuple[float, float] | None = None
     p_value: float | None = None
-    """Two-sided p-value of no difference. None if nothing can be tested."""
+    """Two-sided p-value of the hypothesis that A and B do not differ. None if the figure cannot be tested."""
     test: str = ""
     error: float = math.nan
-    """Standard error of the effect: of the logarithm of the ratio, or for a share of the difference."""
+    """Standard error of `effect`."""
     degrees_of_freedom: float = math.nan
     sampling_error: float = 0.0
-    """The part of `error` that is not variation between runs: chance in requests, and timestamps."""
+    """Part of `error` that comes from the sample of requests and from timestamps, not from variation between runs."""
     variation_bound: float = math.inf
-    """Maximum plausible variation between runs, as a logarithm. Infinite if it is unknown."""
+    """Maximum plausible variation between runs: the absolute value of the logarithm of a ratio. Infinite if unknown."""
     error_floor: float = 0.0
-    """Error that remains however many requests are sent."""
+    """Minimum of `error`, which more requests cannot reduce."""
     count: int = 0
     """Number of requests or runs in the smaller group."""
     more_of: str = "requests"
-    """What must increase to reduce the error: `requests` or `runs`."""
+    """What reduces the error: more `requests` or more `runs`."""
     verdict: Literal["better", "worse", "no difference", "inconclusive"] = "inconclusive"
     adjusted_p: float | None = None
-    """p-value adjusted by Holm's method over all figures of the comparison that can be tested."""
+    """p-value adjusted for the number of tests in the comparison (see `judge_figures`)."""
     no_larger_than: float | None = None
-    """Maximum difference by the interval: a share of A, or a difference of shares."""
+    """Largest absolute difference inside the interval: a share of A, or a difference of shares."""
     needs_more: int | None = None
-    """Approximate number of further requests or runs in each of A and B that would decide it. None if impractical."""
+    """Approximate number of additional requests or runs, in each of A and B, for a conclusive verdict. None if the
+    number is impractical or the verdict is conclusive."""
     why: str = ""
-    """Reason why nothing was tested."""
+    """Reason why the figure was not tested; empty if it was tested."""
 
     @property
     def effect(self) -> float:
-        """The tested effect: the logarithm of the ratio, or the difference of a share."""
+        """The tested effect: `log(B / A)`, or `B - A` if the figure has no ratio."""
         return math.log(self.ratio) if self.ratio is not None else self.difference or 0.0
 
     @property
     def worse(self) -> bool:
-        """True if B lies on the worse side of A."""
+        """True if B is worse than A, regardless of significance."""
         return (self.effect > 0) == (self.direction == "lower") and self.effect != 0
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the interval of the effect, by its error or by the variation bound, whichever is narrower."""
+        """Return the confidence interval of the effect.
+
+        The half-width is `min(t * error, variation_bound + t * sampling_error)`, where `t` is the quantile of Student's
+        t for this confidence.
+        """
         low, high = confidence_interval(self.effect, self.error, self.degrees_of_freedom, confidence)
         reach = self.variation_bound
         if self.sampling_error:
@@ -121,11 +133,11 @@ class ComparedFigure:
         return max(low, self.effect - reach), min(high, self.effect + reach)
 
     def relative(self, effect: float) -> float:
-        """Convert an effect to a share of A, or to a difference of shares."""
+        """Convert an effect to a relative difference: a share of A, or for shares the difference itself."""
         return math.expm1(effect) if self.ratio is not None else effect
 
     def effect_of(self, relative: float) -> float:
-        """Convert a share of A, or a difference of shares, to an effect."""
+        """Convert a relative difference to an effect. This is the inverse of `relative`."""
         if self.ratio is None:
             return relative
         return math.log1p(relative) if relative > -1 else -math.inf
@@ -134,7 +146,7 @@ class ComparedFigure:
 def compare_single_runs(
     a: ComparedRun, b: ComparedRun, figures: Sequence[str], run_variation: float = RUN_VARIATION
 ) -> Iterator[ComparedFigure]:
-    """Yield one row per figure from the raw samples of one run each."""
+    """Compare two single runs by their raw samples, and yield one row per figure."""
     variation = Variation(
         run_variance.piece_error(a, b), run_variance.piece_error(a, b, shift=True), math.log1p(run_variation)
     )
@@ -153,9 +165,10 @@ def compare_single_runs(
 def compare_groups(
     a: Sequence[Summary], b: Sequence[Summary], figures: Sequence[str], run_variation: float = RUN_VARIATION
 ) -> Iterator[ComparedFigure]:
-    """Yield one row per figure from one value per run. At least one group must have two runs.
+    """Compare two groups of runs by one value per run, and yield one row per figure.
 
-    Samples of several runs are not pooled, so there are no rows for pairs.
+    At least one group must have two or more runs. Figures on pairs, such as `ttft.pairs`, are skipped, because samples
+    of several runs are not pooled.
     """
     for figure in figures:
         if figure == "complete":
@@ -169,7 +182,10 @@ def compare_groups(
 
 
 def _figure_value(figure: str, summary: Summary) -> float | None:
-    """Return a figure of one run. It may rest on few samples, because the groups show how it varies between runs."""
+    """Return the value of a figure for one run, or None if the run does not have it.
+
+    The value may be based on few samples, because its variation is estimated between runs.
+    """
     name, _, statistic = figure.partition(".")
     if not statistic:
         return getattr(summary.throughput, name)  # type: ignore[no-any-return]
@@ -177,7 +193,7 @@ def _figure_value(figure: str, summary: Summary) -> float | None:
 
 
 def _empty_row(figure: str) -> ComparedFigure:
-    """Return a row without values."""
+    """Return a row for a figure, without values."""
     name, _, statistic = figure.partition(".")
     if figure == "complete" or statistic == "pairs":
         return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower")
@@ -186,7 +202,7 @@ def _empty_row(figure: str) -> ComparedFigure:
 
 
 def _untested(figure: str, a: float, b: float, *, why: str) -> ComparedFigure:
-    """Return a row of values that cannot be tested, with the reason. NaN stands for a missing value."""
+    """Return a row for values that cannot be tested. `why` is the reason. NaN means that a value is missing."""
     row = replace(_empty_row(figure), a=None if math.isnan(a) else a, b=None if math.isnan(b) else b, why=why)
     if row.a is None or row.b is None:
         return row
@@ -194,17 +210,21 @@ def _untested(figure: str, a: float, b: float, *, why: str) -> ComparedFigure:
 
 
 class Variation(NamedTuple):
-    """Variation between two runs, as logarithms."""
+    """Variation between two runs, as standard errors or bounds of the logarithm of a ratio."""
 
     piece_error: float
-    """Error of a piece of the run."""
+    """Standard error of the time of one piece of a run (`run_variance.piece_error`)."""
     steady_piece_error: float
-    """Error of a piece of the run after removing one change of pace."""
+    """Standard error of the time of one piece of a run after one change of pace is removed."""
     assumed: float
-    """Assumed maximum variation between runs."""
+    """Assumed maximum variation between runs (--run-variation)."""
 
     def bound(self, server_error: float) -> float:
-        """Return the variation bound of a figure: the assumed one, or more if the runs show more variation."""
+        """Return the variation bound of a figure whose server error is `server_error`.
+
+        With the quantile `t` of Student's t, the bound is `t * server_error`, limited to the range from `assumed` to
+        `VARIATION_FACTOR_MAX * assumed`.
+        """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):
             return self.assumed
@@ -212,17 +232,22 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """Errors of the logarithm of a ratio, from single runs."""
+    """Errors of the logarithm of the ratio B / A of two single runs."""
 
     sampling: float
+    """Standard error from the sample of requests and from timestamps."""
     server: float
-    """Error from chance in the server's steps. NaN or infinite if the runs are too short to show it."""
+    """Standard error from chance in the server's steps. NaN or infinite if the runs are too short for an estimate."""
     bound: float
     """Maximum plausible variation between runs."""
 
 
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
-    """Return the row of a ratio of single runs. For runs too short to show the server error, only the bound holds."""
+    """Return the row for a figure of two single runs, whose values are A and B.
+
+    The error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`. If the server error is unknown, the error is
+    infinite, so that only the variation bound limits the interval.
+    """
     a, b = values
     effect = math.log(b / a)
     too_short = not math.isfinite(errors.server)
@@ -247,7 +272,11 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 
 
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
-    """Return the row of a ratio with its interval and p-value. An effect beyond the bound lowers the p-value."""
+    """Return the row of a ratio with its interval and p-value.
+
+    If the effect exceeds the variation bound, the p-value is at most that of the excess, tested with the sampling
+    error.
+    """
     beyond = abs(row.effect) - row.variation_bound
     if beyond > 0:
         p = min(p, p_value(beyond, row.sampling_error, row.degrees_of_freedom))
@@ -272,7 +301,7 @@ def _compare_quantile(
     needed = stats.samples_needed(share)
     if count < needed:
         return _untested(figure, *values, why=f"too few samples: {statistic} needs {needed:,}, there are {count:,}")
-    # One stall widens a gap of every response, so thousands of gaps may come from a few independent events.
+    # A stall lengthens a gap of every response, so thousands of long gaps may have a few independent causes.
     effective_size = min(
         run_variance.effective_size(samples_a, share, values[0]),
         run_variance.effective_size(samples_b, share, values[1]),
@@ -297,7 +326,10 @@ def _compare_quantile(
 
 
 def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
-    """Compare a rate. It is work divided by time, so it varies as the time does."""
+    """Compare a throughput of two single runs.
+
+    A throughput is work divided by time, so its relative error is that of the run's duration.
+    """
     values = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
     if min(values) <= 0:
         return _untested(metric.key, *values, why=SHORT)
@@ -309,7 +341,10 @@ def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Var
 
 
 def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
-    """Compare the share of pairs of requests in which B's request is slower with one half."""
+    """Compare the requests of two single runs pairwise, one from A with one from B.
+
+    The tested value is the share of pairs in which the request from B is slower. Without a difference, it is one half.
+    """
     samples_a, samples_b = samples_of(a, metric), samples_of(b, metric)
     count = min(len(samples_a.values), len(samples_b.values))
     needed = stats.samples_needed(0.5)
@@ -319,7 +354,7 @@ def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, 
     medians = run_variance.quantile(samples_a, 0.5), run_variance.quantile(samples_b, 0.5)
     server = run_variance.latency_error(metric, a, b, variation.piece_error, medians)
     if not math.isfinite(server):
-        # The runs are too short to show the error. Take the one whose 95 % interval is the variation bound.
+        # The runs are too short for an estimate. Use the error whose 95 % interval equals the variation bound.
         steady = run_variance.latency_error(metric, a, b, variation.steady_piece_error, medians)
         server = variation.bound(steady) / student_quantile(0.975, run_variance.DEGREES_OF_FREEDOM)
     common_error = max(
@@ -343,9 +378,10 @@ def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, 
 
 
 def compare_run_shares(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
-    """Compare the shares of complete requests of single runs, each given as (complete, all).
+    """Compare the shares of complete requests of two single runs.
 
-    The p-value is that of Fisher's exact test, and the interval is Newcombe's.
+    `a` and `b` are pairs: the number of complete requests, and the number of all requests. The p-value is that of
+    Fisher's exact test, and the interval is Newcombe's.
     """
     (complete_a, all_a), (complete_b, all_b) = a, b
     if not all_a or not all_b:
@@ -363,18 +399,21 @@ def compare_run_shares(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure
         difference_ci95=(low, high),
         p_value=stats.fisher_exact(a, b),
         test="Fisher's exact test",
-        error=(high - low) / 2 / 1.96,  # lets sample sizes be estimated as for the other figures
+        error=(high - low) / 2 / 1.96,  # for the estimate of `needs_more`
         degrees_of_freedom=EXACT_DEGREES_OF_FREEDOM,
         count=min(all_a, all_b),
     )
 
 
 def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
-    """Compare the shares of complete requests of groups, given as (complete, all) of each run.
+    """Compare the shares of complete requests of two groups of runs.
 
-    The larger of two errors counts: that between runs, as for any figure, and that of all requests of a group taken
-    together (Fisher's exact test, and the exact interval of each share). The second one is needed because runs in which
-    every request is complete do not vary, although further runs might.
+    `a` and `b` have one pair per run: the number of complete requests, and the number of all requests. The shares are
+    tested in two ways, and the larger error counts:
+
+    - between runs, as for any figure;
+    - over all requests of a group (Fisher's exact test, and the exact interval of each share). This test is needed
+      because runs in which every request is complete do not vary, although further runs might.
     """
     if not all(total for _, total in (*a, *b)):
         return _untested("complete", math.nan, math.nan, why=NOTHING_SENT)
@@ -401,10 +440,10 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
 def compare_values(
     figure: str, a: Sequence[float | None], b: Sequence[float | None], run_variation: float = math.inf
 ) -> ComparedFigure:
-    """Compare two groups of values of one figure, with one value per run.
+    """Compare two groups of values of one figure, with one value per run, by Welch's t test.
 
-    Positive figures are compared by their logarithms, which gives an interval of the ratio. Shares are compared
-    directly.
+    For positive values, the logarithms are compared, which gives an interval of the ratio B / A. Shares and groups with
+    a value of 0 are compared directly. `run_variation` limits the interval of a ratio.
     """
     known_a = [value for value in a if value is not None]
     known_b = [value for value in b if value is not None]
@@ -439,12 +478,14 @@ def compare_values(
 def judge_figures(
     rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()
 ) -> list[ComparedFigure]:
-    """Return every row with its verdict.
+    """Return the rows with their verdicts and adjusted p-values.
 
-    `margin` is the largest difference that does not matter. The verdict is "no difference" if the 95 % interval lies
-    within the margin. Otherwise it is "better" or "worse" if the adjusted p-value is below 5 %, or "inconclusive" if
-    not. The user chose the figures of gates before seeing the runs, so the other figures do not count for them. The
-    p-values of gates are adjusted by Bonferroni's method, and those of the other figures by Holm's.
+    - "no difference": the 95 % interval is within `margin`, the largest difference that does not matter.
+    - "better" or "worse": the adjusted p-value is below 5 %.
+    - "inconclusive": neither of these conditions holds.
+
+    The p-values of gated figures are adjusted only for the number of gates (Bonferroni's method), because the user
+    chose these figures before seeing the runs. The p-values of all other figures are adjusted by Holm's method.
     """
     gated = {gate.figure for gate in gates}
     adjusted = holm([None if row.figure in gated else row.p_value for row in rows])
@@ -455,10 +496,11 @@ def judge_figures(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values adjusted by Holm's method. None stays None.
+    """Return the p-values adjusted by Holm's method. None values stay None.
 
-    If every hypothesis with an adjusted p-value below 5 % is rejected, the probability of any error is at most 5 %,
-    however the tests depend on each other (Holm, "A simple sequentially rejective multiple test procedure", 1979).
+    If every hypothesis with an adjusted p-value below 5 % is rejected, the probability of one or more false rejections
+    is at most 5 %. The tests need not be independent (Holm, "A simple sequentially rejective multiple test procedure",
+    1979).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -470,7 +512,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def p_value(effect: float, error: float, degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value by Student's t. Without any error it is 1 for an effect of 0, and otherwise 0."""
+    """Return the two-sided p-value of an effect by Student's t.
+
+    If `error` is 0, return 1 for an effect of 0, and 0 for any other effect.
+    """
     if error == 0:
         return float(effect == 0)
     return 2 * student_cdf(-abs(effect / error), degrees_of_freedom)
@@ -479,7 +524,7 @@ def p_value(effect: float, error: float, degrees_of_freedom: float) -> float:
 def confidence_interval(
     effect: float, error: float, degrees_of_freedom: float, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return the confidence interval of an effect by Student's t."""
+    """Return the confidence interval of an effect by Student's t: `effect - t * error` to `effect + t * error`."""
     margin = student_quantile((1 + confidence) / 2, degrees_of_freedom) * error
     return effect - margin, effect + margin
 
@@ -496,11 +541,11 @@ def _judge(row: ComparedFigure, margin: float, adjusted_p: float) -> ComparedFig
 
 
 def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | None:
-    """Return about how many more requests or runs would decide an inconclusive row; None if impractical.
+    """Return the approximate number of additional requests or runs for a conclusive verdict, or None if impractical.
 
-    The estimate assumes that the effect stays the same and that its error falls with the square root of the number. The
-    row is decided if its interval lies within the margin, or if its p-value, which the adjustment multiplied by
-    `strictness`, is below 5 %.
+    A verdict is conclusive if the interval is within the margin or if the adjusted p-value is below 5 %. `strictness`
+    is the ratio of the adjusted to the unadjusted p-value. The estimate assumes that the effect stays the same and that
+    its error is proportional to `1 / sqrt(number)`.
     """
     effect_margin = margin if row.ratio is None else math.log1p(margin)
     aims = (
@@ -512,7 +557,10 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
 
 
 def _number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
-    """Return how many more it takes until the error times Student's t of `share` is at most `aim`."""
+    """Return the number of additional requests or runs at which `t * error <= aim`, or None if impractical.
+
+    `t` is the quantile of Student's t at `share`, and `error` is proportional to `1 / sqrt(number)`.
+    """
     if not math.isfinite(row.error):
         return None
     if row.more_of == "runs":
@@ -538,30 +586,34 @@ _GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A condition that fails a comparison (`--fail-if`): `ttft.p99 worse by 5%`, `output_tokens_per_s worse`.
+    """A condition of `--fail-if`, such as `ttft.p99 worse by 5%` or `output_tokens_per_s worse`.
 
-    Like an objective, a gate describes the server, and the runs are samples of it. The gate fails if the whole interval
-    of the difference is worse by more than the bound, and passes if no part of the interval is. Otherwise it is
-    inconclusive. Gates are chosen before the runs are seen, so the other figures of the table do not count. With k
-    gates, each interval has the confidence 1 - 5 % / k (Bonferroni), and the probability of any false failure is 2.5 %.
-    The table uses the same interval for a gate's figure, so the two never contradict each other.
+    A gate is a statement about the server, and the runs are samples of the server. The result depends on the confidence
+    interval of the difference between A and B:
+
+    - fail: the whole interval is worse than the bound.
+    - pass: no part of the interval is worse than the bound.
+    - inconclusive: the interval contains the bound.
+
+    With k gates, each interval has the confidence `1 - 5 % / k` (Bonferroni). The probability of any false failure is
+    therefore at most 2.5 %. Figures without a gate do not count, because gates are chosen before the runs are seen.
     """
 
     text: str
     figure: str
     bound: float
-    """A share of A's figure, or a difference of shares."""
+    """Largest permitted difference: a share of A's figure, or a difference of shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The outcome of a gate."""
+    """The result of a gate."""
 
     condition: str
     """The gate as the user wrote it."""
     verdict: Literal["pass", "fail", "inconclusive"]
     said: str
-    """The measured values and their interval."""
+    """Text with the measured values and the interval of their difference."""
 
     @property
     def sentence(self) -> str:
@@ -569,7 +621,7 @@ class GateResult:
 
 
 def parse_gates(expressions: Iterable[str]) -> list[Gate]:
-    """Parse the conditions of `--fail-if`. Raises ObjectiveError, which names every mistake in all of them."""
+    """Parse the conditions of `--fail-if`. Raises an ObjectiveError that lists the mistakes in all conditions."""
     return parse_each(expressions, _parse_gate, "--fail-if", HINT)
 
 
@@ -584,7 +636,7 @@ def _parse_gate(text: str) -> Gate:
 
 
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
-    """Return the result of every gate."""
+    """Return the results of all gates, in the same order as `gates`."""
     by_figure = {row.figure: row for row in rows}
     error_rate = FALSE_ALARM_RATE / len(gates) if gates else FALSE_ALARM_RATE
     return [_judge_gate(gate, by_figure[gate.figure], error_rate) for gate in gates]
@@ -595,7 +647,7 @@ def _judge_gate(gate: Gate, row: ComparedFigure, error_rate: float) -> GateResul
     a, b = (significant(value and value * factor, 4) for value in (row.a, row.b))
     if row.p_value is None:
         return GateResult(gate.text, "inconclusive", f"{a} to {b} {unit}; {row.why}")
-    sign = 1 if row.direction == "lower" else -1  # makes larger values worse
+    sign = 1 if row.direction == "lower" else -1  # after multiplication, larger values are worse
     low, high = sorted(sign * row.relative(end) for end in row.interval(1 - error_rate))
     text = (
         f"{a} to {b} {unit}, {sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error_rate):.4g} % interval "

@@ -1,22 +1,25 @@
-"""Estimates how far a figure of one run may differ from that of another run of the same server.
+"""Estimates by how much a figure varies between two runs of the same server.
 
-The requests of a run are not independent: they wait in one queue and share the engine's steps. The estimate therefore
-distinguishes three sources of chance and adds their variances:
+The requests of a run are not independent, because they wait in one queue and share the engine's steps. Three sources of
+chance are therefore estimated separately, and their variances are added:
 
-    requests     Which requests happened to be sent, by a bootstrap of the quantile. In a burst, the plan fixes the
-                 position of each request in the queue, so only the differences between neighbours are chance (strata).
-                 In an open or closed loop, neighbours resemble each other. A sample then counts as many independent
-                 ones as the means of contiguous batches show (batch means).
-    server       Chance in the duration of a step moves every request of a burst that is in flight then, and resampling
-                 requests does not show that. Both runs did the same work, so each is divided where equal shares of the
-                 work were done. The variation of the relative lengths of these pieces estimates the error.
-    stamps       The error bars of the timestamps of the two runs.
+Requests
+    The error from the sample of requests is a bootstrap error of the quantile. In a burst, the plan fixes the position
+    of each request in the queue, so only differences between neighbouring requests are chance (strata). In an open or
+    closed loop, neighbouring requests are correlated. The number of independent samples is then derived from the means
+    of contiguous batches (batch means).
+Server
+    A slow step of the engine delays all requests of a burst that are in flight, which a bootstrap of requests does not
+    show. Both runs do the same work. Each run is therefore divided into pieces with equal shares of the work. The error
+    is estimated from the variation of the ratios of the pieces' lengths in B and A.
+Timestamps
+    The error bars of the timestamps of both runs.
 
-Differences between whole runs, such as another GPU, its temperature or a neighbour on the machine, are in none of the
-three; only repeats show them. They are never zero, so no error is assumed to be below MIN_RUN_VARIATION.
+Differences between whole runs, such as a different GPU, its temperature or another process on the machine, are not
+visible within a run. Only repeats show them. The error is therefore at least MIN_RUN_VARIATION.
 
-A change of pace between two phases also makes pieces differ, but it is no chance: one server may have faster first
-tokens and slower later ones than the other. `piece_error` counts it by default. With `shift`, it removes the one change
+Pieces also differ if the servers change pace, for example if B has faster first tokens and slower later tokens than A.
+Such a change is not chance. By default, `piece_error` includes it. With `shift`, `piece_error` removes the one change
 of pace that explains most of the differences.
 """
 
@@ -36,19 +39,22 @@ from loadgen.analysis.stats import percentile, ratio_variance, student_cdf, stud
 from loadgen.analysis.summary import Summary
 
 PIECES = 16
-"""Number of pieces of a run: enough to see how they vary, and few enough that each outlasts what lingers in a queue."""
+"""Number of pieces of a run. More pieces show their variation better, but a piece must be longer than the correlation
+time of a queue."""
 LEVELS = (1, 2, 4)
-"""Numbers of neighbouring pieces that are joined. Variation that lingers from piece to piece shows in joined pieces."""
+"""Numbers of neighbouring pieces that are joined. Variation that is longer than a piece is visible in joined pieces."""
 DEGREES_OF_FREEDOM = PIECES // 2 - 1
-"""Degrees of freedom of the server error: those of pieces joined in pairs."""
+"""Degrees of freedom of the server error, which are those of pieces joined in pairs."""
 STEPS_MIN = 8 * PIECES
-"""Minimum steps of a run. In shorter runs, chance that lingers for some steps would affect all pieces alike."""
+"""Minimum number of engine steps of a run. In a shorter run, a disturbance of several steps would affect all pieces
+alike."""
 STEPS_MIN_WITH_SHIFT = 2 * PIECES
-"""Minimum steps of a run whose pieces must show only the variation from step to step."""
+"""Minimum number of engine steps of a run if one change of pace is removed."""
 EXPLAINED = 0.8
-"""Share of the variation between pieces that a change of pace must explain. Chance alone hardly reaches it."""
+"""Minimum share of the variance between pieces that a change of pace must explain. Chance alone rarely explains as
+much."""
 STRATUM = 16
-"""Number of neighbours in a burst whose differences are attributed to chance."""
+"""Number of neighbouring requests in a stratum of a burst. Differences within a stratum are attributed to chance."""
 MAX_SIZE_FACTOR = 100
 """Maximum ratio of the effective size of a stratified sample to its number of samples."""
 REPLICATES = 2000
@@ -56,21 +62,22 @@ PROGRESS_POINTS = 512
 SHIFT_STEPS = 161
 """Number of shifts over which a p-value is averaged."""
 SHIFT_MAX = 10.0
-"""Largest of these shifts, in standard errors."""
+"""Largest shift over which a p-value is averaged, in standard errors."""
 MIN_RUN_VARIATION = 0.02
-"""Minimum standard deviation of the logarithm of the ratio of two runs' times. It is an allowance, not a measurement:
-without it, open loops whose runs vary by 2 % were called different in one pair of eight. It is a floor and not added,
-because Student's t with DEGREES_OF_FREEDOM leaves enough room for a burst."""
+"""Assumed minimum standard deviation of `log(time B / time A)` of two runs of one server. Without this minimum, open
+loops whose runs vary by 2 % were reported as different in one of eight pairs. It is a minimum and is not added to the
+error, because Student's t with DEGREES_OF_FREEDOM gives wide enough intervals for bursts."""
 ERROR_BAR_SIGMAS = 2.576
-"""Half-width of an error bar in standard deviations. It holds 99 % of normally distributed errors."""
+"""Half-width of an error bar in standard deviations. 99 % of normally distributed errors are within an error bar."""
 TOKENS_MAX = 4_000_000
-"""Maximum tokens of a run of which all gaps are used. Of longer runs, the gaps of every k-th request are used. Gaps of
-one step resemble each other, so little is lost."""
+"""Maximum number of tokens of a run whose gaps are all used. For runs with more tokens, the gaps of every k-th request
+are used. This loses little information, because the gaps of one engine step are similar."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """The data of a run that a comparison needs: the Run without its Records, their Frame, and the summary."""
+    """The data of a run that a comparison needs: the Run (without Records), the Frame with the Records' data, and the
+    Summary."""
 
     run: Run
     frame: Frame
@@ -82,7 +89,7 @@ class ComparedRun:
 
     @property
     def one_burst(self) -> bool:
-        """True if all requests were due at the same time, so that all of them waited in one queue."""
+        """True if all requests were due at the same time and therefore waited in one queue."""
         return self.frame.window is None
 
     @property
@@ -98,27 +105,28 @@ class ComparedRun:
 
 
 def run_name(run: Run) -> str:
-    """Return the folder name of a run. For a repeat, it includes the name of the parent folder."""
+    """Return the name of a run's folder. For a repeat, prefix the name of the parent folder."""
     folder = run.path.resolve().parent
     return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("repeat-") else folder.name
 
 
 class Samples(NamedTuple):
-    """Samples of one latency in the order of time, divided into contiguous parts."""
+    """Samples of one latency in order of time, divided into contiguous groups."""
 
     values: Floats
     offsets: Integers
-    """Boundaries of the parts."""
+    """Boundaries of the groups. Group i has the samples `values[offsets[i]:offsets[i + 1]]`."""
     strata: bool
-    """True if chance lies in the differences within the parts (a burst); False if it lies between the parts."""
+    """True if the groups are strata: the differences within a group are chance (bursts). False if the groups are
+    batches: the differences between groups are chance (other loads)."""
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
-    """Return the samples of a latency.
+    """Return the samples of the latency `metric` of a run.
 
-    How long a request of a burst waits depends on its position in the order sent, so latencies of bursts are divided
-    into strata of neighbours. All other samples are divided into batches. Seconds per token never depend on the
-    position, because all requests that are in flight at the same time have the same pace.
+    Latencies of a burst are divided into strata of neighbouring requests, because the latency of a request depends on
+    its position in the order sent. All other samples are divided into batches. This includes metrics in seconds per
+    token, which do not depend on the position: requests that are in flight together receive tokens at the same pace.
     """
     frame = run.frame
     if metric.per != "request":
@@ -132,7 +140,10 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
 
 
 def _gap_samples(frame: Frame) -> Samples:
-    """Return the gaps between tokens by the time they ended. A chunk of c tokens has one gap and c - 1 zeros."""
+    """Return the gaps between tokens, sorted by the time at which they end.
+
+    A chunk of c tokens contributes the gap before the chunk and c - 1 gaps of 0.
+    """
     sampled = frame.sampled
     every = max(1, round(float(frame.arrived_tokens[sampled].sum()) / TOKENS_MAX))
     used_rows = np.zeros(len(sampled), np.bool_)
@@ -152,21 +163,21 @@ def _gap_samples(frame: Frame) -> Samples:
 
 
 def split_offsets(count: int, parts: int) -> Integers:
-    """Return the offsets of `parts` contiguous parts of `count` samples, with sizes as equal as possible."""
+    """Return the boundaries that divide `count` samples into `parts` contiguous groups of nearly equal size."""
     return np.linspace(0, count, max(1, min(parts, count)) + 1).astype(np.int64)
 
 
 def quantile(samples: Samples, share: float) -> float:
-    """Return the quantile of the samples at this share."""
+    """Return the `share`-quantile of the samples."""
     return percentile(np.sort(samples.values), share)
 
 
 def mean_variance(values: Floats, samples: Samples) -> float:
     """Return the variance of the mean of `values`, which has one value per sample.
 
-    For strata it is the sum of the variances within them (Cochran, "Sampling Techniques", 3rd edition, 1977, section
-    5.4). For batches of dependent samples it is the variance of the batch means (the ratio estimator of Cochran,
-    section 2.11).
+    For strata, the variance is `sum(n_h * s_h**2 for all strata h) / n**2`, where `n_h` is the number of samples and
+    `s_h**2` the variance within stratum h (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4). For
+    batches, the variance is that of the batch means (the ratio estimator of Cochran, section 2.11).
     """
     offsets = samples.offsets
     if not samples.strata:
@@ -178,7 +189,11 @@ def mean_variance(values: Floats, samples: Samples) -> float:
 
 
 def effective_size(samples: Samples, share: float, value: float) -> float:
-    """Return how many independent samples would determine the quantile at `share`, which is `value`, equally well."""
+    """Return the effective sample size of the `share`-quantile, whose value is `value`.
+
+    The effective size is the number of independent samples that would give the quantile the same variance:
+    `share * (1 - share) / variance of the share of samples at or below value`.
+    """
     variance = mean_variance((samples.values <= value).astype(np.float64), samples)
     maximum = len(samples.values) * (MAX_SIZE_FACTOR if samples.strata else 1)
     if variance <= 0:
@@ -187,11 +202,11 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 
 
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
-    """Return the bootstrap standard deviation of the logarithm of a quantile; NaN if it is 0 in some bootstrap samples.
+    """Return the bootstrap standard error of the logarithm of a quantile. Return NaN if a bootstrap quantile is 0.
 
-    The k-th smallest of n values drawn with replacement is the quantile of the sample at a Beta(k, n - k + 1) share
-    (David and Nagaraja, "Order Statistics", section 2.1). No bootstrap sample therefore needs to be drawn. Dependent
-    samples count by their effective size.
+    The k-th smallest of n values that are drawn with replacement is the quantile of the sample at a random share, which
+    has the distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). Only these shares
+    are drawn, not whole bootstrap samples. For dependent samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))
@@ -202,10 +217,11 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
 
 
 def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float:
-    """Return the standard deviation of the logarithm of the ratio B / A of the times of one of PIECES pieces.
+    """Return the standard deviation of `log(t_B / t_A)`, where t_A and t_B are the times that A and B take for a piece.
 
-    The pieces contain equal shares of the work. With `shift`, one change of pace is removed first. NaN if a run has no
-    tokens or too few steps.
+    Both runs are divided into PIECES pieces, and a piece is the same share of the work in both runs. If `shift` is
+    true, one change of pace is removed first. Return NaN if a run has no tokens or too few engine steps, and infinity
+    if too few pieces have a positive length.
     """
     steps_min = STEPS_MIN_WITH_SHIFT if shift else STEPS_MIN
     for run in (a, b):
@@ -215,7 +231,7 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
     progress_a, progress_b = _progress(a.frame), _progress(b.frame)
     if progress_a is None or progress_b is None:
         return math.nan
-    # The edges are shares of the work between which equal parts of the average time of both runs pass.
+    # The edges are shares of the work. They are chosen so that each piece takes the same time, averaged over the runs.
     shares = np.linspace(0, 1, PROGRESS_POINTS)
     total_progress = progress_a / progress_a[-1] + progress_b / progress_b[-1]
     edges = np.interp(np.linspace(0, 2, PIECES + 1), total_progress, shares)
@@ -235,7 +251,10 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
 
 
 def _change_of_pace(values: Floats) -> Floats:
-    """Return the best fit of one step to the values, or their mean if no step explains enough of their variation."""
+    """Return the best fit of a function with one step to the values, as an array of the same length.
+
+    If the fit explains less than EXPLAINED of the variance, return the mean of the values at every position.
+    """
     fits = [np.repeat((values[:cut].mean(), values[cut:].mean()), (cut, len(values) - cut)) for cut in range(1, PIECES)]
     residuals = [float(np.square(values - fit).sum()) for fit in fits]
     mean = np.full(len(values), values.mean())
@@ -244,7 +263,10 @@ def _change_of_pace(values: Floats) -> Floats:
 
 
 def _progress(frame: Frame) -> Floats | None:
-    """Return the times, in seconds from the start of the window, at which equal shares of the tokens had arrived."""
+    """Return the times at which equal shares of the tokens had arrived, in seconds from the start of the window.
+
+    The array has PROGRESS_POINTS elements. Return None if the run has too few chunks.
+    """
     span = frame.span_ns
     if span is None or len(frame.chunk_ns) == 0:
         return None
@@ -261,18 +283,20 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return the standard deviation of the logarithm of the time of an interval that is this share of the run.
+    """Return the standard error of the logarithm of the length of an interval of a run.
 
-    Pieces vary independently, so the error of m pieces is 1 / sqrt(m) of that of one piece. An interval shorter than a
-    piece varies at least as much as the piece.
+    `piece` is the error of one piece (`piece_error`), and `residence` is the length of the interval as a share of the
+    run. The error is `piece / sqrt(m)` for an interval of `m = residence * PIECES` pieces, because pieces vary
+    independently. An interval shorter than a piece counts as one piece.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 
 
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
-    """Return the error of a latency of bursts from chance in the steps, which all requests of a burst share.
+    """Return the standard error of `log(B / A)` for a latency of two bursts, from chance in the engine's steps.
 
-    It is 0 for other loads and for gaps between tokens, because there the batches of the sample contain that chance.
+    `piece` is the error of one piece (`piece_error`), and `values` are the latencies of A and B in seconds. Return 0 if
+    a run is not a burst, because the batches of its samples already contain this error.
     """
     if not (a.one_burst and b.one_burst):
         return 0.0
@@ -289,7 +313,7 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
-    """Return the error of the logarithm of the ratio of two durations in seconds, from the timestamp error bars."""
+    """Return the standard error of `log(B / A)` from the timestamp error bars. `values` are A and B in seconds."""
     errors = []
     for run, value_s in zip((a, b), values, strict=True):
         error_bar_s: float = getattr(run.summary.client, f"error_bar_{metric.stamps}_s") or 0.0
@@ -298,13 +322,15 @@ def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[fl
 
 
 def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> tuple[float, float, float]:
-    """Return P(B > A) + P(B = A) / 2, its standard error, and the two-sided p-value of one half.
+    """Return the probability of superiority `P(B > A) + P(B = A) / 2`, its standard error and its p-value.
 
-    This is the statistic of Mann and Whitney (1947) as a share of pairs, with the error of Brunner and Munzel ("The
-    nonparametric Behrens-Fisher problem", 2000), which allows for ties and for different spreads. `common_error` is the
-    standard error of the logarithm of a factor that chance applied to all of B. The p-value is its mean over the
-    plausible factors (Student's t with DEGREES_OF_FREEDOM), and the returned error is the one that corresponds to this
-    p-value.
+    The p-value is the two-sided one of the hypothesis that the probability is one half. The method is that of Mann and
+    Whitney (1947), with the error of Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which
+    allows ties and different variances.
+
+    Chance may also have multiplied all samples of B by a common factor. `common_error` is the standard error of the
+    logarithm of this factor. The p-value is averaged over the distribution of the factor (Student's t with
+    DEGREES_OF_FREEDOM), and the returned error corresponds to the averaged p-value.
     """
     ordered_a, ordered_b = np.sort(a.values), np.sort(b.values)
     placements_a, placements_b = _placements(a.values, ordered_b), _placements(b.values, ordered_a)
@@ -334,7 +360,7 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
 
 
 def _placements(values: Floats, ordered: Floats) -> Floats:
-    """Return, for each value, the share of the sorted other sample below it. Equal values count one half."""
+    """Return, for each value, the share of the samples in `ordered` that are smaller. Equal samples count one half."""
     below = np.searchsorted(ordered, values, "left")
     up_to = np.searchsorted(ordered, values, "right")
     return (below + up_to) / 2 / len(ordered)

@@ -1,7 +1,8 @@
-"""Computes the figures of a matrix: runs grouped into cells, figures per cell over its repeats, and differences.
+"""Computes the results of a matrix: the figures of each cell over its repeats, and the differences between cells.
 
-A cell is one server on one host with one model under one workload. The functions take the plan, the summaries and
-samples of the runs, and the lines of matrix.jsonl; they read no files. The Structs define matrix.json.
+A cell is the combination of a server, a host, a model and a workload. The functions of this module read no files:
+callers pass the plan, the summaries and samples of the runs, and the lines of matrix.jsonl. The Structs define
+matrix.json.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from loadgen.analysis.sweep import SweepResult
 
 FORMAT = 1
 SAMPLED = ("e2e_s", "ttft_s", "tpot_s")
-"""Latencies whose distribution is drawn for each cell. They have one sample per request."""
+"""Latencies whose distributions the page shows for each cell. They have one sample per request."""
 FIGURES = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50"),
     *("e2e.p50", "e2e.p99", "normalised.mean"),
 )
-"""Figures of a cell, by their names in --assert."""
+"""Figures of a cell, named as in --assert."""
 COMPARED = ("output_tokens_per_s", "ttft.p50", "tpot.p50", "e2e.p50", "e2e.p99")
 STATES = ("sent", "complete", "truncated", "failed", "rejected", "dropped")
 Number = TypeVar("Number", int, float)
 
 
 class CellName(msgspec.Struct, frozen=True):
-    """One server on one host with one model under one workload, by their names in the plan."""
+    """Identifies a cell of the matrix by the names of its server, host, model and workload in the plan."""
 
     server: str
     host: str
@@ -49,12 +50,15 @@ class CellName(msgspec.Struct, frozen=True):
 
 
 class CellLengths(msgspec.Struct, frozen=True):
-    """Output tokens of complete responses over all repeats: requested in total, and as reported by the server."""
+    """Output lengths in tokens over all repeats of a cell.
+
+    `asked` and `reported` are total tokens, requested by the client and reported by the server. `answers` is the number
+    of complete responses, to whose lengths `mean`, `min`, `p50`, `p90` and `max` refer."""
 
     asked: int
     reported: int
     differ: int
-    """Responses whose length differs from the requested one."""
+    """Number of responses whose length differs from the requested length."""
     answers: int
     mean: float | None
     min: float | None
@@ -64,7 +68,7 @@ class CellLengths(msgspec.Struct, frozen=True):
 
 
 class CellMemoryLevel(msgspec.Struct, frozen=True):
-    """Memory of one GPU, process or host: means over the repeats, and the largest peak."""
+    """Memory use of one GPU, process or host: means over the repeats, and the largest peak of all repeats."""
 
     of: str
     total_bytes: int | None
@@ -74,22 +78,22 @@ class CellMemoryLevel(msgspec.Struct, frozen=True):
 
 
 class CellKvCache(msgspec.Struct, frozen=True):
-    """Use of the KV cache: the mean over the repeats, and the largest peak."""
+    """Used share of the KV cache: the mean over the repeats, and the largest peak of all repeats."""
 
     mean_share: float | None
     peak_share: float | None
     peak_fullest_share: float | None
-    """Peak of the fullest engine, if the server has several."""
+    """Peak of the fullest engine. None if the server has a single engine."""
     tokens: int | None
 
 
 class CellMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory of a cell over its repeats. Empty if no run has a reading."""
+    """Memory use of a cell over its repeats. Empty if memory was not measured."""
 
     levels: list[CellMemoryLevel] = []
     kv_cache: CellKvCache | None = None
     notes: list[str] = []
-    """Notes on the memory that the engine allocates at its start, and on failed readings."""
+    """Notes on the memory that the engine reserves when it starts, and on failed readings."""
 
 
 class CellRun(msgspec.Struct, frozen=True):
@@ -100,15 +104,15 @@ class CellRun(msgspec.Struct, frozen=True):
     """Path relative to the folder of the matrix."""
     started_at: str
     start: int | None
-    """Number of the server start to which the run belongs. None if matrix.jsonl does not contain it."""
+    """Number of the server start after which the run was made. None if matrix.jsonl does not contain it."""
     place: int | None
-    """Position of the run after that start, counted from 0."""
+    """Position of the run among the runs after this server start, from 0."""
     cold: bool | None
-    """True for the first run after a start."""
+    """True for the first run after a server start. None if `place` is unknown."""
     seed: int | None
     duration_s: float
     verdict: str
-    """The client's verdict on itself: `ok` or `limited`."""
+    """Result of the client's self-check: `ok`, or `limited` if the client was a possible bottleneck."""
     output_tokens_asked: int | str | None
     output_tokens_per_s: float | None
 
@@ -123,17 +127,17 @@ class CellSummary(CellName, frozen=True, kw_only=True):
     failed: int
     versions: list[str]
     served: list[str]
-    """The model names that the server reported."""
+    """Model names that the server reported."""
     simulated: bool
     speed: float | None
     figures: dict[str, FigureOverRuns]
-    """Figures by name, such as `ttft.p50`. They cover the valid runs, or all runs if none is valid."""
+    """Figures by name, such as `ttft.p50`, over the valid runs, or over all runs if no run is valid."""
     lengths: CellLengths
     requests: dict[str, int]
     """Number of requests by outcome."""
     errors: dict[str, int]
     verdicts: dict[str, int]
-    """Number of runs by the client's verdict on itself."""
+    """Number of runs by result of the client's self-check (`CellRun.verdict`)."""
     memory: CellMemory
     limit: HardwareLimit | None = None
     """Hardware limit of the first valid run."""
@@ -141,12 +145,14 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
-        """True if the cell has a run in which the client was not a bottleneck."""
+        """True if the client was not a bottleneck in at least one run of the cell."""
         return bool(self.verdicts.get("ok"))
 
     @property
     def clock(self) -> float:
-        """Speed of the server relative to real time. Only cells of the same speed are compared."""
+        """Speed of a simulated server's clock relative to real time; 1 for a real server.
+
+        Only cells with equal speeds are compared."""
         return self.speed or 1.0
 
     @property
@@ -155,39 +161,41 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
 
 class CellDifference(msgspec.Struct, frozen=True):
-    """One figure of two cells that differ only in the server, or only in the host."""
+    """The difference in one figure between two cells that differ only in the server or only in the host."""
 
     figure: str
     by: Literal["server", "host"]
     a: CellName
     b: CellName
     ratio: float | None
-    """Ratio a / b of the geometric means over the runs."""
+    """Ratio `a / b` of the geometric means over the runs of each cell."""
     ci95: tuple[float, float] | None
     verdict: Literal["different", "no difference seen", "inconclusive"]
-    """`different` if the interval does not include 1. `inconclusive` if a cell has fewer than two runs, has no valid
-    run, or has runs that differ too much for an interval."""
+    """`different` if the interval does not include 1, and `no difference seen` if it does. `inconclusive` without a
+    valid interval: a cell has fewer than two runs or no valid run, or its runs differ too much."""
     equal_work: bool
-    """False if the mean lengths of the responses differ."""
+    """False if the mean response lengths of the two cells differ."""
 
 
 class EqualWork(msgspec.Struct, frozen=True):
-    """The server that was measured first, and the file of output lengths (`given`) per host, model and workload."""
+    """How the servers of a matrix got equal work: from the output lengths of the server that was measured first.
+
+    `lengths` has the file of these output lengths (`given`) for each host, model and workload."""
 
     server: str
     lengths: list[dict[str, str]]
 
 
 class CellSweep(CellName, frozen=True, kw_only=True):
-    """A cell whose workload is a sweep."""
+    """A cell in which a sweep was measured instead of repeated runs."""
 
     folder: str
     """Path relative to the folder of the matrix."""
     page: str
-    """Relative path of the page with the frontier of all sweeps of this workload."""
+    """Path of the page with the frontier of all sweeps of this workload, relative to the folder of the matrix."""
     state: Literal["measured", "partly measured", "failed", "not measured"]
     result: SweepResult | None
-    """Contents of its sweep.json."""
+    """Contents of the sweep's sweep.json. None if the sweep has no result."""
 
     @property
     def cell(self) -> CellName:
@@ -195,7 +203,7 @@ class CellSweep(CellName, frozen=True, kw_only=True):
 
 
 class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run that could not be made. These are the fields of its line in matrix.jsonl."""
+    """A run that failed before or while it was measured: the fields of its `failure` line in matrix.jsonl."""
 
     type: str
     at: str
@@ -209,7 +217,7 @@ class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServerStart(msgspec.Struct, frozen=True):
-    """A successful server start. These are the fields of its line in matrix.jsonl."""
+    """A successful server start: the fields of its line in matrix.jsonl."""
 
     type: str
     at: str
@@ -231,9 +239,10 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     simulated: bool
     servers: list[dict[str, str]]
-    """`name`, backend (`server`) and `title`: the usual spelling of the backend, or the name given in the plan."""
+    """Name in the plan (`name`), backend (`server`) and displayed name (`title`) of each server."""
     hosts: list[dict[str, str]]
-    """`name`, `platform` and `title`: the platform, with the host name added if several hosts share it."""
+    """Name in the plan (`name`), `platform` and displayed name (`title`) of each host. The title is the platform,
+    followed by the name if several hosts have the same platform."""
     models: list[str]
     workloads: list[str]
     repeats: int
@@ -251,21 +260,24 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRunData(NamedTuple):
-    """One finished run of a cell, with the samples that the charts draw."""
+    """One finished run of a cell, with its summary and the samples for the charts."""
 
     cell: CellName
     run: CellRun
     summary: Summary
     samples: Mapping[str, Floats]
-    """Samples of each metric in SAMPLED."""
+    """Samples by metric, for the metrics in SAMPLED."""
     lengths: Floats
-    """Output tokens of each complete response."""
+    """Output length of each complete response, in tokens as reported by the server."""
 
 
 def build_cell_run(
     cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
 ) -> CellRunData:
-    """Return the data of a run that the matrix needs. `start` and `place` are those of matrix.jsonl."""
+    """Extract the data of a finished run that the matrix needs.
+
+    `start` and `place` are the values in matrix.jsonl (see CellRun), or None if they are unknown.
+    """
     run = CellRun(
         repeat=repeat,
         folder=folder,
@@ -297,9 +309,14 @@ def summarise_matrix(
 ) -> MatrixSummary:
     """Return the contents of matrix.json.
 
-    `begun` is the first line of matrix.jsonl, with the resolved plan. `measured` are the finished runs. `failed` has
-    the latest failure of each unfinished run, and `starts` has every successful server start. `order` lists all planned
-    cells except for `sweeps`. `titles` maps each server backend to its usual spelling.
+    - `begun`: the first line of matrix.jsonl, which contains the resolved plan.
+    - `measured`: the finished runs.
+    - `order`: all planned cells except sweeps.
+    - `sweeps`: the cells that are sweeps.
+    - `skipped`: the reason for each cell that is not measured, by cell.
+    - `failed`: the latest failure of each run that is not finished.
+    - `starts`: all successful server starts.
+    - `titles`: the displayed name of each server backend.
     """
     plan: dict[str, Any] = dict(begun["plan"])
     platforms = {name: host["platform"] or name for name, host in plan.pop("hosts_found").items()}
@@ -396,9 +413,9 @@ def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
 
 
 def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
-    """Return the memory of a cell over its repeats.
+    """Merge the memory use of the runs of a cell.
 
-    Processes are matched by their position in the list, because their ids change when a server is started again.
+    Processes are matched by their position in the list, because process ids change when a server restarts.
     """
     if not memories:
         return CellMemory()
@@ -429,7 +446,10 @@ def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
 
 
 def _memory_level(readings: Sequence[MemoryLevels]) -> CellMemoryLevel:
-    """Merge the readings of one GPU, process or host. A process is named without its id, because the id changes."""
+    """Merge the readings of one GPU, process or host over the runs of a cell.
+
+    The name of a process does not contain its id, because the id changes when the server restarts.
+    """
     first = readings[0]
     name, device = getattr(first, "name", ""), getattr(first, "on", "")
     title = f"process {name} on {device}".replace("  ", " ") if device else f"{first.of} {name}".rstrip()
@@ -452,11 +472,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
-    """Yield the differences of every pair of measured cells that differ only in the server or only in the host.
+    """Yield the differences between all pairs of measured cells that differ only in the server or only in the host.
 
-    Each figure has one value per run. The interval is Welch's, on logarithms, so it is an interval of the ratio. It
-    contains only the variation between runs, which is what would change if the matrix were measured again. As in
-    `loadgen compare`, no interval is wider than the assumed variation between runs.
+    A figure has one value per run. The confidence interval is that of Welch's t test on the logarithms of the values,
+    so it is an interval of the ratio. As in `loadgen compare`, the interval is limited to the plausible variation
+    between runs.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]

@@ -1,6 +1,6 @@
-"""Builds the document of a matrix for the terminal and for its page.
+"""Builds the documents on a matrix for the terminal and for its HTML page.
 
-A matrix has dozens of runs. The page compares its cells and links to the report of each run.
+The page compares the cells of the matrix and links to the report of each run.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from loadgen.analysis.summary import Summary
 
 POINTS_PER_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
-"""Figures with a column in the page's table of cells. matrix.json has all figures."""
+"""Figures with a column in the page's table of cells. matrix.json contains further figures."""
 MAIN = "output_tokens_per_s"
 BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95 % interval of the mean."
 CURVES = """Share of complete requests at or below each latency, over all repeats of a cell. Thin lines are single
-repeats. If they lie apart, runs differ more than requests do."""
+repeats. If thin lines are far apart, runs differ more than requests do."""
 RATIOS = """Ratio of the figures of two servers on one platform, or of one server on two platforms, with its 95 %
 interval (Welch's t; runs of one server are assumed to differ by at most 10 %). ▲ means better and ▼ worse: the interval
-does not include 1. Among twenty comparisons of equal cells, about one would be marked by chance."""
+does not include 1. About one in twenty comparisons of equal cells is marked by chance."""
 MEANS = """Sorted by output throughput. Values are means over the valid repeats. Below each value is the 95 % interval
 of the mean, or the range of the runs if there is no useful interval. ▲ means better than all other servers on the
 platform and ▼ means worse than at least one of them, by more than chance."""
@@ -85,7 +85,7 @@ PUBLISHED = "Not measured here: figures of other hardware and other versions, wi
 
 
 def one_line_summary(summary: Summary) -> str:
-    """Return the main figures of one run on one line."""
+    """Return one line of text with the main figures of a run."""
     ttft, e2e = duration(summary.latency.ttft.p50), duration(summary.latency.e2e.p50)
     text = f"{significant(summary.throughput.output_tokens_per_s, 4)} tokens/s, TTFT {ttft}, E2E {e2e}"
     if not summary.requests.all_complete:
@@ -94,7 +94,7 @@ def one_line_summary(summary: Summary) -> str:
 
 
 class MatrixReport:
-    """Builds the documents of a matrix, with consistent names and colours."""
+    """Builds the documents on a matrix. Names and colours are the same in all of them."""
 
     def __init__(self, summary: MatrixSummary) -> None:
         self.summary = summary
@@ -104,14 +104,14 @@ class MatrixReport:
         self.colours = {server["name"]: colours[server["server"]] for server in summary.servers}
         self.cells = [cell for cell in summary.cells if cell.runs]
         self.groups = list(dict.fromkeys((cell.model, cell.workload) for cell in self.cells))
-        """Pairs of model and workload with a measured cell. Each has its own charts."""
+        """Pairs of model and workload with at least one measured cell. Each pair gets separate charts."""
         self.mark = _mark(summary)
         self.differences = {
             (difference.a, difference.b, difference.figure): difference for difference in summary.differences
         }
 
     def brief_document(self) -> Document:
-        """Return the document for the terminal: a table, the ranking, and the findings."""
+        """Return the document for the terminal, with a table of figures, the sweeps, the ranking and the findings."""
         blocks: list[Block] = []
         if self.summary.cells:
             blocks.append(self._figures_table(COMPARED))
@@ -121,7 +121,7 @@ class MatrixReport:
         return self._document([Section("answer", "", blocks)])
 
     def findings(self) -> list[Finding]:
-        """Return the failures, and findings on whether the figures are valid."""
+        """Return the findings on failed runs and on the validity of the figures."""
         failures = [
             Finding(
                 "failure", "error", f"failed: {self._name(failure.cell)}, repeat {failure.repeat}: {failure.reason}"
@@ -131,7 +131,7 @@ class MatrixReport:
         return [*failures, *self._validity_findings()]
 
     def page_document(self, measured: Sequence[CellRunData]) -> Document:
-        """Return the document for the page. `measured` are the finished runs."""
+        """Return the document for the HTML page. `measured` are the finished runs."""
         figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
@@ -170,7 +170,7 @@ class MatrixReport:
         return self._document(sections, self._script_data(measured))
 
     def _published(self) -> list[Section]:
-        """Return the section of published figures, if the plan names any."""
+        """Return the section with published figures for reference, or an empty list if the plan contains none."""
         entries = [
             (reference["of"], "", f"{reference['says']} {reference['source']}") for reference in self.summary.references
         ]
@@ -207,7 +207,10 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _ranking(self) -> list[tuple[doc.Card, str]]:
-        """Return, for each platform of each group, a card with the leader, and the throughputs in descending order."""
+        """Return one ranking of the servers per platform and group (pair of model and workload).
+
+        A ranking consists of a card that names the leading server, and a text with all throughputs in descending order.
+        """
         result = []
         for group, (host, platform) in product(self.groups, self.platforms.items()):
             cells = [cell for cell in self._ranked(group, host) if cell.figures[MAIN].mean is not None]
@@ -220,12 +223,15 @@ class MatrixReport:
         return result
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
-        """Return the cells of a group on a host by descending throughput. Cells without a valid run come last."""
+        """Return the cells of a group on one host, sorted by descending throughput. Invalid cells come last."""
         cells = [cell for cell in self._cells_of(group) if cell.host == host]
         return sorted(cells, key=lambda cell: (not cell.valid, -(cell.figures[MAIN].mean or 0)))
 
     def _lead(self, cells: Sequence[CellSummary]) -> tuple[str, str]:
-        """Return the leading server, and a sentence on its lead. `cells` must be in the order of `_ranked`."""
+        """Return the name of the leading server, and a sentence on its lead over the second server.
+
+        `cells` must be sorted as by `_ranked`. The name is `no winner` or `no ranking` if no server leads.
+        """
         invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
         bottleneck = f"possible client bottleneck in every run of {invalid}." if invalid else ""
         first, second = cells[:2]
@@ -254,12 +260,16 @@ class MatrixReport:
         return leader if won else "no winner", text
 
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
-        """Return the difference between two cells, in whichever order it is stored."""
+        """Return the difference between two cells in the figure `name`, or None if there is none.
+
+        In the result, `cell` may be `a` or `b`.
+        """
         forward, backward = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
         return self.differences.get(forward) or self.differences.get(backward)
 
     def _validity_findings(self) -> list[Finding]:
-        """Return findings on whether the figures are valid."""
+        """Return findings on the validity of the figures: unfinished cells, wrong lengths, different speeds,
+        interruption."""
         result = [*self._cell_findings(), *sweep_findings(self.summary.sweeps, self._name)]
         differing = dict.fromkeys(self.servers[cell.server] for cell in self.summary.cells if cell.lengths.differ)
         if differing:
@@ -275,7 +285,8 @@ class MatrixReport:
         return result
 
     def _cell_findings(self) -> list[Finding]:
-        """Return findings on whether the runs were complete and valid."""
+        """Return findings on how many cells were measured, how many requests were complete, and on client
+        bottlenecks."""
         cells = self.summary.cells
         if not cells:
             return []
@@ -302,7 +313,10 @@ class MatrixReport:
         ]
 
     def _table(self, title: str, heads: dict[str, ColumnKind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
-        """Build a table whose rows are named by platform, server and, if there are several, model and workload."""
+        """Return a table with one row per cell, which starts with the platform and the server of the cell.
+
+        Rows also contain the model and the workload if the matrix has several.
+        """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         name_heads: dict[str, ColumnKind] = {"platform": "text", **dict.fromkeys(extra, "text"), "server": "head"}
         indices = {name: index for index, name in enumerate(self.servers)}
@@ -330,7 +344,7 @@ class MatrixReport:
         return [self._table("Largest load that met the objectives", heads, rows)] if rows else []
 
     def _limits(self) -> list[Block]:
-        """Return the table of hardware limits, if a cell has one."""
+        """Return the table of hardware limits, or an empty list if no cell has a hardware limit."""
         rows = list[tuple[CellName, Cells]]()
         for cell in self.cells:
             limit = cell.limit
@@ -353,7 +367,11 @@ class MatrixReport:
         return [self._table("Hardware limits, from the first valid run of each cell", heads, rows)]
 
     def _marked(self, cell: CellSummary, name: str) -> TableCell:
-        """Return a figure, marked if it is the best of its platform, or worse than another, by more than chance."""
+        """Return the table cell of a figure.
+
+        ▲ means significantly better than all other servers on the platform. ▼ means significantly worse than at least
+        one of them.
+        """
         unmarked = figure(cell, name)
         rivals = [
             rival
@@ -370,12 +388,15 @@ class MatrixReport:
         return unmarked
 
     def _verdict_against(self, cell: CellSummary, other: CellSummary, name: str) -> Literal["better", "worse"] | None:
-        """Return whether a cell is better or worse than another one; None if chance may explain the difference."""
+        """Return the verdict on `cell` compared with `other`, or None if the difference is not significant."""
         difference = self._difference(cell, other, name)
         return None if difference is None else _verdict(difference, cell.cell)
 
     def _differences(self) -> list[Block]:
-        """Return the table of ratios, with one row per pair of cells. Pairs of servers come before pairs of hosts."""
+        """Return the table of ratios between cells, with one row per pair.
+
+        Pairs of servers come before pairs of hosts.
+        """
         rows: dict[tuple[CellName, CellName], list[str | TableCell]] = {}
         for difference in sorted(self.summary.differences, key=lambda difference: difference.by, reverse=True):
             a, b = difference.a, difference.b
@@ -405,7 +426,7 @@ class MatrixReport:
             for level in levels:
                 sizes = (level.idle_bytes, level.peak_bytes, level.loaded_bytes, level.total_bytes)
                 rows.append((cell, (level.of, *map(byte_size, sizes), cache_peak)))
-                cache_peak = ""  # the KV cache belongs to the whole cell and is shown once
+                cache_peak = ""  # the KV cache is shared by the whole cell, so show it once
             if cache and not levels:
                 rows.append((cell, ("server", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, cache_peak)))
         if not rows:
@@ -416,7 +437,7 @@ class MatrixReport:
         return [Paragraph(MEMORY), self._table("Memory of each cell", heads, rows), *map(Paragraph, notes)]
 
     def _equal_work(self) -> str:
-        """Return a sentence if the other servers were given the output lengths of one server."""
+        """Return a sentence on how the servers got equal work, or an empty string if the plan has no `equal_work`."""
         if not self.summary.equal_work:
             return ""
         return (
@@ -457,7 +478,7 @@ class MatrixReport:
         return [*blocks, self._table("Outcomes of requests, over all repeats", heads, rows)]
 
     def _order(self) -> list[Block]:
-        """Return the order of the runs, its effect on the intervals, and the plan."""
+        """Return the blocks on the order of the runs, the effect of the order on the intervals, and the plan."""
         summary = self.summary
         lines = [SWEPT_ONCE]
         if summary.cells:
@@ -508,7 +529,7 @@ class MatrixReport:
         return self._table("Runs, cell by cell", heads, rows)
 
     def _charts(self, group: tuple[str, str]) -> list[dict[str, Any]]:
-        """Return the distribution charts of a group: one per platform with its servers, and one per server."""
+        """Return the distribution charts of a group: one per platform with all its servers, and one per server."""
         group_number = self.groups.index(group)
         suffix = f", {self._group_title(group)}" if len(self.groups) > 1 else ""
         result = []
@@ -527,7 +548,10 @@ class MatrixReport:
         return result
 
     def _script_data(self, measured: Sequence[CellRunData]) -> dict[str, Any]:
-        """Return the input of matrix.js. `runs` is required by charts.js and empty, as no chart shows a single run."""
+        """Return the input of matrix.js.
+
+        charts.js requires `runs`, which is empty because no chart shows a single run.
+        """
         figures = []
         for name in SHOWN:
             means = [cell.figures[name].mean for cell in self.cells]
@@ -547,7 +571,10 @@ class MatrixReport:
         return {"runs": [], "figures": figures, "metrics": metrics, "cells": cells, "groups": groups}
 
     def _cell_data(self, cell: CellSummary, runs: Sequence[CellRunData]) -> dict[str, Any]:
-        """Return the names, colours, figures and distributions of a cell, the latter pooled and per repeat."""
+        """Return the names, colours, figures and latency distributions of a cell for the charts.
+
+        There is one distribution over all repeats and one per repeat.
+        """
         same_colour = [name for name, colour in self.colours.items() if colour == self.colours[cell.server]]
         curves = {}
         for name in SAMPLED:
@@ -567,7 +594,7 @@ class MatrixReport:
 
 
 def _mark(summary: MatrixSummary) -> str:
-    """Return SIMULATED and the speed of the simulated servers, or an empty string for a matrix of real servers."""
+    """Return the text `SIMULATED` with the speeds of the simulated servers, or an empty string for real servers."""
     if not summary.simulated:
         return ""
     if summary.cells:
@@ -576,9 +603,10 @@ def _mark(summary: MatrixSummary) -> str:
 
 
 def figure(cell: CellSummary, name: str) -> TableCell:
-    """Return the mean of a figure over the repeats, with the interval of the mean, or the range of the runs.
+    """Return a table cell with the mean of a figure over the repeats and the 95 % interval of the mean.
 
-    The range is shown if there are too few runs for an interval, or if the interval reaches down to 0.
+    If there are too few runs for an interval, or if the interval includes 0, the range of the runs replaces the
+    interval.
     """
     result = cell.figures[name]
     if result.mean is None:
@@ -595,14 +623,14 @@ def figure(cell: CellSummary, name: str) -> TableCell:
 
 
 def _e2e_line(title: str, cell: CellSummary) -> str:
-    """Return the caption line of a cell: p50 and p99 of its end-to-end latency."""
+    """Return the line of a chart caption for one cell, with p50 and p99 of its E2E latency."""
     p50, p99 = figure(cell, "e2e.p50").text, figure(cell, "e2e.p99").text
     p99_text = "too few requests for p99" if p99 == UNKNOWN else f"p99 {p99}"
     return f"{title}: E2E p50 {p50}, {p99_text}."
 
 
 def _cache_peak(cache: CellKvCache | None) -> str:
-    """Return the peak use of the KV cache, and that of the fullest engine if there are several."""
+    """Return the peak use of the KV cache as text. With several engines, include the peak of the fullest one."""
     if cache is None:
         return UNKNOWN
     fullest = cache.peak_fullest_share
@@ -614,7 +642,7 @@ def _with_note(cell: TableCell) -> str:
 
 
 def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "worse"] | None:
-    """Return whether `cell` is the better or the worse of the two; None if chance may explain the difference."""
+    """Return the verdict on `cell`, one of the two cells of `difference`, or None if it is not significant."""
     if difference.verdict != "different" or difference.ratio is None:
         return None
     higher_is_better = metric_by_key(difference.figure.partition(".")[0]).direction == "higher"
@@ -623,7 +651,7 @@ def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "w
 
 
 def _thinned_distribution(samples: Floats) -> dict[str, list[float]]:
-    """Return the distribution of one run with at most POINTS_PER_RUN points, which include the extremes."""
+    """Return the empirical distribution of one run with at most POINTS_PER_RUN points, including the extremes."""
     ordered = np.sort(samples)
     ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), POINTS_PER_RUN)).astype(np.int64))
     return {"x": np.round(ordered[ranks], 7).tolist(), "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist()}

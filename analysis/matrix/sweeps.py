@@ -1,4 +1,4 @@
-"""Builds the findings and the table of matrix cells whose workload is a sweep."""
+"""Builds the findings and the table on the sweeps of a matrix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, throughput_t
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
-    """Return findings on how many sweeps were measured, and on those limited by the load generator.
+    """Return findings on the number of measured sweeps, on different speeds, and on sweeps that the client limited.
 
-    `name` returns the displayed name of a cell.
+    `name` is a function that returns the displayed name of a cell.
     """
     if not sweeps:
         return []
@@ -35,8 +35,9 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:
     """Return the headings and rows of the table of sweeps.
 
-    A row starts with the capacity of the cell, which links to the frontier of all sweeps. The figures are those of the
-    largest load that met the objectives, and link to the report of that run.
+    A row starts with the state and the capacity of the sweep. The capacity links to the page with the frontier of all
+    sweeps of the workload. The other figures are those at the largest load that met the objectives, and link to the
+    report of the run at that load.
     """
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()

@@ -70,7 +70,7 @@ def capacity_sentence(sweep: SweepResult) -> str:
     if sweep.capacity is None:
         return f"{objectives}: the capacity is not known yet; it is below {high} {unit}."
     if sweep.capacity_high is None:
-        return f"Capacity: at least {low} {unit} with {objectives}; no load violated that."
+        return f"Capacity: at least {low} {unit} with {objectives}; no measured load violated this."
     confidence = f"{sweep.confidence:.0%}".replace("%", " %")
     rough = "" if _is_settled(sweep) else " This is less exact than requested."
     return f"Capacity: {significant(sweep.capacity)} {unit} ({confidence}: {low} to {high}) with {objectives}.{rough}"
@@ -170,7 +170,7 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
         Section("frontier", "Frontier", charts),
         Section("load", "Goodput by load", [ChartRef("goodput", "Goodput by load", [BY_LOAD], "wide", "none")]),
         Section("steps", "Steps", steps),
-        Section("words", "What the words mean", [doc.Definitions(MEANINGS)], "Words"),
+        Section("words", "What the terms mean", [doc.Definitions(MEANINGS)], "Terms"),
     ]
     mark = next((sweep.mark for sweep in results if sweep.mark), "")
     data = {"runs": _chart_data(sweeps, link), "charts": _charts(unit, per)}

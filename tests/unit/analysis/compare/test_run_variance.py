@@ -112,5 +112,5 @@ def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:
     part = read_run(write(tmp_path / "part", [header(60), *records, *healthy(), footer(records, interrupted=True)]))
     found = compare([whole, part], [whole])
     assert (found.runs_a, found.unequal) == (1, [])
-    assert found.left_out == ["Run 2 of A is left out: it is only a part, as it was interrupted."]
+    assert found.left_out == ["Run 2 of A is left out: it is incomplete, as it was interrupted."]
     assert "run" in {each.what for each in compare([part], [whole]).unequal}

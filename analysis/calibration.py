@@ -90,8 +90,10 @@ class StampComparison(msgspec.Struct, frozen=True):
 
     @property
     def server_kept_up(self) -> bool:
-        """True if the server sent events at 90 % or more of the requested rate. If False, the server was the
-        bottleneck."""
+        """True if the server sent events at 90 % or more of the requested rate.
+
+        If False, the server was the bottleneck.
+        """
         return self.events_per_s >= KEPT_UP_SHARE * self.asked_per_s
 
 

@@ -11,8 +11,10 @@ from loadgen.analysis.steady_window import frame_of_run
 
 
 def unplannable(objectives: Sequence[Objective]) -> list[str]:
-    """Return the text of each objective that is not an upper bound on a latency. Capacity planning does not support
-    these."""
+    """Return the text of each objective that is not an upper bound on a latency.
+
+    Capacity planning does not support these.
+    """
     return [
         objective.text
         for objective in objectives
@@ -46,8 +48,11 @@ def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float
 
 
 def objectives_check(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
-    """Return a function `check(figures, factor)` that returns True if every figure, times the factor, meets its
-    objective."""
+    """Return a function that checks whether figures meet all objectives.
+
+    The function takes the figures and a factor. It returns True if every figure, multiplied by the factor, meets its
+    objective.
+    """
 
     def check(figures: Sequence[float | None], factor: float) -> bool:
         return all(

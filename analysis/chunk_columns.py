@@ -23,16 +23,20 @@ MAX_COUNTERS = 1 << 23
 
 
 class GrowingArray:
-    """An array that grows in place. Collecting separate pieces and joining them at the end would need twice the
-    memory."""
+    """An array that grows in place.
+
+    Collecting separate pieces and joining them at the end would need twice the memory.
+    """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         self._bytes = bytearray()
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append values. If their type is wider than the array's type, the whole array is converted to the wider
-        type."""
+        """Append values.
+
+        If their type is wider than the array's type, the whole array is converted to the wider type.
+        """
         wider = np.promote_types(self._dtype, values.dtype)
         if wider != self._dtype:
             self._bytes = bytearray(self.array().astype(wider).data)
@@ -68,8 +72,10 @@ class GrowingTokens:
 
 
 class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
-    """Arrival times of all chunks, in ns from the run's start. A slice `[first:last]` returns the times of these
-    chunks."""
+    """Arrival times of all chunks, in ns from the run's start.
+
+    A slice `[first:last]` returns the times of these chunks.
+    """
 
     steps: NDArray[np.integer]
     """Time since the previous chunk of the same row, in ns; 0 for the first chunk of a row."""
@@ -111,8 +117,8 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 class OrderStatistics:
     """Order statistics of integers from 0 to `largest` that are supplied in blocks. Results are divided by `scale`.
 
-    `count` is the number of all samples. They include `zeros` samples of zero that are not in the blocks. An index is a
-    rank, counted from 0 in ascending order. `statistics[rank]` equals `sorted_samples[rank]`.
+    `count` is the number of all samples. They include `zeros` samples with the value 0 that are not in the blocks. An
+    index is a rank, counted from 0 in ascending order: `statistics[rank]` equals `sorted_samples[rank]`.
     """
 
     def __init__(
@@ -133,8 +139,10 @@ class OrderStatistics:
         return self.values_at([rank])[0]
 
     def values_at(self, ranks: Sequence[int] | Integers) -> list[float]:
-        """Return the sample at each rank. One call for several ranks needs fewer passes over the blocks than one call
-        per rank."""
+        """Return the sample at each rank.
+
+        One call for several ranks needs fewer passes over the blocks than one call per rank.
+        """
         requested = [int(rank) + self._count * (rank < 0) for rank in ranks]
         self._known |= dict.fromkeys((rank for rank in requested if rank < self._zeros), 0.0)
         missing = sorted({*requested} - self._known.keys())

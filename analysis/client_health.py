@@ -93,8 +93,10 @@ LIMITS = (
 
 
 def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> ClientHealth:
-    """Return the `client` part of the summary. `latency` contains the latency distributions of the summary by metric
-    name."""
+    """Return the `client` part of the summary.
+
+    `latency` contains the latency distributions of the summary by metric name.
+    """
     samples = [sample for sample in run.telemetry if sample.source == "client"]
     measured = frame.measured
     result = health_from_samples(
@@ -333,7 +335,7 @@ def waited_for_core(health: ClientHealth) -> bool:
 
 
 def core_wait_advice(health: ClientHealth) -> str:
-    """Return a text with the time that the client waited for a CPU core, the likely cause and the remedy."""
+    """Return advice for a client that waited for a CPU core: the total wait, the likely cause and the remedy."""
     scheduling = health.scheduling
     own_workers = f"or its {health.workers} workers " if health.workers > 1 else ""
     cause = f"other processes, probably the server, {own_workers}use all cores"
@@ -362,8 +364,7 @@ def _known(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]
 
 
 def quoted_calibration(calibration: Any, stamps: str) -> QuotedCalibration | None:
-    """Return the header's calibration result for this timestamp source, or None if the header has no valid
-    calibration."""
+    """Return the calibration result of a timestamp source from a run's header, or None if there is no valid one."""
     try:
         p99_s = calibration["errors"][stamps]["ttft_s"]["p99"]
         return msgspec.convert({**calibration, "ttft_p99_s": p99_s}, QuotedCalibration)

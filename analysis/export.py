@@ -227,8 +227,10 @@ FORMS = {"csv": _csv, "parquet": _parquet}
 
 
 def _csv_value(value: Any) -> Any:
-    """Return the value for a CSV file. Text that a spreadsheet would execute as a formula gets an apostrophe in
-    front."""
+    """Return the value for a CSV file.
+
+    Text that a spreadsheet would execute as a formula gets an apostrophe in front.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

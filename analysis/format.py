@@ -29,8 +29,10 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def scale_of(seconds: float | None) -> tuple[float, str]:
-    """Return the factor and the unit in which to show a duration, such as `(1e3, "ms")`. The units are s, ms, µs and
-    ns."""
+    """Return the factor and the unit in which to show a duration, such as `(1e3, "ms")`.
+
+    The units are s, ms, µs and ns.
+    """
     magnitude = abs(seconds or 0.0)
     if magnitude == 0:
         return 1e3, "ms"
@@ -64,8 +66,10 @@ def pluralise(number: int, noun: str) -> str:
 
 
 def unit_of(figure: str, value: float | None) -> tuple[float, str]:
-    """Return the factor and the unit in which to show a figure. `figure` is a name that --assert uses, such as
-    `ttft.p99`."""
+    """Return the factor and the unit in which to show a figure.
+
+    `figure` is a name that --assert uses, such as `ttft.p99`.
+    """
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
     if figure in ("complete", "attainment") or figure.endswith("_share"):

@@ -235,8 +235,10 @@ class Frame(msgspec.Struct, frozen=True):
         return None if len(ended) == 0 or ended.max() <= begun.min() else (float(begun.min()), float(ended.max()))
 
     def within(self, instants_ns: Floats) -> Booleans:
-        """Return a mask of the times that lie in the window. A whole run contains all times, including unknown ones
-        (NaN)."""
+        """Return a mask of the times that lie in the window.
+
+        A whole run contains all times, including unknown ones (NaN).
+        """
         if self.window is None or self.whole:
             return np.ones(len(instants_ns), np.bool_)
         return (instants_ns >= self.window.from_ns) & (instants_ns <= self.window.to_ns)
@@ -277,8 +279,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def later_counts(self) -> Integers:
-        """The number of tokens after the first token of each row, counted in the chunks; 0 for rows that are not in
-        `sampled`."""
+        """The number of tokens after the first token of each row, as counted in the chunks.
+
+        It is 0 for rows that are not in `sampled`.
+        """
         return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
 
     def gaps_s(self) -> Floats:
@@ -303,8 +307,10 @@ class Frame(msgspec.Struct, frozen=True):
         return blocks(self.offsets)
 
     def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:
-        """Yield for each block a slice of rows, and the gaps in ns between the chunks of these rows that are in
-        `sampled`."""
+        """Yield the gaps in ns between chunks, block by block, each block with the slice of rows that it covers.
+
+        Only the gaps of rows in `sampled` are included.
+        """
         sampled = self.sampled
         for rows, chunks in self.blocks():
             counts = np.diff(self.offsets[rows.start : rows.stop + 1])

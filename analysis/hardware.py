@@ -88,8 +88,10 @@ def sentences(result: Limits) -> list[str]:
 
 
 def format_limits(result: Limits) -> str:
-    """Format the report for a terminal. Plain string formatting is used because importing a terminal library takes
-    time."""
+    """Format the report for a terminal.
+
+    Plain string formatting is used because importing a terminal library takes time.
+    """
     title, load = headings(result)
     curve = result.curve
     columns = [curve["in_flight"], curve["ttft_s"], curve["tpot_s"], curve["output_tokens_per_s"]]

@@ -139,8 +139,10 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
 
 
 def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> HardwareLimit:
-    """Compute the hardware limit. Raises HardwareError if the GPU or model is not listed, or if the model does not
-    fit."""
+    """Compute the hardware limit.
+
+    Raises HardwareError if the GPU or model is not listed, or if the model does not fit.
+    """
     from loadgen.servers.hardware.inference import lower_bounds_s
     from loadgen.servers.hardware.throughput_model import Load, bottleneck, decode_step_parts, limit_times
 
@@ -212,8 +214,10 @@ def _hardware(run: Run) -> _Hardware | None:
 
 
 def _gpus_in_use(run: Run, gpus: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the indices of the GPUs that the run used: those with more than MIN_MEMORY_IN_USE of their memory
-    occupied."""
+    """Return the indices of the GPUs that the run used.
+
+    A GPU was used if more than MIN_MEMORY_IN_USE of its memory was occupied.
+    """
     in_use = set()
     for sample in run.telemetry:
         if sample.source == "gpu":
@@ -226,8 +230,10 @@ def _gpus_in_use(run: Run, gpus: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _deployment(hardware: _Hardware, server: str) -> Deployment:
-    """Return the deployment of the model on the run's GPUs. The ending of the model's name determines the number
-    format."""
+    """Return the deployment of the model on the run's GPUs.
+
+    The ending of the model's name determines the number format.
+    """
     from loadgen.servers.hardware import HardwareError, framework, listed_model
     from loadgen.servers.hardware.roofline import DEFAULT_FRAMEWORK, make_deployment
 

@@ -55,7 +55,7 @@ def metric_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
 def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
     """Return the distribution of the gaps between chunks, computed block by block.
 
-    `zeros` is the number of samples of zero that each row has in addition to its gaps.
+    In addition to its gaps, row i has `zeros[i]` samples with the value 0.
     """
     gaps, ordered = frame.gap_counts, ranked_gaps(frame, int(zeros.sum()))
     counts, count = gaps + zeros, len(ordered)
@@ -89,7 +89,7 @@ def _largest_ns_within(bound_s: float) -> int:
 
 
 def ranked_gaps(frame: Frame, zeros: int) -> OrderStatistics:
-    """Return the order statistics of all gaps in seconds, including `zeros` additional samples of zero."""
+    """Return the order statistics of all gaps in seconds, together with `zeros` samples with the value 0."""
     largest = max((int(block.max()) for _, block in frame.gap_blocks() if len(block)), default=0)
     count = int(frame.gap_counts.sum()) + zeros
     return OrderStatistics(lambda: (block for _, block in frame.gap_blocks()), count, zeros, largest, NS_PER_S)

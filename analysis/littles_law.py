@@ -60,8 +60,10 @@ def check(frame: Frame) -> LittlesLaw | None:
 
 
 def _time_inside(begins: Floats, ends: Floats, rows: Booleans, span: tuple[float, float]) -> float:
-    """Return the total time in ns that these rows spent in the window. Each row lasts from its `begins` to its `ends`
-    time."""
+    """Return the total time in ns that these rows spent in the window.
+
+    Each row lasts from its `begins` to its `ends` time.
+    """
     return float(np.nansum(np.clip(ends[rows], *span) - np.clip(begins[rows], *span)))
 
 

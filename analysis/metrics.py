@@ -72,10 +72,9 @@ class Metric(msgspec.Struct, frozen=True):
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def zero_counts(self, frame: Frame) -> Integers | None:
-        """Return how many samples of zero each row has in addition to its gaps, or None if no counting is needed.
+        """Return how many samples with the value 0 each row has in addition to its gaps.
 
-        Samples that are too many to sort are counted. None means that they can be sorted. Negative gaps can only be
-        sorted.
+        Return None if the samples can be sorted, so that no counting is needed. Negative gaps can only be sorted.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
@@ -85,8 +84,7 @@ class Metric(msgspec.Struct, frozen=True):
         return (frame.later_counts if self.per == "token" else counts) - counts
 
     def groups(self, frame: Frame) -> Integers | None:
-        """Return the offsets that delimit the samples of each request, or None if each request has at most one
-        sample."""
+        """Return the offsets that delimit the samples of each request, or None if no request has several samples."""
         from loadgen.analysis.frame import offsets_of
 
         if self.per not in ("chunk", "token"):

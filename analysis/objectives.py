@@ -196,8 +196,10 @@ class AdjustedDistribution(msgspec.Struct, kw_only=True):
 
 
 class ByLatency(dict[str, Description]):
-    """A dict of latencies that also supports attributes: `latency.ttft` is `latency["ttft_s"]`. Keys are names in
-    METRICS."""
+    """A dict of latencies that also supports attributes: `latency.ttft` is `latency["ttft_s"]`.
+
+    Keys are names in METRICS.
+    """
 
     def __getattr__(self, name: str) -> Description:
         for key in (f"{name}_s", name):

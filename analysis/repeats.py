@@ -84,8 +84,10 @@ COMPARE_HINT = "Select runs in the table. For intervals and a verdict, use `load
 
 
 class IndexedRun(NamedTuple):
-    """A run in a folder. `path` is its path for command lines. `link` is the link from the index page to the run's
-    report."""
+    """A run in a folder.
+
+    `path` is the run's path for command lines. `link` is the link from the index page to the run's report.
+    """
 
     name: str
     path: str
@@ -173,8 +175,10 @@ def complete_and_planned(summary: Summary) -> tuple[int, int]:
 
 
 def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
-    """Return the mean, the standard deviation and the 95 % interval of a figure. `values` contains the figure of each
-    run."""
+    """Return the mean, the standard deviation and the 95 % interval of a figure.
+
+    `values` contains the figure of each run.
+    """
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return FigureOverRuns(len(known), None, None, None, list(values))
@@ -338,8 +342,10 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
 
 
 def _server(summary: Summary) -> str:
-    """Return the server's label, which includes the speed of a simulated server. Only runs at equal speeds are
-    comparable."""
+    """Return the server's label, which includes the speed of a simulated server.
+
+    Only runs at equal speeds are comparable.
+    """
     return f"{server_label(summary)}{times_speed(speed_of(summary))}"
 
 

@@ -46,8 +46,10 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
 
 
 def _examples(outcomes: Mapping[Outcome, OutcomeCount]) -> dict[str, list[summary.ErrorExample]]:
-    """Return the most frequent messages of each error kind. Messages that differ only in numbers count as one
-    message."""
+    """Return the most frequent messages of each error kind.
+
+    Messages that differ only in numbers count as one message.
+    """
     groups: dict[tuple[str, int | None, str], list[Outcome]] = {}
     for outcome in outcomes:
         pattern = VARIABLE_PARTS.sub("N", outcome.detail)

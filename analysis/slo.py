@@ -133,7 +133,7 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
 
     The interval of a percentile consists of order statistics. The p-quantile lies below a bound if at least the share p
     of the samples does. The number of samples that decides the verdict is therefore the number that decides this share.
-    The interval of a mean is that of Student's t. Its width is proportional to 1 / sqrt(requests) (Cochran, section
+    The interval of a mean is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
     4.6).
     """
     metric, bound = LATENCIES[objective.figure], objective.bound

@@ -113,7 +113,7 @@ def describe_sorted(
 
 
 def describe_adjusted(samples: Floats, failures: int) -> AdjustedDistribution:
-    """Return the percentiles of the samples together with `failures` additional samples of infinity."""
+    """Return the percentiles of the samples together with `failures` additional infinite samples."""
     ordered = np.sort(np.concatenate((samples, np.full(failures, np.inf))))
     values = {name: percentile(ordered, PERCENTILES[name]) for name in WITH_INTERVAL}
     finite = {name: round_to_ns(value) if math.isfinite(value) else None for name, value in values.items()}
@@ -152,8 +152,9 @@ def samples_needed(share: float) -> int:
 
     For p50, p90, p95, p99 and p99.9 it is 11, 64, 130, 662 and 6636. The rule is that of MLPerf (mlcommons/inference,
     early stopping, at 99 % confidence). It requires the smallest n for which the probability that fewer than two
-    samples lie beyond the quantile is at most 1 %. With q = share, this probability is `q**n + n * (1 - q) * q**(n -
-    1)`.
+    samples lie beyond the quantile is at most 1 %. With q = share, this probability is
+
+        q**n + n * (1 - q) * q**(n - 1)
     """
     count = 2
     while share**count + count * (1 - share) * share ** (count - 1) > 0.01:
@@ -276,9 +277,8 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
     """Return the statistic and the p-value of the one-sample Kolmogorov-Smirnov test.
 
     Each value of the sample is only known to lie in a range. `below` and `above` are the reference distribution
-    function at the lower and at the upper ends of these ranges, in ascending order. The ordinary test has equal arrays.
-    For the sorted values i = 1 to n, the statistic is the largest distance of the empirical distribution function from
-    that band:
+    function at the lower and at the upper ends of these ranges, in ascending order. If both arrays are equal, this is
+    the ordinary test. For n sorted values with the indices i = 1 to n, the statistic is
 
         max(0, max(i / n - above_i), max(below_i - (i - 1) / n))
 
@@ -357,8 +357,9 @@ def effective_group_size(within: Floats, counts: Integers) -> int:
 def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
     """Return the half-width of the confidence band around an empirical distribution function of `count` samples.
 
-    With alpha = 1 - confidence, the half-width is `sqrt(ln(2 / alpha) / (2 * count))`. The band contains the whole true
-    distribution function (Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990).
+    With alpha = 1 - confidence, the half-width is `sqrt(ln(2 / alpha) / (2 * count))`. With this confidence, the band
+    contains the whole true distribution function (Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart,
+    1990).
     """
     return min(1.0, math.sqrt(math.log(2 / (1 - confidence)) / (2 * count))) if count else 1.0
 
@@ -538,8 +539,10 @@ def _rate_per_s(gaps_s: Floats) -> float | None:
 
 
 def _cv(gaps_s: Floats) -> float | None:
-    """Return the coefficient of variation of the gaps, or None if there are fewer than two gaps or if all gaps are
-    0."""
+    """Return the coefficient of variation of the gaps.
+
+    The result is None if there are fewer than two gaps or if all gaps are 0.
+    """
     return round_to_ns(float(gaps_s.std(ddof=1) / gaps_s.mean())) if len(gaps_s) > 1 and gaps_s.any() else None
 
 

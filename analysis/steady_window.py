@@ -109,8 +109,7 @@ def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None =
 
 
 def outside_window(frame: Frame) -> OutsideWindow | None:
-    """Return counts and latencies of the measured requests that were due outside the window, or None if there are
-    none."""
+    """Return facts about the measured requests that were due outside the window, or None if there are none."""
     outside = frame.measured & ~frame.inside
     if not outside.any():
         return None
@@ -131,8 +130,10 @@ def outside_window(frame: Frame) -> OutsideWindow | None:
 
 
 def in_flight(begins: Floats, ends: Floats) -> InFlight:
-    """Return the number of open intervals over time, as a step function. Intervals with a NaN start or end are
-    ignored."""
+    """Return the number of open intervals over time, as a step function.
+
+    Intervals with a NaN start or end are ignored.
+    """
     known = ~np.isnan(begins) & ~np.isnan(ends)
     instants = np.concatenate((begins[known], ends[known]))
     changes = np.repeat((1, -1), int(known.sum()))
@@ -179,7 +180,7 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Describe how the number in flight differs between the halves of a time interval.
+    """Describe how the number of requests in flight differs between the halves of a time interval.
 
     The text is empty if the halves do not differ clearly, or if the interval is shorter than one residence time.
     """
@@ -216,8 +217,10 @@ def _is_steady(values: Floats) -> bool:
 
 
 def _batch_edges(from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the edges of equal batches: at most MAX_BATCHES, each of at least RESIDENCE_TIMES_PER_BATCH residence
-    times."""
+    """Return the edges of the equal batches of a time interval.
+
+    There are at most MAX_BATCHES batches. Each lasts at least RESIDENCE_TIMES_PER_BATCH residence times.
+    """
     batches = min(MAX_BATCHES, int((to_ns - from_ns) / (RESIDENCE_TIMES_PER_BATCH * max(1.0, residence_ns))))
     return np.linspace(from_ns, to_ns, max(1, batches) + 1)
 
@@ -250,13 +253,16 @@ def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
 
 
 def _mean(part: InFlight) -> float:
-    """Return the mean number in flight, weighted by time."""
+    """Return the mean number of requests in flight, weighted by time."""
     lengths = np.diff(part.instants)
     return float((part.counts[:-1] * lengths).sum() / lengths.sum())
 
 
 def _median(part: InFlight) -> float:
-    """Return the median number in flight, weighted by time: for half of the time the number is at most the median."""
+    """Return the median number of requests in flight, weighted by time.
+
+    For half of the time, the number is at most the median.
+    """
     order = np.argsort(part.counts[:-1], kind="stable")
     elapsed = np.cumsum(np.diff(part.instants)[order])
     return float(part.counts[:-1][order][np.searchsorted(elapsed, elapsed[-1] / 2)])

@@ -374,8 +374,10 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
 
 class Delivery(msgspec.Struct, kw_only=True):
-    """The requested load and the sent load. For sessions only first turns count, because later turns follow
-    responses."""
+    """The requested load and the sent load.
+
+    For sessions only first turns count, because later turns follow responses.
+    """
 
     arrivals: str
     asked: int
@@ -550,8 +552,7 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """Share of the server's KV cache in use, as the server reports it. With several engines, the mean over the
-    engines."""
+    """Share of the server's KV cache in use, as the server reports it. With several engines, their mean."""
 
     idle_share: float | None
     mean_share: float | None

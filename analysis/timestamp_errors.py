@@ -64,8 +64,8 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    An error bar is the largest error of 99 % of the samples of complete requests, or None without samples. The error
-    bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
+    Of the samples of complete requests, 99 % have at most the error of the error bar. An error bar without samples is
+    None. The error bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]
@@ -104,9 +104,9 @@ def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
 
 
 def _bucket_quantile_ns(counts: Integers, total: int) -> float:
-    """Return the largest error of 99 % of `total` samples in ns. `counts` is the number of samples in each bucket.
+    """Return the error in ns that 99 % of `total` samples do not exceed.
 
-    Samples that are not in a bucket have no error.
+    `counts` is the number of samples in each bucket. Samples that are not in a bucket have no error.
     """
     beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
     larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)

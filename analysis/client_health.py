@@ -87,7 +87,7 @@ LIMITS = (
     ),
     HealthLimit("worker_lost", "requests lost with their worker", 0, "their outcome is unknown"),
     HealthLimit(CLIENT_LIMIT, "requests that this machine could not send", 0, FEWER_REQUESTS),
-    # Turns after the end of their session do not count: a turn that the server did not complete ended the session.
+    # Turns after the end of their session do not count, because a turn that the server did not complete ended it.
     HealthLimit("dropped", "requests never sent", 0, FEWER_REQUESTS),
 )
 
@@ -150,7 +150,7 @@ def reasons(
     `waited_for` is True if requests become due when earlier requests end, as in a closed loop. `causes` explain why
     this machine could not send requests, and include the remedies.
     """
-    # Tokens that are read together may have waited for a client that was late or stalled. With a prompt client, the
+    # Tokens that are read together may have waited for a client that was late or stalled. If the client was prompt, the
     # server or the network put them into one packet, and the client is not the cause.
     late = (health.late_p99_s or 0) > COALESCING_LATE_S
     was_away = late or (health.stall_max_s or 0) > STALL_CHECK_S

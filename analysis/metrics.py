@@ -79,7 +79,7 @@ class Metric(msgspec.Struct, frozen=True):
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
             return None
-        if int(frame.chunk_ns.steps.min()) < 0:  # Counting takes no negative gaps.
+        if int(frame.chunk_ns.steps.min()) < 0:  # Counting does not support negative gaps.
             return None
         return (frame.later_counts if self.per == "token" else counts) - counts
 

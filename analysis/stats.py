@@ -523,7 +523,7 @@ def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest |
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < MIN_TESTED_GAPS:
         return None
-    if cv < MIN_CV:  # Arrivals accept 0.01 and more, so only a damaged file has such a value.
+    if cv < MIN_CV:  # Arrival processes accept a cv of 0.01 or more, so only a damaged file has less.
         return None
     if resolution_s * rate_per_s > MAX_RELATIVE_RESOLUTION:
         return None

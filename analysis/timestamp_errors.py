@@ -142,7 +142,7 @@ def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Int
         starts_row[frame.offsets[rows][counts[rows] > 0] - chunks.start] = True
         starts_read = starts_row.copy()
         starts_read[1:] |= stamps[1:] != stamps[:-1]
-        # Each read by the index of its first chunk and its number of chunks.
+        # Each read is described by the index of its first chunk and its number of chunks.
         reads = np.flatnonzero(starts_read)
         sizes = np.diff(reads, append=len(stamps))
         merged = sizes > 1

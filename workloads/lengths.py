@@ -188,7 +188,7 @@ def parse(text: str) -> LengthDistribution:
 
 
 def _spelled_out(number: re.Match[str]) -> str:
-    """Write the number in digits, as vLLM reads --max-model-len: `32k` becomes 32000, `32K` becomes 32768."""
+    """Return the matched number in digits. As in vLLM's --max-model-len, `32k` is 32000 and `32K` is 32768."""
     return spec_syntax.format_number(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 

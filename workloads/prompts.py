@@ -357,8 +357,10 @@ class PromptDraft(msgspec.Struct):
 def text_prompts(count: CountTokens, candidates: Sequence[str], specs: Sequence[TextSpec], seed: int) -> list[str]:
     """Build one text per spec, each with exactly the requested number of tokens.
 
-    Texts differ from their first or second word on. The costs of words are measured once. Raises PromptError if a
-    length cannot be reached, or if there are not enough different texts of a length."""
+    All texts differ in their first or second word, or in the words after their shared spans. The costs of words are
+    measured once. Raises PromptError if a length cannot be reached, or if there are not enough different texts of a
+    length.
+    """
     words = measure_words(count, candidates)
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= len(specs)), LEAD_LIMIT)
@@ -389,7 +391,7 @@ def openings(words: Words, specs: Sequence[TextSpec], seed: int) -> dict[SharedS
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """Writes drafts of texts, whose words together cost the requested number of tokens."""
+    """Writes drafts: texts whose words are expected to cost the requested number of tokens together."""
 
     words: Words
     seed: int
@@ -483,16 +485,18 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Return the wheels of the counter whose words open texts of `tokens` tokens (see `counter_digits`).
+    """Return the wheels of the counter that provides the first words of texts of `tokens` tokens.
 
-    The first wheel has words that can start a prompt, and the other wheels have words of minimum cost. All words of a
-    wheel have the same cost, so these texts have the same number of tokens left to fill. The result has three values:
+    A wheel lists the words of one digit (see `counter_digits`). The first wheel has words that can start a prompt, and
+    the other wheels have words of minimum cost. All words of a wheel have the same cost, so these texts have the same
+    number of tokens left to fill. The result has three values:
 
     - the wheels
     - the number of tokens left to fill
     - False if the wheels number all `n` texts, True if they have room only for the `group_size` texts of this length
 
-    Raises PromptError if there are not enough different texts of this length."""
+    Raises PromptError if there are not enough different texts of this length.
+    """
     cost, wheel = words.cheapest()
     possible = 0
     for needed in (n, group_size):

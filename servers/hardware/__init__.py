@@ -178,7 +178,7 @@ class ModelShape:
 
     @property
     def head_parameters(self) -> int:
-        """Number of elements of the output head. Only the last token of a sequence passes it."""
+        """Number of elements of the output head, which processes only the last token of a sequence."""
         return self.hidden * self.vocabulary
 
     @property

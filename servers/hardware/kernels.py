@@ -53,10 +53,11 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
 
 
 def power_scale(gpu: Gpu) -> float:
-    """Return the factor by which power limits the reached share of peak FLOP/s on this GPU.
+    """Return the correction of this GPU's reached share of peak FLOP/s for its power.
 
-    The clock falls if there are fewer watts per TFLOP/s. With `w` for this GPU and `w0` for the GPU on which its
-    architecture was measured, the factor is `(w / w0)**power_exponent`. It is 1 if the power of this GPU is unknown.
+    The clock falls if there are fewer watts per TFLOP/s. With `w` watts per TFLOP/s for this GPU and `w0` for the GPU
+    on which its architecture was measured, the result is the factor `(w / w0)**power_exponent`. It is 1 if the power of
+    this GPU is unknown.
     """
     if not gpu.watts:
         return 1.0

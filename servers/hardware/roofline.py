@@ -54,7 +54,8 @@ class LoadFigures:
 class GemmBound:
     """Limits of one GEMM of the model in prefill or decode. An m by k matrix is multiplied by k by n weights.
 
-    `bound` is the slowest resource: compute, memory or network. The network is that of the all-reduce after the GEMM.
+    `bound` is the slowest resource: compute, memory or network. It is network if the all-reduce after the GEMM takes
+    longest.
     """
 
     gemm: str

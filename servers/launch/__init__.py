@@ -1,4 +1,4 @@
-"""Starts servers with one of four launch methods:
+"""Starts servers with one of four launch methods.
 
 - `compose`: in a container
 - `process`: as a process of this machine

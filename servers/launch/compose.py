@@ -211,9 +211,9 @@ def _env(spec: LaunchSpec) -> dict[str, str]:
 
 
 def _make_volume(host: Host) -> None:
-    """Create the Docker volume for models, which shows the folder `model_dir` of the host.
+    """Create the Docker volume for models, and bind it to the folder `model_dir` of the host.
 
-    An existing volume is not changed. Raises LaunchError if an existing volume shows another folder."""
+    An existing volume is not changed. Raises LaunchError if an existing volume is bound to another folder."""
     if not host.model_dir:
         return
     names = docker(host, "volume", "ls", "--quiet", "--filter", f"name=^{host.model_volume}$").split()

@@ -256,6 +256,6 @@ def readable_log(log: bytes) -> str:
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """Return the last lines of a log. Empty lines are left out, and longer lines are cut to 400 characters."""
+    """Return the last `lines` lines of a log that are not empty. Longer lines are cut to 400 characters."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in nonempty[-lines:])

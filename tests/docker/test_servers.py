@@ -73,7 +73,7 @@ def test_by_loadgen_servers(desk: Desk, server: str, way: str) -> None:
 def test_a_model_that_is_not_there(desk: Desk) -> None:
     """The container ends, its log says why, and it is gone again."""
     said = desk.servers("up", "tgi", "--model", "absent", code=3).err
-    assert "the model is not where the server looks" in said
+    assert "the server does not find the model" in said
     assert "/models/absent does not appear to have" in said
 
 

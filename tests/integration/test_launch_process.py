@@ -125,9 +125,9 @@ def test_a_stale_state_is_not_taken_for_a_server(python: Path) -> None:
             "not have enough free memory",
             "nvidia-smi",
         ),
-        ("OSError: [Errno 98] Address already in use", "its port is in use", "--port"),
+        ("OSError: [Errno 98] Address already in use", "the server's port is in use", "--port"),
         ("ModuleNotFoundError: No module named 'vllm'", "lacks a module: vllm", "--python"),
-        ("vllm: error: unrecognized arguments: --no-such", "does not know --no-such", "another version"),
+        ("vllm: error: unrecognized arguments: --no-such", "does not support --no-such", "another version"),
         ("no word that anybody knows", "ended during startup, with exit code 1", "log is in"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_mistake_in_its_options_is_explained(tmp_path: Path) -> None:
     model = ("--launch", "process", "--model", ENGINE / "model", "--python", ENGINE / "vllm" / "bin" / "python")
     up = loadgen(tmp_path, "servers", "up", "--server", "vllm", *model, "--timeout", "240s", "--", "--no-such-option")
     assert up.returncode == 3
-    assert "does not know --no-such-option" in up.stderr
+    assert "does not support --no-such-option" in up.stderr
 
 
 def test_a_model_that_is_not_there_is_explained(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_a_model_that_is_not_there_is_explained(tmp_path: Path) -> None:
     model = ("--launch", "process", "--model", tmp_path, "--python", ENGINE / "vllm" / "bin" / "python")
     up = loadgen(tmp_path, "servers", "up", "--server", "vllm", *model, "--timeout", "240s")
     assert up.returncode == 3
-    assert "the model is not where the server looks" in up.stderr
+    assert "the server does not find the model" in up.stderr

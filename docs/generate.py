@@ -200,7 +200,7 @@ matrix` use these tables.
 
 Figures are those of the data sheets: dense, per GPU, with decimal prefixes. Link rates are the sum of both directions,
 and 0 means that GPUs communicate over PCIe. `also` lists other names. [What the hardware could
-do](../concepts/hardware.md) and [When a simulated server's tokens leave](../concepts/simulated-timing.md) explain the
+do](../concepts/hardware.md) and [When a simulated server sends its tokens](../concepts/simulated-timing.md) explain the
 constants and how they are used."""
 
 

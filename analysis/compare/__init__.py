@@ -552,7 +552,7 @@ def _comparison_section(comparison: Comparison, *, brief: bool = False) -> doc.S
 
 
 def _cards(comparison: Comparison) -> list[doc.Card]:
-    """Return cards that show by how much the most important figures of B differ from A."""
+    """Return cards with the differences between A and B in the most important figures."""
     cards = []
     for row in comparison.rows:
         if row.figure in CARDS and row.difference is not None:

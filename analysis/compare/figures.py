@@ -67,7 +67,7 @@ EXACT_DEGREES_OF_FREEDOM = 1e6
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """One figure of A and B, with the test of their difference and the verdict on B."""
+    """One figure of both sides of a comparison (A and B), with the test of the difference and the verdict on B."""
 
     figure: str
     """Name of the figure as in --assert, such as `ttft.p99`. `ttft.pairs` is the share of pairs of one request from A
@@ -182,7 +182,7 @@ def compare_groups(
 
 
 def _figure_value(figure: str, summary: Summary) -> float | None:
-    """Return the value of a figure for one run, or None if the run does not have it.
+    """Return the value of a figure for one run, or None if the run has no such value.
 
     The value may be based on few samples, because its variation is estimated between runs.
     """
@@ -243,7 +243,7 @@ class EffectErrors(NamedTuple):
 
 
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
-    """Return the row for a figure of two single runs, whose values are A and B.
+    """Return the row for a figure of two single runs. `values` are the values of A and B.
 
     The error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`. If the server error is unknown, the error is
     infinite, so that only the variation bound limits the interval.

@@ -178,9 +178,9 @@ class CellDifference(msgspec.Struct, frozen=True):
 
 
 class EqualWork(msgspec.Struct, frozen=True):
-    """How the servers of a matrix got equal work: from the output lengths of the server that was measured first.
+    """The server that was measured first, and the files with its output lengths, which the other servers were given.
 
-    `lengths` has the file of these output lengths (`given`) for each host, model and workload."""
+    `lengths` has one file (`given`) for each host, model and workload."""
 
     server: str
     lengths: list[dict[str, str]]

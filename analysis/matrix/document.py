@@ -367,7 +367,7 @@ class MatrixReport:
         return [self._table("Hardware limits, from the first valid run of each cell", heads, rows)]
 
     def _marked(self, cell: CellSummary, name: str) -> TableCell:
-        """Return the table cell of a figure.
+        """Return the table cell for the figure `name` of a matrix cell, marked if the figure stands out.
 
         ▲ means significantly better than all other servers on the platform. ▼ means significantly worse than at least
         one of them.

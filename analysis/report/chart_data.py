@@ -106,7 +106,10 @@ def percentile_marks(described: Distribution) -> dict[str, Any]:
 
 
 def goodput_curve(summary: Summary) -> dict[str, Any] | None:
-    """Return the goodput attainment by the factor on all latency bounds, or None for a run without bounds."""
+    """Return a curve: the goodput attainment (`y`) if all latency bounds are multiplied by `x`.
+
+    Return None for a run without bounds.
+    """
     result = summary.goodput
     return None if result is None else {"x": result.curve.x, "y": result.curve.y}
 
@@ -330,7 +333,7 @@ def timeline(frame: Frame) -> dict[str, Any]:
 def gaps_by_token(frame: Frame) -> dict[str, Any]:
     """Return percentiles and the maximum of the gaps (in s) before each token, over all complete requests.
 
-    Long responses have their tokens grouped. The result also contains the LONGEST longest gaps.
+    For long responses, neighbouring tokens are grouped. The result also lists the longest gaps (at most LONGEST).
     """
     sampled = frame.sampled
     maximum = int(frame.arrived_tokens[sampled].max(initial=0))
@@ -450,8 +453,8 @@ def _send_order(frame: Frame) -> Integers:
 def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Booleans | None = None) -> Integers:
     """Return the indices of the rows to draw out of `count` rows.
 
-    All rows are drawn if `count <= maximum`. Otherwise, every k-th row, the SLOWEST slowest rows, and up to
-    INCOMPLETE_MAX evenly spaced `incomplete` rows are drawn.
+    All rows are drawn if `count <= maximum`. Otherwise, these rows are drawn: every k-th row, the slowest rows (SLOWEST
+    of them), and up to INCOMPLETE_MAX evenly spaced `incomplete` rows.
     """
     if count <= maximum:
         return np.arange(count)

@@ -120,7 +120,7 @@ def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
 
 
 def _is_drawn(trace: Data, several: bool) -> bool:
-    """Return True if this trace is drawn on a page of several runs (`several`), or else on a page of one run."""
+    """Return True if the page draws this trace, else False. `several` is true for a page of several runs."""
     return bool(trace.get("single_run", not several)) is not several
 
 

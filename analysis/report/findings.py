@@ -156,7 +156,7 @@ def _lengths_level(summary: Summary) -> Level:
 
 
 def lengths_sentence(summary: Summary) -> str:
-    """Return a sentence that compares the server's prompt and output lengths with the requested lengths."""
+    """Return a sentence that compares the reported and the requested lengths of prompts and outputs."""
     tokens, complete = summary.tokens, summary.requests.complete
     if complete == 0:
         return "Lengths not checked: no request was complete."
@@ -565,7 +565,7 @@ def _memory_sentence(levels: MemoryLevels) -> str:
 
 
 def _counters(summary: Summary) -> list[Finding]:
-    """Return findings that compare the server's counters with the client's: equal counters, and each that differs."""
+    """Return findings that compare the server's counters with the client's counters."""
     known = summary.server_counters
     counters = [(title, known[name]) for name, title in COUNTED.items() if known.get(name)]
     result = []

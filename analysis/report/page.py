@@ -117,7 +117,7 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET and HEAD requests for `/` with the page. The Host header must be the loopback address."""
+        """Answers GET and HEAD requests for `/` with the page. The Host header must name the loopback interface."""
 
         server_version = "loadgen"
         sys_version = ""

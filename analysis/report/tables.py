@@ -116,7 +116,7 @@ def _timing_error(summary: Summary) -> str:
 
 
 def _completed(summary: Summary) -> str:
-    """Return a text with the number of complete requests and the time that they took.
+    """Return a text with the number of complete requests and the duration in which they were counted.
 
     These are the numerator and the denominator of the request throughput.
     """

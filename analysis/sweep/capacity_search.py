@@ -183,9 +183,10 @@ class Search:
         return np.asarray(weights / weights.sum())
 
     def _likelihood(self, load: float, over: float) -> Floats:
-        """Return the likelihood of each grid load as capacity, after a run at `load` that gave the probability `over`.
+        """Return, for each grid load, the likelihood that this load is the capacity.
 
-        It is `over` for capacities below `load`, and `1 - over` for others. MIN_DOUBT limits both."""
+        `over` is the probability that `load` exceeds the capacity. The likelihood is `over` for grid loads below
+        `load`, and `1 - over` for other grid loads, where `over` is limited to MIN_DOUBT to 1 - MIN_DOUBT."""
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         return np.where(self._grid < load * (1 - 1e-9), probability, 1 - probability)
 
@@ -256,9 +257,10 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
     of them miss the bound, and `values` is their mean.
 
     With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
-    distribution `Beta(s n + 0.5, (1 - s) n + b)`, where `Beta(0.5, b)` has the median `max_share`. The
-    share is instead extrapolated from the exponential tail of the values above the quantile TAIL if all of these hold:
-    `s n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and `bound` is above the quantile."""
+    distribution `Beta(s * n + 0.5, (1 - s) * n + b)`, where `Beta(0.5, b)` has the median `max_share`.
+
+    With few misses, the share is instead extrapolated from the exponential tail of the values above the quantile TAIL.
+    This requires `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and a bound above the quantile."""
     from scipy.special import betaincc, btdtrib, gammainc
 
     share = float(missed.sum() / samples.sum())

@@ -2,8 +2,8 @@
 
 The interval combines three sources of error:
 
-- the uncertainty of the twin's constants, from simulations of the same load with other draws of the constants,
-- the residual of the fit,
+- the uncertainty of the twin's constants, from simulations of the same load with other draws of the constants.
+- the residual of the fit.
 - the variation between runs of the real server.
 """
 

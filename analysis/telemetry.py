@@ -2,9 +2,9 @@
 
 From the Telemetry lines of the run file, this module computes:
 
-- curves on the run's time axis,
-- the difference between the server's counters and the client's counts,
-- memory in use before, during and after the run,
+- curves on the run's time axis.
+- the difference between the server's counters and the client's counts.
+- memory in use before, during and after the run.
 - the clock offsets of the machines of a distributed run.
 
 Engines reserve most of a GPU's memory when they start, so memory in use says little about the load. The share of the KV

@@ -120,8 +120,8 @@ def _quantile(values: Floats) -> float | None:
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
     """Return three arrays with the errors that are due to reads of several tokens, for complete requests:
 
-    - the maximum error of the TTFT of each row, in ns,
-    - the number of timestamps in each bucket of maximum errors,
+    - the maximum error of the TTFT of each row, in ns.
+    - the number of timestamps in each bucket of maximum errors.
     - the number of gaps in each bucket of maximum errors.
 
     Buckets keep the arrays small for a hundred million tokens. `away_s` is the longest time for which the client may

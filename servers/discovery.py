@@ -93,9 +93,9 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
     `server` is a key of BACKENDS, or "" to accept any backend. `model` is the model to request, by default the first
     model that the server lists. Raises
 
-    - UnreachableError if no server answers;
-    - UnauthorizedError if the server requires an API key, or refuses the one that was sent;
-    - WrongServerError if the server is not the requested one, or not a server of any known backend;
+    - UnreachableError if no server answers.
+    - UnauthorizedError if the server requires an API key, or refuses the one that was sent.
+    - WrongServerError if the server is not the requested one, or not a server of any known backend.
     - ModelError if the server lists only other models.
     """
     from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers

@@ -2,11 +2,11 @@
 
 Existing libraries implement the techniques:
 
-- ZeRO: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer
-- Adapters: peft
-- Weights in 8 and 4 bits: torchao and bitsandbytes
-- Attention without stored scores: SDPA
-- Recomputation of activations: torch.utils.checkpoint
+- ZeRO: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer.
+- Adapters: peft.
+- Weights in 8 and 4 bits: torchao and bitsandbytes.
+- Attention without stored scores: SDPA.
+- Recomputation of activations: torch.utils.checkpoint.
 
 Memory sizes come from the allocator through torch.profiler. Memory that is still allocated at the end of a step counts
 as gradients.

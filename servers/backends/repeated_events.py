@@ -56,9 +56,9 @@ def drop_repeats(
     `is_plain_token` returns True if an event stands for exactly one token that only its text shows. `drop_repeats`
     returns
 
-    - the retained payloads, which always include the first two;
-    - the decoded events of these payloads, with the tokens of dropped events subtracted from running totals;
-    - the number of events that were dropped after each retained event;
+    - the retained payloads, which always include the first two.
+    - the decoded events of these payloads, with the tokens of dropped events subtracted from running totals.
+    - the number of events that were dropped after each retained event.
     - a description of the first unreadable event ("" if there is none). Payloads after this event are not decoded.
     """
     retained: list[bytes] = []

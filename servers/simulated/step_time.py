@@ -154,11 +154,11 @@ class StepTime:
         The first two tables are for a step with one prompt, the other three for a step with many prompts. "Earlier
         token" means a token of the prompt that a previous step has computed.
 
-        - one prompt: its attention time without earlier tokens
-        - one prompt: the increase per earlier token
-        - many prompts: the part that does not depend on the number of prompts
-        - many prompts: the part per prompt
-        - many prompts: the increase per prompt and earlier token
+        - one prompt: its attention time without earlier tokens.
+        - one prompt: the increase per earlier token.
+        - many prompts: the part that does not depend on the number of prompts.
+        - many prompts: the part per prompt.
+        - many prompts: the increase per prompt and earlier token.
         """
         deployment = self.deployment
         chunks = np.array(CHUNK_GRID, float)

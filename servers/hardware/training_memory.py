@@ -188,7 +188,7 @@ def _mlp_backward_bytes(step: TorchStep) -> float:
 
 
 def _trained_parameters(step: TorchStep) -> float:
-    """Return the number of trained parameters in all layers: all of them, or only the adapters."""
+    """Return the number of trained parameters in all layers. With adapters, only the adapters are trained."""
     model = step.model
     rank = step.adapter_rank
     if not rank:

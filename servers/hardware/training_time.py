@@ -1,11 +1,13 @@
 """Predicts how long one training step of plain PyTorch takes, for the model of `hardware.training_memory`.
 
-The time is a sum of four parts. All of them are counted, and nothing is fitted:
+The time is a sum of four parts:
 
 - GEMMs
 - bytes that the operators between the GEMMs read and write
 - collective operations between the processes
 - memory that is used for the first time
+
+No constant is fitted to measurements of plain PyTorch.
 
 In plain PyTorch, operators run one after the other, and each of them reads its operands from memory again.
 `loadgen.servers.hardware.training` predicts Megatron-LM instead, with fused kernels, 16-bit activations and collective

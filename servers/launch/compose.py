@@ -225,7 +225,7 @@ def _make_volume(host: Host) -> None:
     shown = str((volume.get("Options") or {}).get("device", ""))
     if shown != host.model_dir:
         raise LaunchError(
-            f"the volume {host.model_volume} on {host.name} shows {shown or 'its own files'}, not {host.model_dir}",
+            f"the volume {host.model_volume} on {host.name} is bound to {shown or 'no folder'}, not {host.model_dir}",
             "name another model_volume in the hosts file, or leave out model_dir to use the volume as it is",
         )
 

@@ -223,7 +223,7 @@ def test_a_model_folder_becomes_the_volume(docker: Docker, url: str) -> None:
     compose.up(wanted(host), no_word)
     docker.call("volume", "create")
     docker.answer(there, {"words": ["volume", "inspect"], "out": '[{"Options": null}]'})
-    with pytest.raises(LaunchError, match="its own files, not /srv/models"):
+    with pytest.raises(LaunchError, match="is bound to no folder, not /srv/models"):
         compose.up(wanted(host), no_word)
 
 

@@ -90,7 +90,7 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
     - 0: none of these reasons applies.
 
     If this machine could not send requests, failed objectives and incomplete requests say nothing about the server.
-    Therefore that reason comes before them.
+    Therefore this code 5 comes before codes 4 and 1.
     """
     verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
     objectives_code = verdicts_code(verdicts, inconclusive)

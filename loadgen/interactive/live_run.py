@@ -336,7 +336,7 @@ def warm_up() -> None:
 
 
 class LiveRun:
-    """One run from its start to its end. The caller holds the claim on its folder."""
+    """One interactive run, from Start to Stop. The caller must hold the FolderClaim on the folder of the run."""
 
     def __init__(
         self,

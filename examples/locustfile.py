@@ -1,5 +1,6 @@
 """Defines users with their own prompts, pauses and endpoints, measured as exactly as a burst.
 
+pip install -e '.[ui]'
 loadgen ui --server vllm --locustfile examples/locustfile.py      or:  locust -f examples/locustfile.py --server vllm
 """
 

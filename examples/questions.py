@@ -1,7 +1,8 @@
 """Answers three questions about a run, each with pandas and with SQL in DuckDB.
 
+pip install -e '.[parquet,notebook]' duckdb
 loadgen export runs/20260101T120000Z-tgi-burst --parquet tables
-python examples/questions.py tables          # needs pandas, pyarrow and duckdb
+python examples/questions.py tables
 """
 
 from __future__ import annotations

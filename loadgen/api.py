@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadgen.errors import LoadgenError, PlanError
+from loadgen.errors import LoadgenError, PlanError, install_hint
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import Comparison
@@ -68,7 +68,7 @@ class Result:
         try:
             from plotly.graph_objects import Figure
         except ImportError:
-            raise LoadgenError("figures need plotly", "pip install 'llm-loadgen[notebook]'") from None
+            raise LoadgenError("figures need plotly", install_hint("notebook")) from None
         return Figure(plotly_figure(name, chart_runs([self._reported])))
 
     def text(self) -> str:

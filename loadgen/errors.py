@@ -16,7 +16,7 @@ from __future__ import annotations
 from loadgen.analysis.run.errors import OutputError
 from loadgen.workloads.errors import LoadgenError
 
-__all__ = ["LoadgenError", "OpenFilesError", "OutputError", "PlanError", "PortsError"]
+__all__ = ["LoadgenError", "OpenFilesError", "OutputError", "PlanError", "PortsError", "install_hint"]
 
 EXIT_OK = 0
 EXIT_REQUESTS_FAILED = 1
@@ -38,3 +38,29 @@ class OpenFilesError(LoadgenError):
 
 class PortsError(LoadgenError):
     """This machine has fewer local ports than the plan has concurrent requests."""
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an optional dependency group of loadgen, such as `ui`.
+
+    The command installs loadgen from the place from which it is installed now: a clone, a Git URL, a wheel or a package
+    index. pip records this place in direct_url.json (https://peps.python.org/pep-0610).
+    """
+    import json
+    from importlib import metadata  # takes 40 ms, which other commands save
+    from pathlib import Path
+    from urllib.parse import unquote, urlsplit
+
+    origin = json.loads(metadata.distribution("llm-loadgen").read_text("direct_url.json") or "{}")
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        clone = Path(unquote(urlsplit(url).path))
+        place = f"In {clone}" if clone.is_dir() else "In a clone of loadgen"
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f"{place}: pip install {option}'.[{extra}]'"
+    source = ""
+    if "vcs_info" in origin:
+        source = f" @ {origin['vcs_info']['vcs']}+{url}"
+    elif url:
+        source = f" @ {url}"
+    return f"pip install 'llm-loadgen[{extra}]{source}'"

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from loadgen.servers.json_client import JsonClient
 
-EXTRA = "pip install 'llm-loadgen[telemetry]'"  # Hint for a missing library
 PAGE_LIMIT_BYTES = 16 << 20
 ROUTE_BYTES = 1 << 16  # Maximum size of a JSON response with one value
 ABSENT_STATUSES = (401, 403, 404, 405)  # Statuses of a page that is missing or forbidden, which will not change
@@ -406,10 +405,13 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
 
 
 def _library(module: str, package: str) -> Any:
+    """Import a library when it is needed first, so that commands without telemetry start faster.
+
+    Raises NotMeasuredError if the library is not installed, which happens after `pip install --no-deps`."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise NotMeasuredError(f"{package} is not installed: {EXTRA}") from None
+        raise NotMeasuredError(f"{package} is not installed: pip install {package}") from None
 
 
 def _metrics_client(url: str, access: Access) -> JsonClient:

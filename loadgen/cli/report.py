@@ -18,7 +18,7 @@ from typer import Argument, Exit, Option
 
 from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, print_document, print_error
 from loadgen.cli.sweep import write_frontier
-from loadgen.errors import LoadgenError, OutputError, PlanError
+from loadgen.errors import LoadgenError, OutputError, PlanError, install_hint
 from loadgen.results import folder_of, index_runs, runs_below, runs_in, write_text
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def export(
     ],
     parquet: Annotated[
         Path | None,
-        Option(help="Folder for Parquet files. Needs pip install 'llm-loadgen[parquet]'.", metavar="DIR"),
+        Option(help="Folder for Parquet files. Needs the extra `parquet` (pyarrow).", metavar="DIR"),
     ] = None,
     as_csv: Annotated[Path | None, Option("--csv", help="Folder for CSV files.", metavar="DIR")] = None,
     quiet: Quiet = False,
@@ -163,7 +163,7 @@ def export(
     if not folders:
         raise PlanError("no folder for the tables.", "Name a folder: --parquet DIR, --csv DIR, or both.")
     if parquet is not None and find_spec("pyarrow") is None:
-        raise LoadgenError("Parquet needs pyarrow.", "pip install 'llm-loadgen[parquet]', or use --csv DIR.")
+        raise LoadgenError("Parquet needs pyarrow.", f"{install_hint('parquet')}, or use --csv DIR.")
     from loadgen.analysis.export import export as write_tables
     from loadgen.folders import FolderClaim
 

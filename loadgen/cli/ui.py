@@ -11,7 +11,7 @@ from typer import Exit, Option
 
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
 from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, write_results
-from loadgen.errors import EXIT_USAGE, PlanError
+from loadgen.errors import EXIT_USAGE, PlanError, install_hint
 from loadgen.workloads.input_files import open_input
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
     try:
         from locust.main import main
     except ImportError as error:
-        raise PlanError(
-            f"loadgen ui needs Locust, which is not installed ({error})", "pip install 'llm-loadgen[ui]'"
-        ) from None
+        raise PlanError(f"loadgen ui needs Locust, which is not installed ({error})", install_hint("ui")) from None
     from loadgen.interactive.session import SESSION
     from loadgen.servers.auth import redact
 

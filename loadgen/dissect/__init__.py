@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, install_hint
 
 
 class DissectError(LoadgenError):
@@ -33,6 +33,6 @@ def check_installed(*modules: str) -> None:
     if missing:
         raise DissectError(
             f"loadgen dissect needs {', '.join(missing)}",
-            "Install the extra: pip install 'llm-loadgen[dissect]' (without a GPU, first: pip install torch "
-            "--index-url https://download.pytorch.org/whl/cpu).",
+            f"{install_hint('dissect')} (without a GPU, first: pip install torch "
+            "--index-url https://download.pytorch.org/whl/cpu)",
         )

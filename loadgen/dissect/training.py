@@ -33,6 +33,7 @@ from loadgen.dissect.predictions import predict_memory_bytes, predict_step_secon
 from loadgen.dissect.processes import run_in_processes
 from loadgen.dissect.results import DeviceLimits, TechniqueResult, TrainingResult
 from loadgen.dissect.techniques import ADAPTER_RANK, Technique, unsupported_reason
+from loadgen.errors import install_hint
 from loadgen.servers.hardware import ModelShape
 from loadgen.servers.hardware import model as shape_of
 
@@ -150,7 +151,7 @@ def _unsupported_reason(spec: TrainingSpec, technique: Technique) -> str:
     with suppress(DissectError):
         check_installed(*(module for module, needed in required.items() if needed))
         return unsupported_reason(technique, spec.device, count)
-    return f"{technique.name} needs peft, bitsandbytes or torchao: pip install 'llm-loadgen[dissect]'"
+    return f"{technique.name} needs peft, bitsandbytes or torchao. {install_hint('dissect')}"
 
 
 def _measure_limits(spec: TrainingSpec) -> DeviceLimits:

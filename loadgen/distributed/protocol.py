@@ -45,7 +45,7 @@ import msgspec
 
 from loadgen.analysis.run.runfile import SchedulingFacts
 from loadgen.distributed import DistributedError, TokenError
-from loadgen.errors import OutputError
+from loadgen.errors import OutputError, install_hint
 from loadgen.servers.auth import read_secret
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.lifeline import lifeline
@@ -394,9 +394,7 @@ def append_piece(piece: Piece, path: Path) -> PieceAck:
 def require_locust() -> None:
     """Raise DistributedError unless Locust is installed. Locust is not imported, because it patches the process."""
     if find_spec("locust") is None:
-        raise DistributedError(
-            "runs over several machines need Locust, which is not installed", "pip install 'llm-loadgen[ui]'"
-        )
+        raise DistributedError("runs over several machines need Locust, which is not installed", install_hint("ui"))
 
 
 @dataclass(frozen=True, slots=True)

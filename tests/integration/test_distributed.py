@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from loadgen.analysis.run import runfile
+from loadgen.errors import install_hint
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import accounted, events_sent, in_process, start, summary_of, wait_for
 from tests.support.simulated import running
@@ -163,8 +164,8 @@ BURST = ("burst", "--server", "tgi", "--n", "2", "--distributed")
     [
         ((*BURST, "--expect-workers", "2", "--bind", "bench:port"), "--bind bench:port: not an address"),
         (BURST, "--expect-workers is missing"),
-        ((*BURST, "--expect-workers", "2"), "pip install 'llm-loadgen[ui]'"),
-        (("worker", "--master", "127.0.0.1"), "pip install 'llm-loadgen[ui]'"),
+        ((*BURST, "--expect-workers", "2"), install_hint("ui")),
+        (("worker", "--master", "127.0.0.1"), install_hint("ui")),
     ],
 )
 def test_what_cannot_begin_says_why(

@@ -16,7 +16,7 @@ from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
 from loadgen.cli.report import export
-from loadgen.errors import LoadgenError, OutputError, PlanError
+from loadgen.errors import LoadgenError, OutputError, PlanError, install_hint
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import burst, complete, failed, header, loop, run_of, summarise
 
@@ -109,4 +109,4 @@ def test_what_is_missing_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(LoadgenError) as missing:
         export(run.path, parquet=tmp_path / "tables")
-    assert "pip install 'llm-loadgen[parquet]'" in missing.value.hint
+    assert install_hint("parquet") in missing.value.hint

@@ -18,6 +18,7 @@ import trustme
 
 from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run import runfile
+from loadgen.errors import install_hint
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
 from tests.support.command import FAST, ROOT, in_process
@@ -175,7 +176,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "pip install 'llm-loadgen[ui]'" in done.stderr
+    assert install_hint("ui") in done.stderr
 
 
 def _streams(url: str, number: int, process: subprocess.Popen[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.errors import install_hint
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, ROOT, Forked, in_process
 from tests.support.simulated import running
@@ -106,7 +107,7 @@ def test_each_command_ends_well(command: str, folder: Path, url: str) -> None:
 def test_what_needs_torch_says_how_to_get_it(command: str, folder: Path, url: str) -> None:
     """Its options are understood; `make test-dissect` carries such commands out."""
     out, err = start(command, folder, url).communicate(timeout=100)
-    assert (out, "pip install 'llm-loadgen[dissect]'" in err) == ("", True), err
+    assert (out, install_hint("dissect") in err) == ("", True), err
 
 
 def test_the_server_serves(folder: Path, url: str) -> None:

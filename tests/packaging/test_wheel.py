@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -66,3 +67,12 @@ def test_the_licence_and_the_command_are_in_the_wheel(wheel: Path) -> None:
         names = archive.namelist()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
+
+
+def test_a_plain_installation_measures_memory(wheel: Path) -> None:
+    """The wheel requires the libraries that read GPUs, host memory and server metrics, without an extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if re.fullmatch(r"llm_loadgen[^/]*/METADATA", name)]
+        fields = archive.read(name).decode().splitlines()
+    plain = {re.split("[<>=]", line)[0] for line in fields if line.startswith("Requires-Dist") and ";" not in line}
+    assert {f"Requires-Dist: {name}" for name in ("nvidia-ml-py", "prometheus-client", "psutil")} <= plain

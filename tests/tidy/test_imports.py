@@ -10,7 +10,10 @@ import pytest
 
 import loadgen
 
-HEAVY = {"numpy", "pandas", "plotly", "pydantic", "httpx", "aiohttp", "uvloop", "tokenizers", "jinja2", "rich"}
+HEAVY = {
+    *("numpy", "pandas", "plotly", "pydantic", "httpx", "aiohttp", "uvloop", "tokenizers", "jinja2", "rich"),
+    *("prometheus_client", "psutil", "pynvml"),
+}
 """What a command that does not need it must not load."""
 
 CLIENTS = {"aiohttp", "httpx", "uvloop", "requests", "urllib3"}

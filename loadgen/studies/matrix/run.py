@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -309,12 +308,10 @@ class StartRunner:
     def _measure_function(self, server: RunningServer) -> Measure:
         """Return the function that executes a run on the given server."""
         matrix = self._matrix
-        # The memory of the server's processes is measured only if psutil is installed: the plan did not request it.
-        pids = server.pids if find_spec("psutil") else ()
 
         def measure(plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
             return prepare.run(
-                plan.replaced(url=server.url, server_pid=pids),
+                plan.replaced(url=server.url, server_pid=server.pids),
                 folder,
                 command=matrix.command,
                 say=lambda _line: None,  # the matrix prints its own line for each run

@@ -10,6 +10,7 @@ import pytest
 
 from loadgen.dissect import DissectError, check_installed
 from loadgen.dissect.techniques import TECHNIQUES, Technique, parse_technique, unsupported_reason
+from loadgen.errors import install_hint
 from tests.support.command import in_process
 
 
@@ -69,7 +70,7 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     code, out, err = in_process(tmp_path, "dissect", "inference", "--model", "llama-2-7b")
     assert (code, out) == (2, "")
     assert "loadgen dissect needs torch" in err
-    assert "pip install 'llm-loadgen[dissect]'" in err
+    assert install_hint("dissect") in err
     assert in_process(tmp_path, "dissect", "training", "--help")[0] == 0
     with pytest.raises(DissectError, match="needs surely_not_there"):
         check_installed("json", "surely_not_there")

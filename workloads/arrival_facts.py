@@ -72,7 +72,7 @@ class Arrivals(msgspec.Struct, frozen=True):
 
         Each of these makes the number finite:
 
-        - a maximum number of requests `n`
-        - a `duration` other than None (its value does not matter), unless all requests are due at time 0
-        - a process that ends by itself, such as a trace"""
+        - a maximum number of requests `n`.
+        - a `duration` other than None (its value does not matter), unless all requests are due at time 0.
+        - a process that ends by itself, such as a trace."""
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

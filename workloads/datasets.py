@@ -287,10 +287,10 @@ def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
 
     The function uses the first of these lengths that is available:
 
-    - the next length of the distribution that the user requests
-    - `output_tokens` of the sample
-    - the length of the recorded answer
-    - DEFAULT_OUTPUT_TOKENS"""
+    - the next length of the distribution that the user requests.
+    - `output_tokens` of the sample.
+    - the length of the recorded answer.
+    - DEFAULT_OUTPUT_TOKENS."""
     requested = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
 
     def tokens(sample: Sample) -> int:

@@ -491,9 +491,9 @@ def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tu
     the other wheels have words of minimum cost. All words of a wheel have the same cost, so these texts have the same
     number of tokens left to fill. The result has three values:
 
-    - the wheels
-    - the number of tokens left to fill
-    - False if the wheels number all `n` texts, True if they have room only for the `group_size` texts of this length
+    - the wheels.
+    - the number of tokens left to fill.
+    - False if the wheels number all `n` texts, True if they have room only for the `group_size` texts of this length.
 
     Raises PromptError if there are not enough different texts of this length.
     """

@@ -411,7 +411,7 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
     `a` and `b` have one pair per run: the number of complete requests, and the number of all requests. The shares are
     tested in two ways, and the larger error counts:
 
-    - between runs, as for any figure;
+    - between runs, as for any figure.
     - over all requests of a group (Fisher's exact test, and the exact interval of each share). This test is needed
       because runs in which every request is complete do not vary, although further runs might.
     """

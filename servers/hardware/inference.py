@@ -2,8 +2,8 @@
 
 A step processes two groups of sequences:
 
-- prefill: `prompts` sequences of `tokens` new tokens each
-- decode: `decoding` sequences that hold `context` tokens each and get one more token
+- prefill: `prompts` sequences of `tokens` new tokens each.
+- decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
 Arguments are numbers or NumPy arrays, and times are in seconds. `lower_bounds_s` returns minimum times: it ignores
 latencies and overheads, and uses data-sheet rates.

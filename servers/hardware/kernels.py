@@ -3,8 +3,8 @@
 The models extend the roofline model (Williams, Waterman and Patterson, CACM 2009) by tiles, waves, the L2 cache and
 latencies. Other sources:
 
-- Tile and wave quantisation: NVIDIA's "Matrix Multiplication Background User's Guide"
-- Ring collectives: Patarasuk and Yuan (JPDC 2009)
+- Tile and wave quantisation: NVIDIA's "Matrix Multiplication Background User's Guide".
+- Ring collectives: Patarasuk and Yuan (JPDC 2009).
 
 The functions accept numbers or NumPy arrays and return seconds. architectures.csv and constants.csv in this folder
 contain the constants, and name the measurements behind them.

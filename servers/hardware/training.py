@@ -7,9 +7,9 @@ The duration is that of the busiest pipeline stage with the 1F1B schedule, inter
 
 Sources of the memory model:
 
-- activations: arXiv 2205.05198, tables 2 and 3
-- parameters, gradients and optimiser states: ZeRO (arXiv 1910.02054)
-- adapters: LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314)
+- activations: arXiv 2205.05198, tables 2 and 3.
+- parameters, gradients and optimiser states: ZeRO (arXiv 1910.02054).
+- adapters: LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314).
 """
 
 from __future__ import annotations
@@ -215,9 +215,9 @@ def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
 
     The three values are:
 
-    - the layer without all-reduces
-    - the part of the layer's time that its attention core takes
-    - one all-reduce
+    - the layer without all-reduces.
+    - the part of the layer's time that its attention core takes.
+    - one all-reduce.
     """
     model = training.model
     gpu = training.gpu

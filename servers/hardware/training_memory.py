@@ -2,10 +2,10 @@
 
 The counted model is the Llama of `loadgen.dissect.models.llama`. The prediction includes:
 
-- every value in the number format of the run
-- embedding, output head and loss
-- Adam with two moments
-- the tensors that autograd saves for each operator
+- every value in the number format of the run.
+- embedding, output head and loss.
+- Adam with two moments.
+- the tensors that autograd saves for each operator.
 
 ZeRO stages 2 and 3 are those of FSDP2. At stage 2, each device holds its part of the weights and, until the backward
 pass, also all weights.
@@ -77,10 +77,10 @@ def _memory_over_time(step: TorchStep) -> Iterator[tuple[float, float]]:
 
     The moments are:
 
-    - after the loss
-    - after the backward pass of the output head
-    - before and after the backward pass of each layer
-    - after the backward pass of the embedding
+    - after the loss.
+    - after the backward pass of the output head.
+    - before and after the backward pass of each layer.
+    - after the backward pass of the embedding.
     """
     layers = step.model.layers
     ends = _ends(step)
@@ -139,10 +139,10 @@ def _norm_bytes(step: TorchStep) -> float:
 
     On a GPU, the fused kernel saves its input and its result. On a CPU, these tensors are saved:
 
-    - the fp32 input
-    - the root mean square and its inverse
-    - the fp32 quotient, if the weight is trained
-    - the result
+    - the fp32 input.
+    - the root mean square and its inverse.
+    - the fp32 quotient, if the weight is trained.
+    - the result.
     """
     tokens = step.tokens
     hidden = step.model.hidden

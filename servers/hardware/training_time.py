@@ -2,10 +2,10 @@
 
 The time is a sum of four parts:
 
-- GEMMs
-- bytes that the operators between the GEMMs read and write
-- collective operations between the processes
-- memory that is used for the first time
+- GEMMs.
+- bytes that the operators between the GEMMs read and write.
+- collective operations between the processes.
+- memory that is used for the first time.
 
 No constant is fitted to measurements of plain PyTorch.
 
@@ -145,12 +145,12 @@ def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
 
     Operands of GEMMs are not included. The forward pass moves this number of values per element:
 
-    - a norm: 8 (square, mean, product with the root, product with the weight), or 2 if it is fused
-    - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum)
-    - reordering of heads and back: 8
-    - SiLU with its product: 5
-    - residuals: 6
-    - attention scores: 8 (scaled, masked in a copy, normalised)
+    - a norm: 8 (square, mean, product with the root, product with the weight), or 2 if it is fused.
+    - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum).
+    - reordering of heads and back: 8.
+    - SiLU with its product: 5.
+    - residuals: 6.
+    - attention scores: 8 (scaled, masked in a copy, normalised).
 
     Gradients pass the same operators, and products twice. They are added up where several operators read one value.
     """

@@ -1,9 +1,9 @@
 """Starts servers with one of four launch methods.
 
-- `compose`: in a container
-- `process`: as a process of this machine
-- `simulated`: a simulated server
-- `running`: not at all, because the server already runs
+- `compose`: in a container.
+- `process`: as a process of this machine.
+- `simulated`: a simulated server.
+- `running`: not at all, because the server already runs.
 
 Every launch method is a context manager. The server is ready on entry. On exit it is stopped, unless it already ran
 before.

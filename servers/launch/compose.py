@@ -42,14 +42,14 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
     These options are supported:
 
-    - `file`: another docker-compose.yml
-    - `env`: additional variables for docker-compose.yml
-    - `tensor_parallel`: number of GPUs that share the model
-    - `gpus`: see LaunchSpec.gpus
-    - `timeout_s`: maximum time until the server is ready
-    - `poll_s`: time between two checks
-    - `unreachable_s`: maximum time for which a healthy container may be unreachable
-    - `api_key_env`: name of the environment variable with the API key
+    - `file`: another docker-compose.yml.
+    - `env`: additional variables for docker-compose.yml.
+    - `tensor_parallel`: number of GPUs that share the model.
+    - `gpus`: see LaunchSpec.gpus.
+    - `timeout_s`: maximum time until the server is ready.
+    - `poll_s`: time between two checks.
+    - `unreachable_s`: maximum time for which a healthy container may be unreachable.
+    - `api_key_env`: name of the environment variable with the API key.
 
     Raises LaunchError with the end of the container's log, and the errors of `loadgen.servers.discovery.probe`."""
     server = up(spec, say)

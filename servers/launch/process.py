@@ -79,16 +79,16 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
     If this process is killed, `loadgen servers` still finds the server. These options are supported:
 
-    - `python`: interpreter of the environment that has the server
-    - `port`: port of the server, by default any free one
-    - `name`: name under which the server offers the model
-    - `arguments`: arguments added to the command
-    - `env`: variables added to the environment
-    - `tensor_parallel`: number of GPUs that share the model
-    - `gpus`: see LaunchSpec.gpus
-    - `log`: log file
-    - `timeout_s`: maximum time until the server is ready
-    - `api_key_env`: name of the environment variable with the API key
+    - `python`: interpreter of the environment that has the server.
+    - `port`: port of the server, by default any free one.
+    - `name`: name under which the server offers the model.
+    - `arguments`: arguments added to the command.
+    - `env`: variables added to the environment.
+    - `tensor_parallel`: number of GPUs that share the model.
+    - `gpus`: see LaunchSpec.gpus.
+    - `log`: log file.
+    - `timeout_s`: maximum time until the server is ready.
+    - `api_key_env`: name of the environment variable with the API key.
 
     Raises LaunchError with the end of the log, and the errors of `loadgen.servers.discovery.probe`."""
     server = up(spec, say)

@@ -74,9 +74,9 @@ class LaunchSpec:
 
         The first of these that is available is used:
 
-        - options["gpus"]
-        - the GPUs that the host lists for this server, if there are at least `tensor_parallel`
-        - the first `tensor_parallel` GPUs of the machine"""
+        - options["gpus"].
+        - the GPUs that the host lists for this server, if there are at least `tensor_parallel`.
+        - the first `tensor_parallel` GPUs of the machine."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count = self.tensor_parallel

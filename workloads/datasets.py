@@ -1,7 +1,7 @@
 """Reads prompts and dialogues from files, one entry at a time, so that a file may be larger than memory.
 
-    sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}
-    alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}
+    sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}.
+    alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}.
     jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line. Only the prompt is
                required, and other keys are ignored. `body` holds fields for this request, like --extra-body for all
                requests. `image` or `images` are URLs, or paths of files relative to the dataset's folder.

@@ -7,8 +7,8 @@
 
 A prompt may begin with spans of tokens that it shares with other prompts:
 
-    number  random words                a prompt without shared spans
-    span  span  number  random words    a prompt that shares its beginning with other prompts
+    number  random words                a prompt without shared spans.
+    span  span  number  random words    a prompt that shares its beginning with other prompts.
 
 A seed gives the same prompts, byte for byte, on any machine. Prompt i has a separate random generator, seeded with the
 text "seed:i". Only the sequence of `Random.random` is used, the only one that Python guarantees.

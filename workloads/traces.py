@@ -1,14 +1,14 @@
 """Reads traces: recorded loads with the arrival time and the token counts of each request.
 
-    layout        recognised by                            timestamps, and where the layout is described
-    Mooncake      JSON objects, one per line               ms; kvcache-ai/Mooncake, FAST25-release/README.md
+    layout        recognised by                            timestamps, and where the layout is described.
+    Mooncake      JSON objects, one per line               ms; kvcache-ai/Mooncake, FAST25-release/README.md.
     Qwen-Bailian  Mooncake's fields and chat_id,           s; alibaba-edu/qwen-bailian-usagetraces-anon, README.md
-                  parent_chat_id
+                  parent_chat_id.
     Azure         TIMESTAMP,ContextTokens,GeneratedTokens  date and time, in 2023 with 7 decimals and no zone, in 2024
                                                            with 0 or 6 and +00:00; Azure/AzurePublicDataset,
-                                                           AzureLLMInferenceDataset2023.md and ...2024.md
+                                                           AzureLLMInferenceDataset2023.md and ...2024.md.
     BurstGPT      Timestamp,...,Request tokens,            s; HPMLL/BurstGPT, README.md (later files have more
-                  Response tokens,...                      columns)
+                  Response tokens,...                      columns).
 
 Some files use Mooncake's field names with timestamps in other units and blocks of other sizes. The layout's unit is
 therefore used only if it gives a plausible rate. The number of hash ids must match the length of the prompt. If a trace

@@ -1,8 +1,8 @@
 """Compares two runs or two groups of runs, A and B, and reports by how much they differ and how certain that is.
 
-    (this module)   the comparison, the check for equal work, and the documents for terminal and page
-    figures         compares each figure (better, worse, no difference or inconclusive) and evaluates `--fail-if`
-    run_variance    estimates by how much a figure varies between two runs of the same server
+    (this module)   the comparison, the check for equal work, and the documents for terminal and page.
+    figures         compares each figure (better, worse, no difference or inconclusive) and evaluates `--fail-if`.
+    run_variance    estimates by how much a figure varies between two runs of the same server.
 
 Only runs of equal work can be compared fairly. Servers, versions, addresses, endpoints, server limits and platforms may
 differ, because users compare these on purpose; notes state such differences. Any other difference that changes the

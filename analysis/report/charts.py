@@ -5,11 +5,11 @@ values that depend on the run. charts.js resolves the references on the page, an
 notebooks. A chart that traces cannot express, such as one with a variable number of panels, names a script that draws
 the chart with `Report.chart`.
 
-    "$x"                  a column of the run's data; "$by_position.p50" is a nested column
-    "@run" "@quiet"       the colour of the run, or a colour of the palette
-    "@run:2e"             the colour of the run with an opacity (two hexadecimal digits)
-    "@dash"               the line style of the run
-    @name @xunit @yunit   inside a text: the name of the run (if there are several), and the units of the axes
+    "$x"                  a column of the run's data; "$by_position.p50" is a nested column.
+    "@run" "@quiet"       the colour of the run, or a colour of the palette.
+    "@run:2e"             the colour of the run with an opacity (two hexadecimal digits).
+    "@dash"               the line style of the run.
+    @name @xunit @yunit   inside a text: the name of the run (if there are several), and the units of the axes.
 
 Traces with `"single_run": True` are only drawn on pages of one run. Traces with `"single_run": False` are only drawn on
 pages of several runs.

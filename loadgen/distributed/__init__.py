@@ -1,9 +1,9 @@
 """Runs over several machines: `loadgen burst --distributed` runs on one machine, `loadgen worker` on the others.
 
     protocol        the messages between the commands, the frames between a command and its Locust process, the
-                    shared token, and the clock exchange
-    locust_process  the Locust process of a command: sockets, heartbeats, handshakes and clock exchanges
-    master, worker  the two commands
+                    shared token, and the clock exchange.
+    locust_process  the Locust process of a command: sockets, heartbeats, handshakes and clock exchanges.
+    master, worker  the two commands.
 
 LoadgenError
 └── DistributedError    the run cannot begin, or a machine cannot carry out its share of the run

@@ -3,9 +3,9 @@
 If a server fills every core of this machine, the client must wait for a core, and requests are sent late. During a run
 the client therefore raises its priority as far as it is permitted to:
 
-    normal      no change
-    auto        nice -10, and a separate autogroup with nice -10
-    realtime    as auto, and additionally the real-time policy SCHED_RR
+    normal      no change.
+    auto        nice -10, and a separate autogroup with nice -10.
+    realtime    as auto, and additionally the real-time policy SCHED_RR.
 
 Linux first shares the cores between sessions, and then between the processes of one session (sched(7), "The autogroup
 feature"). The nice value of a process therefore has no effect on a server that was started in another terminal. Each

@@ -2,11 +2,11 @@
 
 Each reading belongs to one phase of the run (the field `moment`):
 
-    idle     before the workers connect, and so before the first warm-up request
-    start    when every connection is open and warm-up is over
-    run      every `every_s` seconds from the start of the run, one thread per source; never while a burst is sent
-    end      as soon as the last request has ended
-    after    a little later, when the server's counters no longer change
+    idle     before the workers connect, and so before the first warm-up request.
+    start    when every connection is open and warm-up is over.
+    run      every `every_s` seconds from the start of the run, one thread per source; never while a burst is sent.
+    end      as soon as the last request has ended.
+    after    a little later, when the server's counters no longer change.
 
 No token passes through this process, so the sampler does not disturb the measurement. The sampler takes 0.7 % of a
 core: 7 ms of CPU time per second, measured with vLLM's metrics page of 55 kB, one GPU and one process.

@@ -2,12 +2,12 @@
 
 Servers report errors in these forms:
 
-    {"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams
-    {"object":"error","message":..,"type":..}        vLLM up to 0.6.6
-    {"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}
-    {"message":".."}                                 LightLLM up to 1.1
-    {"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI
-    plain text, HTML                                 axum, uvicorn, proxies
+    {"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams.
+    {"object":"error","message":..,"type":..}        vLLM up to 0.6.6.
+    {"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}.
+    {"message":".."}                                 LightLLM up to 1.1.
+    {"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI.
+    plain text, HTML                                 axum, uvicorn, proxies.
 """
 
 from __future__ import annotations

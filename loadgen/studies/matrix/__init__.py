@@ -8,10 +8,10 @@ Two terms are specific to a matrix:
 
 This package consists of these modules:
 
-    __init__  the plan, its cells, the order of the starts, and which repeats are finished
-    run       starts the servers and executes the remaining runs
-    estimate  predicts how long the remaining runs take
-    result    reads the files of a matrix and writes its results
+    __init__  the plan, its cells, the order of the starts, and which repeats are finished.
+    run       starts the servers and executes the remaining runs.
+    estimate  predicts how long the remaining runs take.
+    result    reads the files of a matrix and writes its results.
 
 The repeats of a cell are spread over `starts` rounds:
 
@@ -25,9 +25,9 @@ The repeats of a cell are spread over `starts` rounds:
 The state of a matrix is stored in its files. A repeat is finished if the footer of its run file does not say
 "interrupted", or if its sweep has ended. The append-only file `matrix.jsonl` contains what the run files do not:
 
-    {"type": "plan", "plan": {...}, ...}                         the first line
-    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server is ready
-    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run begins; place 0: first of its start
+    {"type": "plan", "plan": {...}, ...}                         the first line.
+    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server is ready.
+    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run begins; place 0: first of its start.
     {"type": "end", "cell": {...}, "repeat": 1, "seconds": 18.4}
     {"type": "failure", "cell": {...}, "repeat": 1, "kind": "LaunchError", "reason": "...", "hint": "...", "log": "..."}
     {"type": "down", "start": 3}, {"type": "resumed", ...}, {"type": "interrupted", ...}

@@ -3,14 +3,14 @@
 A *step* is one run at one load. Its files are in the folder `step-1`, `step-2`, ... Callbacks choose the next load and
 judge each run. The package consists of these modules:
 
-    __init__  the sweep, its journal and the loop over its steps
-    overload  ends a step early if the server cannot keep up
-    measure   parses objectives, chooses loads, judges steps, and predicts a sweep with a simulated server
-    result    reads the files of a sweep and writes its results
+    __init__  the sweep, its journal and the loop over its steps.
+    overload  ends a step early if the server cannot keep up.
+    measure   parses objectives, chooses loads, judges steps, and predicts a sweep with a simulated server.
+    result    reads the files of a sweep and writes its results.
 
 The state of a sweep is stored in its files. The append-only file `sweep.jsonl` contains what the run files do not:
 
-    {"type": "plan", "plan": {...}, ...}                            the first line
+    {"type": "plan", "plan": {...}, ...}                            the first line.
     {"type": "begin", "step": 3, "load": 16.0}
     {"type": "end", "step": 3, "load": 16.0, "seconds": 61.2, "over": 0.02, "carried": null,
      "stopped": "", "client": "ok"}

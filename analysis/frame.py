@@ -515,8 +515,8 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
 def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Booleans]:
     """Return three Boolean columns for these Records.
 
-    A value is True in the first column if the token counts of the chunks are unknown, in the second if the server
-    stated a total, and in the third if the chunks and the total must be compared in any case.
+    The first column is True if the token counts of the chunks are unknown. The second is True if the server stated a
+    total. The third is True if the chunks and the total must be compared in any case.
     """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:

@@ -12,7 +12,7 @@ request counts with its full latency, whose mean is E[W]. In L, it counts only w
 request that is in flight at a random instant remains for another E[W^2] / (2 E[W]) on average. For a window of length
 T, in which the slowest request took W_max, a difference is therefore tolerated up to
 
-    0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T
+    0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T.
 
 The term W_max allows for chance if few requests are in flight. A whole run has only the first term.
 """

@@ -8,8 +8,8 @@ p-quantile is always binomial(n, p).
 The interval of a rate is based on the variation of the rate within the measurement window:
 
 1. The window is cut into equal batches, each of which gives one rate. A batch is longer than a request's residence
-   time, so that a slow request affects a single batch (batch means: Law and Carson, "A sequential procedure for
-   determining the length of a steady-state simulation", 1979).
+   time, so that a slow request affects a single batch. Source of these batch means: Law and Carson, "A sequential
+   procedure for determining the length of a steady-state simulation", 1979.
 2. The mean over batches is the reported rate. Its interval is that of the studentised bootstrap (Efron and Tibshirani,
    "An Introduction to the Bootstrap", 1993, section 12.5). The seed is fixed, so a run always gives the same interval.
 
@@ -205,9 +205,9 @@ def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -
     """Return the exact confidence interval of a share, given `successes` out of `count` samples.
 
     Let B be binomial(count, p) and alpha = 1 - confidence. The interval contains every share p for which both `P(B >=
-    successes)` and `P(B <= successes)` are at least alpha / 2 (Clopper and Pearson, "The use of confidence or fiducial
-    limits illustrated in the case of the binomial", 1934). It is never narrower than the confidence requires. Without
-    samples it is (0, 1).
+    successes)` and `P(B <= successes)` are at least alpha / 2. It is never narrower than the confidence requires.
+    Without samples it is (0, 1). Source: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in
+    the case of the binomial", 1934.
     """
     from scipy.special import betaincinv
 
@@ -221,10 +221,10 @@ def ratio_variance(values: Floats | Booleans, offsets: Integers, mean: float) ->
     """Return the variance of the mean of values that come in contiguous groups.
 
     The values of a group may depend on each other. The mean is the ratio of two totals: the sum of the values and their
-    number. With S_i the sum and n_i the number of values in group i, g groups and n values (Cochran, "Sampling
-    Techniques", 3rd edition, 1977, section 2.11):
+    number (Cochran, "Sampling Techniques", 3rd edition, 1977, section 2.11). With S_i the sum and n_i the number of
+    values in group i, g groups and n values:
 
-        variance = g / (g - 1) * sum((S_i - mean * n_i)**2) / n**2
+        variance = g / (g - 1) * sum((S_i - mean * n_i)**2) / n**2.
 
     For groups of one value this is s**2 / n.
     """
@@ -280,7 +280,7 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
     function at the lower and at the upper ends of these ranges, in ascending order. If both arrays are equal, this is
     the ordinary test. For n sorted values with the indices i = 1 to n, the statistic is
 
-        max(0, max(i / n - above_i), max(below_i - (i - 1) / n))
+        max(0, max(i / n - above_i), max(below_i - (i - 1) / n)).
 
     The p-value is asymptotic with Stephens's correction (JRSS B 32, 1970, 115-122). Its error is at most 0.025 from 8
     values on, and at most 0.005 at 1000 values.
@@ -451,7 +451,7 @@ def share_difference_interval(
 
     `single_interval` computes the intervals (l_a, u_a) and (l_b, u_b) of the shares p_a and p_b. The result is
 
-        difference - sqrt((p_b - l_b)**2 + (u_a - p_a)**2)  to  difference + sqrt((u_b - p_b)**2 + (p_a - l_a)**2)
+        difference - sqrt((p_b - l_b)**2 + (u_a - p_a)**2)  to  difference + sqrt((u_b - p_b)**2 + (p_a - l_a)**2).
 
     The source is Newcombe, "Interval estimation for the difference between independent proportions", 1998, method 10,
     which uses Wilson's intervals. With exact single intervals, the result is never too narrow.

@@ -175,7 +175,7 @@ def quantile(samples: Samples, share: float) -> float:
 def mean_variance(values: Floats, samples: Samples) -> float:
     """Return the variance of the mean of `values`, which has one value per sample.
 
-    For strata, the variance is `sum(n_h * s_h**2 for all strata h) / n**2`, where `n_h` is the number of samples and
+    For strata, the variance is `sum(n_h * s_h**2 for all strata h) / n**2`. Here `n_h` is the number of samples and
     `s_h**2` the variance within stratum h (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4). For
     batches, the variance is that of the batch means (the ratio estimator of Cochran, section 2.11).
     """
@@ -204,9 +204,9 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
     """Return the bootstrap standard error of the logarithm of a quantile. Return NaN if a bootstrap quantile is 0.
 
-    The k-th smallest of n values that are drawn with replacement is the quantile of the sample at a random share, which
-    has the distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). Only these shares
-    are drawn, not whole bootstrap samples. For dependent samples, n is the effective size.
+    Draw n values of the sample with replacement. The k-th smallest of them is the quantile of the sample at a random
+    share. This share has the distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1).
+    Only these shares are drawn, not whole bootstrap samples. For dependent samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))

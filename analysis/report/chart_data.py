@@ -1,7 +1,7 @@
 """Computes the chart data as plain lists: latency distributions, time series and the request timeline.
 
 Large data sets are thinned, which keeps the page small. In the data, `n` is the number of samples and `drawn` is how
-many of them are drawn:
+many of them are drawn.
 
 - Distributions draw evenly spaced ranks, and always the smallest and largest samples, so the tails stay visible.
 - Charts of requests draw every k-th request in the order sent, and in addition the slowest and the failed ones.

@@ -147,8 +147,8 @@ def _looks_hidden(record: Record, chunks: int, total: int) -> bool:
 
     - Nearly all chunks are single words: `phrase_chunks <= PHRASES_SHARE_MAX * chunks`.
     - The text is too short for all tokens: `text_bytes < BYTES_PER_TOKEN_MIN * total`.
-    - Generating the extra tokens took time before the first chunk: the time from sending the request to the first chunk
-      is at least `PACE_MIN * pace * (total - chunks)`, where `pace` is the mean time between chunks."""
+    - Generating the extra tokens took time before the first chunk. The time from sending the request to the first chunk
+      is at least `PACE_MIN * pace * (total - chunks)`. Here `pace` is the mean time between chunks."""
     if not record.text_bytes or chunks < 2 or record.sent_ns is None:
         return False
     pace_ns = (record.chunk_ns[-1] - record.chunk_ns[0]) / (chunks - 1)

@@ -14,8 +14,8 @@ neighbouring loads. Whether a percentile meets its bound is a much more stable r
 
 The probability p is the probability that too large a share of requests misses a bound. It is computed from the counts
 with a Beta prior, similar to Jeffreys's (Brown, Cai and DasGupta, "Interval estimation for a binomial proportion",
-2001). Neighbouring requests wait in the same queue and are therefore correlated, so n requests count as n / tau, where
-tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). Tau is the
+2001). Neighbouring requests wait in the same queue and are therefore correlated, so n requests count as n / tau. Here
+tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). It is the
 maximum over several bounds, because a bound that few requests miss shows no correlation.
 """
 

@@ -243,7 +243,7 @@ class ClockSample(msgspec.Struct, frozen=True):
     They give the offset between the clocks and the round trip:
 
         offset = ((t2 - t1) + (t3 - t4)) / 2        worker's clock minus master's
-        round trip = (t4 - t1) - (t3 - t2)
+        round trip = (t4 - t1) - (t3 - t2).
 
     The offset is exact if both directions take equally long. Timestamps from the two ends cannot show a difference
     between the directions. But neither direction takes negative time, so the true offset is within half the round trip.

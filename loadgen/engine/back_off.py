@@ -3,7 +3,7 @@
     a request fails at once   ──> its client waits
     the pause is over         ──> the client that has waited longest sends its next request (a try)
     the try fails at once     ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
-    the try does not fail     ──> the next pause is half as long, until every client is back
+    the try does not fail     ──> the next pause is half as long, until every client is back.
 
 During an outage, only one request per client and a few tries fail, however many clients there are. The loop is back at
 full load within two seconds after the server is available again. Clients whose requests do not fail never wait.

@@ -3,7 +3,7 @@
     Plan ─ build_schedule ─> Schedule    when requests are due, how many, and how many at once
          ─ build_prompts ──> Prompts     the prompts, with exact lengths according to the server's tokenizer
          ─ prepare ────────> Prepared    the Schedule, a WorkerTask per process, and the header
-         ─ run ────────────> Footer      with loadgen.engine.coordinator
+         ─ run ────────────> Footer      with loadgen.engine.coordinator.
 
 Modules that load the measuring engine are imported inside functions. `loadgen ui` prepares a run in a process that must
 not load the engine.

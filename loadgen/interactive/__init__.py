@@ -1,8 +1,8 @@
 """Interactive load for `loadgen ui`: Locust's web page and users, with the exact timestamps of loadgen.
 
-session   the state of one Locust process, listeners to Locust's events, and loadgen's section of the page
-live_run  the server under test, and one run from Start to Stop: its file, client health and figures
-user      the base class for locustfiles, and the connection of a user
+session   the state of one Locust process, listeners to Locust's events, and loadgen's section of the page.
+live_run  the server under test, and one run from Start to Stop: its file, client health and figures.
+user      the base class for locustfiles, and the connection of a user.
 """
 
 from collections.abc import Mapping

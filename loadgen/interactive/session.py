@@ -2,10 +2,10 @@
 
 loadgen listens to these events of Locust:
 
-init_command_line_parser    add options made from the Plan's fields; some become fields of the start form
-init                        find the server (or start the simulated one) and extend the page
-test_start, test_stop       start and end a LiveRun, which writes one run folder
-quitting                    end the current run and stop the simulated server
+init_command_line_parser    add options made from the Plan's fields; some become fields of the start form.
+init                        find the server (or start the simulated one) and extend the page.
+test_start, test_stop       start and end a LiveRun, which writes one run folder.
+quitting                    end the current run and stop the simulated server.
 
 Locust's page is served unchanged except for two lines before `</body>`. They load a script that fills a section below
 Locust's tables. Nothing is loaded from the network.

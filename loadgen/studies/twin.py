@@ -1,6 +1,6 @@
 """The twin of a server: a simulated server whose constants are fitted to measured runs. A JSON file stores the twin.
 
-    runs ─ loadgen.studies.twin_fitting ─> Twin ─> twin.json ─ loadgen.studies.simulate ─> predictions for another load
+    runs ─ loadgen.studies.twin_fitting ─> Twin ─> twin.json ─ loadgen.studies.simulate ─> predictions for another load.
 
 The constants depend on what is known about the server:
 

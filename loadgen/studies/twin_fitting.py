@@ -1,7 +1,7 @@
 """Fits a twin to measured runs. A twin is a simulated server with the latencies of a measured one.
 
     Run ─ observe_run ─> ObservedRun ─┐  start values: from the hardware model, or from a linear fit of decoding times
-    Run ─ observe_run ─> ObservedRun ─┴─> solve: least squares on replays, with a prior ─> bootstrap draws
+    Run ─ observe_run ─> ObservedRun ─┴─> solve: least squares on replays, with a prior ─> bootstrap draws.
 
 A replay simulates each request at its measured send time. A closed loop therefore needs no model of its clients. The
 residuals are `log(simulated / measured)` of TTFT, TPOT and E2E latency. Every run has the same weight.
@@ -409,7 +409,7 @@ class FitProblem:
 
             residual = weight * sign(e) * soft(e)
             weight = sqrt(INDEPENDENT_REQUESTS / n) / NOISE
-            soft(e) = OUTLIER * sqrt(2 * (sqrt(1 + (e / OUTLIER) ** 2) - 1))    (soft L1 loss)
+            soft(e) = OUTLIER * sqrt(2 * (sqrt(1 + (e / OUTLIER) ** 2) - 1))    (soft L1 loss).
 
         The residual of a missing latency is 0. `median(TPOT) / 2` is added to the simulated and the measured TTFT,
         because a request may arrive at any time within a step.

@@ -5,7 +5,7 @@ computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308
 
     share = interference * (in flight - 1) / output tokens
     TPOT  = (1 - share) * decode step + share * step with a prompt
-    TTFT  = server path + decode step / 2 + step with the prompt + queueing
+    TTFT  = server path + decode step / 2 + step with the prompt + queueing.
 
 `share` is the number of prompts per step. If it exceeds 1, every step computes `share` prompts, and TPOT is the
 duration of such a step.

@@ -3,7 +3,7 @@
 The duration is that of the busiest pipeline stage with the 1F1B schedule, interleaved or not (arXiv 2104.04473). With
 `m` micro-batches, `p` stages and `v` chunks of layers per stage:
 
-    iteration = m * (forward + backward) * (1 + (p - 1) / (m * v)) + gradients between replicas + optimiser
+    iteration = m * (forward + backward) * (1 + (p - 1) / (m * v)) + gradients between replicas + optimiser.
 
 Sources of the memory model:
 

@@ -61,7 +61,7 @@ class StepDurations(Protocol):
 class LinearStepTime:
     """Step durations of an engine on unknown hardware, as a linear model. All coefficients are in seconds.
 
-        step = step_s + sequence_s * sequences + token_s * prompt_tokens + context_s * context
+        step = step_s + sequence_s * sequences + token_s * prompt_tokens + context_s * context.
 
     `sequences` is the number of prompts and decoding sequences in the step, and `context` is the total number of tokens
     of the decoding sequences.
@@ -181,7 +181,7 @@ class StepTime:
         """Return the attention time of all prompts in a step, in seconds.
 
         `tokens` and `pairs` are the prompt tokens and the attention pairs of the step. The prompts are replaced by
-        equal prompts with the same totals: each has a chunk of `chunk = tokens / prompts` tokens in this step, and
+        equal prompts with the same totals. Each has a chunk of `chunk = tokens / prompts` tokens in this step, and
         `pairs / tokens - (chunk + 1) / 2` tokens computed in earlier steps.
         """
         chunk = tokens / prompts

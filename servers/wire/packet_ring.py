@@ -1,7 +1,7 @@
 """A packet ring: the kernel timestamps every TCP segment from the server, even while the client does not read.
 
 segment ──> loadgen.servers.wire.packet_socket ──> its headers and timestamp, in shared memory ──> PacketRing.read
-    └─────> the socket's receive buffer, which is read whenever there is time
+    └─────> the socket's receive buffer, which is read whenever there is time.
 
 stream offset of a segment = (sequence number - sequence number of the SYN-ACK - 1) mod 2^32
 arrival of a byte          = timestamp of the segment that completed the stream up to this byte

@@ -4,7 +4,7 @@
     source.claim(sock)     for each connection, before it is opened
     source.watch(sock)     for each connection, after it is opened
     source.instants(...)   after the end of an exchange, for offsets in its bytes
-    source.counts()        once a second, for the health telemetry of the run
+    source.counts()        once a second, for the health telemetry of the run.
 
 A source has a name, an error, and a property that says whether its timestamps are exact. Run files store these facts.
 

@@ -219,7 +219,7 @@ class LadderLayer(DecoderLayer):
 
     A block therefore reads the hidden state without the result of the previous block:
 
-        x[i] = x[i - 1] + all_reduce(h[i](x[i - 2]))
+        x[i] = x[i - 1] + all_reduce(h[i](x[i - 2])).
 
     Here `h[i]` is block `i`, and `x[i]` is the hidden state after this block. The state that layers pass on consists of
     the hidden state and two all-reduces in flight.

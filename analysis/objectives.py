@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from loadgen.analysis.metrics import METRICS
+from loadgen.workloads.spec_syntax import parse_seconds
 
 Parsed = TypeVar("Parsed")
 Description = TypeVar("Description")
@@ -54,6 +55,8 @@ HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p9
 
 _COMPARISON = re.compile("(<=|>=|<|>)")
 _BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
+_LONG_TIME = re.compile("(m|min|h)([0-9.]|$)")
+"""Matches a time in minutes or hours, such as `2m` or `1m30s`."""
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
@@ -272,10 +275,12 @@ def _objective(text: str) -> Objective:
 
 def _bound(text: str, figure: str) -> tuple[float, Unit]:
     match = _BOUND.fullmatch(text)
+    units = _units_of(figure)
+    if units is TIME and _LONG_TIME.search(text):
+        return parse_seconds(text), "s"
     if match is None:
         raise ValueError(f"{text!r} is not a bound; use a number with a unit")
     number, unit = match.groups()
-    units = _units_of(figure)
     if not unit and units is TIME:
         raise ValueError(f"{number} has no unit: write {number}ms or {number}s")
     if not unit and units is SHARE:

@@ -27,7 +27,7 @@ from loadgen.servers.errors import read_settings, read_toml
 from loadgen.workloads import images, lengths, workload
 from loadgen.workloads.json_values import check_text
 from loadgen.workloads.prompts import tokenizer_file
-from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.spec_syntax import WorkloadError, parse_seconds
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -160,6 +160,16 @@ def _as_object(value: Any) -> Any:
     return value
 
 
+def _as_seconds(value: Any) -> Any:
+    """Return a duration such as `1m30s` in seconds, and an interval such as `10s..50s` as a tuple. Return other values
+    unchanged."""
+    if not isinstance(value, str):
+        return value
+    begin, dots, end = value.partition("..")
+    return (parse_seconds(begin), parse_seconds(end)) if dots else parse_seconds(value)
+
+
+SECONDS = Preprocess(_as_seconds)
 TUPLE = Preprocess(_as_tuple)
 JSON_OBJECT = Preprocess(_as_object)
 POSITIVE = require(lambda number: number > 0, "must be more than 0")
@@ -215,6 +225,8 @@ def _field(field: Field[Any], hint: Any, bare: Any) -> PlanField:
     markers = list(_metadata(hint))
     option = next((marker for marker in markers if isinstance(marker, RunOption)), None)
     preprocess = [marker for marker in markers if isinstance(marker, Preprocess)]
+    if field.name.endswith("_s"):
+        preprocess.append(SECONDS)
     checks = [marker for marker in markers if callable(marker)]
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return PlanField(bare, option, preprocess, checks, default)

@@ -25,8 +25,10 @@ CV_LOW, CV_HIGH = Fraction(1, 100), 100
 enough to show the mean."""
 
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|min|h)?")
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|ms|s|min|m|h)?", re.ASCII)
 _UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3_600 * 10**9}
+DURATION_EXAMPLES = "500ms, 10s, 2m, 1m30s or 1h"
+"""Durations that `parse_duration_ns` accepts, for error messages."""
 
 
 NOT_TEXT = (
@@ -86,19 +88,32 @@ def parse_rate(text: str, *, zero: bool = False) -> Fraction:
 
 
 def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
-    """Parse a duration such as `10s`, `500ms` or `2` (seconds), and return it in ns.
+    """Parse a duration such as `10s`, `500ms`, `2m`, `1m30s` or `2` (seconds), and return it in ns.
 
-    Raises WorkloadError for invalid text, and for a duration of 0 unless `zero` is True. `name` is the name of the
-    duration in the message."""
-    match = _DURATION.fullmatch(text)
-    if not match:
-        raise WorkloadError(f"{name} {text!r} is not a duration such as 10s, 500ms or 2m")
-    value = Fraction(match[1]) * _UNIT_NS[match[2] or "s"]
+    Several units must be in descending order. Raises WorkloadError for invalid text, and for a duration of 0 unless
+    `zero` is True. `name` is the name of the duration in the message."""
+    parts = list(_DURATION.finditer(text))
+    units_ns = [_UNIT_NS[part[2] or "s"] for part in parts]
+    is_complete = "".join(part[0] for part in parts) == text != ""
+    has_units = len(parts) == 1 or all(part[2] for part in parts)
+    if not (is_complete and has_units and units_ns == sorted(set(units_ns), reverse=True)):
+        raise WorkloadError(f"{name} {text!r} is not a duration: write {DURATION_EXAMPLES}")
+    value = sum((Fraction(part[1]) * unit_ns for part, unit_ns in zip(parts, units_ns, strict=True)), Fraction())
     if value.denominator != 1:
         raise WorkloadError(f"{name} {text} is finer than a nanosecond")
     if not (zero or value) or value > DURATION_LIMIT_NS:
         raise WorkloadError(f"{name} {text} is outside {'0s' if zero else '1ns'} to 720h")
     return int(value)
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a duration such as `500ms`, `1m30s` or `2` (seconds), and return it in seconds. It may be 0.
+
+    Raises WorkloadError for invalid text."""
+    try:
+        return parse_duration_ns(text.strip(), "duration", zero=True) / NS_PER_S
+    except WorkloadError as error:
+        raise WorkloadError(str(error).removeprefix("duration ")) from None
 
 
 def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from typer import Argument, BadParameter, Option
 
+from loadgen.workloads.spec_syntax import WorkloadError, parse_seconds
+
 if TYPE_CHECKING:
     from loadgen.plan import Plan
     from loadgen.plan_fields import PlanField
@@ -27,9 +29,7 @@ RunFolder = Annotated[
 Catalog = Annotated[
     str | None, Option(help="Named workload, such as paper-burst. The documentation lists all of them.", **ADVANCED)
 ]
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h)?")
 _FRACTION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 class SettingsCommand:
@@ -122,14 +122,14 @@ def plan_parameters(
 
 
 def seconds(text: str | float) -> float:
-    """Parse a duration such as `500ms`, `2s`, `100us`, `1.5min` or `1h` into seconds.
+    """Parse a duration such as `500ms`, `2s`, `1m30s` or `1h` into seconds.
 
     A number without a unit is in seconds. Raises BadParameter for other text.
     """
-    match = _DURATION.fullmatch(str(text).strip())
-    if match is None:
-        raise BadParameter(f"{text!r} is not a duration: write 500ms, 2s or 0.5")
-    return float(match[1]) * _UNITS_S[match[2]]
+    try:
+        return parse_seconds(str(text))
+    except WorkloadError as error:
+        raise BadParameter(str(error)) from None
 
 
 def seconds_with_unit(text: str) -> float:
@@ -137,10 +137,10 @@ def seconds_with_unit(text: str) -> float:
 
     Options such as `--itl` are usually given in milliseconds, so a number without a unit is probably a mistake.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match and not match[2]:
+    result = seconds(text)
+    if text.strip()[-1] in "0123456789.":
         raise BadParameter(f"{text} has no unit: write {text}ms or {text}s")
-    return seconds(text)
+    return result
 
 
 def interval(text: str) -> tuple[float, float]:

@@ -50,7 +50,7 @@ BAD = [
     ("ttft.p99 < -5ms", "'-5ms' is not a bound"),
     ("ttft.p99 < fast", "'fast' is not a bound"),
     ("ttft.p99 < 5 ms or so", "'5 ms or so' is not a bound"),
-    ("ttft.p99 < 5min", "'min' is not a unit of ttft; use s, ms, us"),
+    ("ttft.p99 < 5day", "'day' is not a unit of ttft; use s, ms, us"),
     ("ttft.p50 < 800", "800 has no unit: write 800ms or 800s"),
     ("skew < .5", ".5 has no unit: write .5ms or .5s"),
     ("attainment >= 95", "95 has no unit: write 95%"),

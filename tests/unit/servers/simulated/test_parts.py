@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from typer import BadParameter
 
-from loadgen.cli.options import seconds
 from loadgen.servers.simulated import ConfigError, tokenizer
 from loadgen.servers.simulated.config import FaultRule, SimulatedConfig, fault_for, parse_fault, parse_rule
 from loadgen.servers.simulated.state import Histogram, exposition
@@ -169,19 +167,6 @@ def test_a_config_reaches_a_child_whole() -> None:
 def test_an_api_key_is_never_shown() -> None:
     """A config in a log or a traceback does not give the key away."""
     assert "sesame" not in repr(SimulatedConfig(server="vllm", api_key="sesame"))
-
-
-@pytest.mark.parametrize(("text", "value"), [("500ms", 0.5), ("2s", 2), ("0.5", 0.5), ("20us", 20e-6), (" 1 ", 1)])
-def test_durations_have_units(text: str, value: float) -> None:
-    """Plain numbers are seconds."""
-    assert seconds(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-1s", "1m", "1e3"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    """The message shows what to write."""
-    with pytest.raises(BadParameter, match="500ms"):
-        seconds(text)
 
 
 async def test_the_timer_calls_at_its_instant_and_not_before() -> None:

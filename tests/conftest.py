@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
+from tests.support.checked_patches import CheckedMonkeyPatch
+
 settings.register_profile("loadgen", deadline=None)
 settings.load_profile("loadgen")
 
@@ -38,6 +40,14 @@ def _forked() -> Iterator[None]:
         for module, forked in ((process, ForkedServer), (api, ForkedRun)):
             patch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked}))
         yield
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+    """pytest's fixture, but a function can only be replaced by one that takes the same arguments."""
+    patch = CheckedMonkeyPatch()
+    yield patch
+    patch.undo()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,64 @@
+"""A `monkeypatch` that refuses doubles which could not be called as the original is.
+
+A double with fewer parameters than the original only fails when a rare call reaches it, perhaps on a busy machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from _pytest.monkeypatch import derive_importpath
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+ABSENT = object()
+
+
+class CheckedMonkeyPatch(pytest.MonkeyPatch):
+    """Checks the signature of each function that replaces a function."""
+
+    def setattr(self, target: Any, name: Any, *value: Any, raising: bool = True) -> None:  # type: ignore[override]
+        """Replace an attribute. Raises TypeError if the double does not take the original's arguments."""
+        owner, attribute, double = target, name, value[0] if value else None
+        if not value:
+            attribute, owner = derive_importpath(target, raising)
+            double = name
+        original = inspect.getattr_static(owner, attribute, ABSENT)
+        if isinstance(original, staticmethod | classmethod):
+            original = getattr(owner, attribute)
+        if original is not ABSENT:
+            problem = difference(original, double)
+            if problem:
+                raise TypeError(f"the double of {attribute} cannot replace it: {problem}")
+        super().setattr(owner, attribute, double, raising=raising)
+
+
+def difference(original: Any, double: Any) -> str:
+    """Return why `double` cannot be called as `original`, or an empty string. Only functions are compared."""
+    if not (inspect.isroutine(original) and inspect.isroutine(double)):
+        return ""
+    try:
+        ours, theirs = inspect.signature(double), inspect.signature(original)
+    except (TypeError, ValueError):  # functions of C without a signature
+        return ""
+    for arguments, keywords in _calls(theirs):
+        try:
+            ours.bind(*arguments, **keywords)
+        except TypeError as error:
+            return f"{error} (original {theirs}, double {ours})"
+    return ""
+
+
+def _calls(signature: inspect.Signature) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield the arguments of a call with only the required parameters, and of one with all of them."""
+    for needed in (True, False):
+        chosen = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind not in VARIADIC and not (needed and parameter.default is not inspect.Parameter.empty)
+        ]
+        by_name = [parameter.name for parameter in chosen if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        by_position = [parameter.name for parameter in chosen if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
+        yield by_position, dict.fromkeys(by_name, "")

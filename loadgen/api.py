@@ -110,6 +110,9 @@ class Result:
         write_page([self._reported], page, [])
         return page
 
+    def __str__(self) -> str:
+        return self.text().strip("\n")
+
     def __repr__(self) -> str:
         return f"Result({str(self.path)!r})"
 

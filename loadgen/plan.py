@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from inspect import Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
@@ -25,6 +26,7 @@ from loadgen.plan_fields import (
     existing_tokenizer,
     image_sizes,
     in_range,
+    keyword_signature,
     known_gpu,
     one_of,
     require,
@@ -81,6 +83,13 @@ SAMPLING_INTERVAL = require(
     lambda every_s: every_s == 0 or every_s >= 1,
     "must be at least 1s, because frequent reads slow down a busy server; 0 turns them off",
 )
+
+
+class _KeywordSignature:
+    """Class attribute that computes the signature of a Plan class when `inspect.signature` or an IDE reads it."""
+
+    def __get__(self, _plan: Plan | None, cls: type[Plan]) -> Signature:
+        return keyword_signature(cls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +209,7 @@ class Plan:
     """GPUs of the server, for the hardware limit: H100 or 4 x A100. Default: detected through NVML or DCGM."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
+        __signature__ = _KeywordSignature()
 
         def __init__(self, **values: Any) -> None:
             """Validate the values and store them. Raises PlanError with one line per mistake. Each line names the

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import partial
+from inspect import Parameter, Signature
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
@@ -248,7 +249,7 @@ def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, An
     """
     known = fields_of(plan)
     result = dict[str, Any]()
-    mistakes = [f"{name}: there is no such setting" for name in values if name not in known]
+    mistakes = [_unknown_setting(name, known) for name in values if name not in known]
     for name, field in known.items():
         try:
             if name in values:
@@ -294,6 +295,28 @@ def option_name(field: str) -> str:
     The unit suffix is removed, because users write the unit with the value.
     """
     return "--" + field.removesuffix("_s").replace("_", "-")
+
+
+def keyword_signature(plan: type[Plan]) -> Signature:
+    """Return the signature of the Plan's constructor, with a keyword argument for each field.
+
+    Notebooks and IDEs complete and explain the arguments with it."""
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for name, field in fields_of(plan).items()
+    ]
+    return Signature(parameters)
+
+
+def _unknown_setting(name: str, known: Collection[str]) -> str:
+    """Return the message for a setting that does not exist. It suggests the most similar setting."""
+    from difflib import get_close_matches  # takes 2 ms, and few plans have such a mistake
+
+    plain = name.strip("-").replace("-", "_")
+    same_stem = [setting for setting in known if setting.startswith(f"{plain}_")]  # `timeout` means timeout_s
+    similar = [*same_stem, *get_close_matches(plain, known, n=1, cutoff=0.7)]
+    suggestion = f"; did you mean {similar[0]}?" if similar else ""
+    return f"{name}: there is no such setting{suggestion}"
 
 
 def _error_line(name: str, value: Any, message: str) -> str:

@@ -210,6 +210,7 @@ def test_a_notebook_shows_what_the_command_prints(tmp_path: Path) -> None:
     result = read(folder)
     assert result._repr_html_().startswith("<pre>")
     assert "TTFT" in result.text()
+    assert str(result) == result.text().strip("\n")
     assert result.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 

@@ -1,5 +1,7 @@
 """The plan: every mistake at once, in the words of the command line."""
 
+import dataclasses
+import inspect
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,37 @@ def test_each_mistake_names_its_option_and_what_is_allowed(values: dict[str, obj
         Plan(**{"server": "tgi", "n": 1000, **values})
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"),
+    [
+        ("timeout", "timeout_s"),
+        ("duration", "duration_s"),
+        ("timeout_ms", "timeout_s"),
+        ("output-tokens", "output_tokens"),
+        ("--label", "label"),
+        ("metrics_every", "metrics_every_s"),
+        ("lable", "label"),
+        ("colour", ""),
+    ],
+)
+def test_an_unknown_setting_gets_a_suggestion(name: str, similar: str) -> None:
+    """The most similar setting is suggested, also if only its unit or its separators differ. Unlike names get none."""
+    with pytest.raises(PlanError) as caught:
+        Plan(server="tgi", n=1, **{name: 1})
+    suggestion = f"; did you mean {similar}?" if similar else ""
+    assert str(caught.value) == f"{name}: there is no such setting{suggestion}"
+
+
+def test_the_signature_names_every_field() -> None:
+    """`inspect.signature`, with which notebooks complete arguments, shows each field with its type and default."""
+    parameters = inspect.signature(Plan).parameters
+    assert list(parameters) == [field.name for field in dataclasses.fields(Plan)]
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert str(parameters["timeout_s"]) == "timeout_s: float = 600.0"
+    assert str(parameters["input_tokens"]) == "input_tokens: int | str = 512"
+    inspect.signature(Plan).bind(server="vllm", n=4)
 
 
 def test_who_answers_may_be_left_to_the_url() -> None:

@@ -21,6 +21,7 @@ from loadgen.plan_fields import (
     NOTHING_SENT,
     POSITIVE,
     TUPLE,
+    Preprocess,
     RunOption,
     canonical,
     existing_tokenizer,
@@ -32,7 +33,15 @@ from loadgen.plan_fields import (
     require,
     validate_fields,
 )
-from loadgen.servers.auth import check_ca_file, check_headers, normalise_url, redact_header
+from loadgen.servers.auth import (
+    check_ca_file,
+    check_headers,
+    normalise_url,
+    redact_fields,
+    redact_header,
+    register_fields,
+    require_one_url,
+)
 from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
@@ -73,6 +82,7 @@ KNOWN_BACKEND = one_of(lambda: BACKENDS)
 KNOWN_ENDPOINT = one_of(all_endpoints)
 KNOWN_TIMESTAMP_SOURCE = one_of(lambda: (AUTO, *SOURCES))
 URL = Annotated[str, normalise_url]
+ONE_URL = Preprocess(require_one_url)
 FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later and end after it begins")
 UP_TO_A_WEEK = require(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0 and at most one week")
 SINGLE_WORD = require(
@@ -109,7 +119,7 @@ class Plan:
             "Advanced", "start", f"API endpoint: {join_or(all_endpoints())}. Default: the server's native endpoint."
         ),
     ] = None
-    url: Annotated[URL | None, RunOption("Server", "start")] = None
+    url: Annotated[URL | None, ONE_URL, RunOption("Server", "start")] = None
     """Server URL, such as http://127.0.0.1:8002. Default: LOADGEN_<SERVER>_URL, then the port that
     docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
@@ -146,10 +156,11 @@ class Plan:
     ] = lengths.DEFAULT_OUTPUT_TOKENS
     """Output length: 128 (default), uniform:A..B or another form of --input-tokens. For a workload from a file the
     default is `answers`, the lengths of the recorded answers. With max:, as in max:128, responses may stop early."""
-    extra_body: Annotated[dict[str, Any], JSON_OBJECT, user_fields, RunOption("Advanced", "start")] = field(
-        default_factory=dict
+    extra_body: Annotated[dict[str, Any], JSON_OBJECT, user_fields, register_fields, RunOption("Advanced", "start")] = (
+        field(default_factory=dict)
     )
-    """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null removes a field."""
+    """Fields to merge into the body of each request, as JSON or @FILE: '{"temperature": 0.7}'. null removes a field. A
+    secret is read from the environment: '{"api_key": "$NAME"}'."""
     ignore_eos: Annotated[bool, RunOption("Advanced", "start")] = True
     """Generate the full output length by ignoring the end-of-sequence token, if the server can. With --no-ignore-eos
     the model may stop early."""
@@ -227,7 +238,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as the run file stores it: with JSON types and without secrets."""
-        values = vars(self) | {"header": tuple(map(redact_header, self.header))}
+        values = vars(self) | {
+            "header": tuple(map(redact_header, self.header)),
+            "extra_body": redact_fields(self.extra_body),
+        }
         return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(values, enc_hook=str)))
 
     def each_repeat(self) -> list[Plan]:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.errors import PlanError
-from loadgen.servers.auth import redact, redact_header
+from loadgen.servers.auth import redact, redact_fields
 from loadgen.servers.backends import join_or
 from loadgen.servers.errors import read_settings, read_toml
 from loadgen.workloads import images, lengths, workload
@@ -320,7 +320,7 @@ def _unknown_setting(name: str, known: Collection[str]) -> str:
 
 
 def _error_line(name: str, value: Any, message: str) -> str:
-    shown = tuple(map(redact_header, _as_tuple(value))) if name == "header" else value
+    shown = redact(value, name)
     if isinstance(shown, tuple | list):
         shown = ", ".join(map(str, shown))
     return f"{option_name(name)} {shown}: {message}"
@@ -365,7 +365,7 @@ def command_line(plan: Plan) -> list[str]:
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, dict):
-            words += [flag, json.dumps(value)]
+            words += [flag, json.dumps(redact_fields(value))]
         elif name.endswith("_s"):
             words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:

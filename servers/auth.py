@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from os.path import commonprefix
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -35,12 +36,35 @@ _FRAMING = ("content-length", "transfer-encoding", "connection")
 """Headers that define where a request ends. Only the code that writes the request may set them."""
 _SECRET_NAME = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
-    r"(?i:bearer|basic) +[^ $]|\b(?:sk|pk|hf|gh[a-z]|xox[a-z])[-_]\w{4}|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[^\s$]{32}"
+    r"(?i:bearer|basic) +[^ $]|\b(?:g?sk|pk|hf|gh[a-z]|nvapi|xox[a-z])[-_]\w{4}|"
+    r"(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[^\s$]{32}"
 )
 """Matches the beginning of a secret in a header value, whatever the name of the header."""
 _SECRET_OPTION = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
 """Names of options and environment variables that hold secrets. `--max-tokens` and `--api-key-env` do not match."""
+_SECRET_FIELD = re.compile(
+    r"(?i)(?:[\w-]*[_-])?(?:api[_-]?key|access[_-]?key|private[_-]?key|auth|authorization|bearer|cookie|credentials?|"
+    r"pass(?:word|wd|phrase)|secret|(?<!cache[_-])(?<!cache)key|"
+    r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!stop[_-])(?<!image[_-])token)|"
+    r"(?-i:[a-z]\w*(?:Key|Secret|Token|Password))"
+)
+"""Names of fields of a request body that hold secrets. `prompt_cache_key` and `eos_token` do not match."""
+_SECRET_TEXT = re.compile(r"(?i)(?:bearer|basic) +[^ $]|\b(?:g?sk|pk|hf|gh[a-z]|nvapi|xox[a-z])[-_]\w{4}")
+"""Matches the beginning of a secret in the value of a field with any name."""
+_KEY_VARIABLES = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
+"""Environment variables in which users of other tools keep the API key of a server."""
+_VARIABLE_NAME = re.compile(
+    r"(?=.{1,16}$|\w*_)(?=.{1,48}$)(?:[A-Z0-9_]*(?<![0-9])|_*[A-Za-z]+\d{0,2}(?:_(?:[A-Za-z]+\d{0,2}|\d{1,4}))*)"
+)
+"""Matches names that people give to environment variables. Keys are longer words, or mix letters and digits."""
 _CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password|secret|sig|token).*)")
+_SEVERAL_URLS = re.compile(r"(?:https?://)?[^/\s]*[,;]|\S+[,;\s]\s*(?:https?://|[\w.-]+:\d)\S")
+"""Matches a list of URLs or hosts: several hosts, or a separator before another `http://` or `HOST:PORT`."""
+ONE_SERVER = (
+    "a run measures one server. Make one run per server and compare them with `loadgen compare RUN RUN`, or name the "
+    "load balancer in front of the servers"
+)
+"""What to do instead of naming several URLs."""
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
 _known: set[str] = set()
@@ -64,7 +88,14 @@ def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
 
     The secret is also registered with `register_secret`. White space around the secret is removed, because mounted
     secret files end with a newline. Raises SecretError if the secret cannot be sent in a header, or is too short to be
-    hidden. The error message does not contain the secret."""
+    hidden, or if `variable` is a key instead of the name of a variable. The error message does not contain the secret.
+    """
+    if variable and variable not in environ and _looks_like_key(variable):
+        register_secret(variable)
+        raise SecretError(
+            "--api-key-env takes the name of an environment variable, but this looks like a key",
+            "Put the key into a variable and name it: export LOADGEN_API_KEY=..., --api-key-env LOADGEN_API_KEY",
+        )
     secret = environ.get(variable, "").strip()
     if not re.fullmatch("[ -~]*", secret):
         raise SecretError(
@@ -73,6 +104,23 @@ def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
         )
     register_secret(secret, source=secret and variable)
     return secret
+
+
+def _looks_like_key(word: str) -> bool:
+    """Return True if the word is probably an API key and not the name of an environment variable."""
+    return not _VARIABLE_NAME.fullmatch(word) or bool(_SECRET_TEXT.search(word) and not word.isupper())
+
+
+def key_hint(headers: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return a hint for a server that requires an API key, or that refuses the one in these request headers.
+
+    The hint names a variable in which users of other tools keep a key, if that key was not sent."""
+    sent = " ".join(headers.values())
+    for variable in _KEY_VARIABLES:
+        key = environ.get(variable, "").strip()
+        if key and key not in sent:
+            return f"{variable} is set; to send its key, add --api-key-env {variable}"
+    return "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)"
 
 
 def register_secret(text: str, *, source: str = "") -> None:
@@ -94,7 +142,13 @@ def register_secret(text: str, *, source: str = "") -> None:
         if word in _known:
             continue
         in_json = json.dumps(word)[1:-1]
-        for form in (word, in_json, in_json.replace("/", r"\/"), quote(word, safe=""), html.escape(word)):
+        for form in (
+            word,
+            in_json,
+            in_json.replace("/", r"\/"),
+            quote(word, safe="", errors="surrogatepass"),
+            html.escape(word),
+        ):
             _known.update((form, form.lower(), form.upper()))
         with suppress(ValueError):  # Basic authentication encodes `user:password`
             user_and_password = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
@@ -167,6 +221,18 @@ def require_no_credentials(url: str) -> str:
     return url
 
 
+def require_one_url(value: Any) -> Any:
+    """Return the value of a URL setting unchanged.
+
+    Raises ValueError if it is a list of URLs or hosts, and SecretError if one of them contains credentials."""
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value).strip()
+    if _SEVERAL_URLS.match(text):
+        for url in re.split(r"[,;\s]+", text):
+            require_no_credentials(url)
+        raise ValueError(ONE_SERVER)
+    return value
+
+
 def check_ca_file(file: Path | None) -> Path | None:
     """Return the path unchanged, or raise ValueError if the file contains no CA certificates in PEM format."""
     try:
@@ -182,7 +248,7 @@ def normalise_url(url: str) -> str:
     """Return the URL, with an international host name converted to ASCII (IDNA).
 
     Raises ValueError for an invalid URL, and SecretError for a URL with credentials."""
-    require_no_credentials(url)
+    require_one_url(require_no_credentials(url))
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     if re.search(r"[\x00-\x20\x7f]", url):
@@ -229,11 +295,88 @@ def redact_header(line: str) -> str:
     return f"{name}: ${variable}"
 
 
+def _is_secret_field(name: str, value: Any) -> bool:
+    """Return True if a field of a request body holds a secret. A text with a variable, such as `$KEY`, is no secret."""
+    if isinstance(value, str):
+        named_secret = _SECRET_FIELD.fullmatch(name) and value and not _VARIABLE.search(value)
+        return bool(named_secret or _SECRET_TEXT.search(value))
+    is_number = isinstance(value, int | float) and len(str(value)) >= MIN_SECRET_LENGTH
+    return is_number and bool(_SECRET_FIELD.fullmatch(name))
+
+
+def redact_fields(fields: Any, name: str = "") -> Any:
+    """Return fields of a request body in a form that may be stored.
+
+    Each secret is replaced by the name of an environment variable: `{"api_key": "$API_KEY"}`. `name` is the name of the
+    field that contains `fields`."""
+    if isinstance(fields, Mapping):
+        return {key: redact_fields(value, str(key)) for key, value in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [redact_fields(value, name) for value in fields]
+    if not _is_secret_field(name, fields):
+        return fields
+    return "$" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+
+
+def register_fields(fields: Any, name: str = "") -> Any:
+    """Register every secret in the fields of a request body, and return the fields unchanged.
+
+    Raises SecretError for a secret that is too short to be hidden."""
+    if isinstance(fields, Mapping):
+        for key, value in fields.items():
+            register_fields(value, str(key))
+    elif isinstance(fields, list | tuple):
+        for value in fields:
+            register_fields(value, name)
+    elif _is_secret_field(name, fields):
+        register_secret(str(fields), source=f"--extra-body {name}" if _SECRET_FIELD.fullmatch(name) else "")
+    return fields
+
+
+def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str = "") -> Any:
+    """Return fields of a request body with the variables in secret fields, such as `$API_KEY`, filled in.
+
+    Raises SecretError if a variable is not set, or if its content is too short to be hidden."""
+    if isinstance(fields, Mapping):
+        return {key: fill_fields(value, environ, str(key)) for key, value in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [fill_fields(value, environ, name) for value in fields]
+    if not (isinstance(fields, str) and _SECRET_FIELD.fullmatch(name) and _VARIABLE.search(fields)):
+        return fields
+    try:
+        secret = Template(fields).substitute({key: content.strip() for key, content in environ.items()})
+    except KeyError as error:
+        variable = error.args[0]
+        message = f"--extra-body {name}: ${variable} is not set"
+        raise SecretError(message, f"Set the environment variable {variable}.") from None
+    except ValueError:
+        raise SecretError(f"--extra-body {name}: a $ without a name", "Write $$ for a dollar sign.") from None
+    register_secret(secret, source=f"--extra-body {name}")
+    return secret
+
+
+def _redact_json(text: str) -> str:
+    """Return the text of `--extra-body` without secrets. Text that is not JSON is hidden if it may contain a secret."""
+    if text.startswith("@"):
+        return text
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        words = re.findall(r"[\w-]+", text)
+        return "..." if _SECRET_TEXT.search(text) or any(map(_SECRET_FIELD.fullmatch, words)) else text
+    with suppress(SecretError):
+        register_fields(fields)
+    redacted = redact_fields(fields)
+    return text if redacted == fields else json.dumps(redacted)
+
+
 def redact(value: Any, name: str = "") -> Any:
     """Return settings or command-line arguments in a form that may be stored.
 
     Secrets in headers, options and environment variables are replaced, and registered with `register_secret`. `name` is
     the key of the setting, or the command-line argument before `value`."""
+    if name.lstrip("-").replace("-", "_") == "extra_body":
+        return _redact_json(value) if isinstance(value, str) else redact_fields(value)
     if isinstance(value, Mapping):
         return {key: redact(member, str(key)) for key, member in value.items()}
     if isinstance(value, list | tuple):

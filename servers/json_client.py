@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadgen.servers.auth import NO_AUTH, Access, hide_secrets
+from loadgen.servers.auth import NO_AUTH, Access, hide_secrets, key_hint
 from loadgen.servers.errors import DECODE_ERRORS, ClientLimitError, UnauthorizedError, UnreachableError, decompress
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
 from loadgen.servers.wire import local_limits
@@ -67,7 +67,7 @@ class JsonClient:
         if status in (401, 403):
             raise UnauthorizedError(
                 f"{self._url} answers {status} to {path}: it requires an API key, or refuses the one that was sent",
-                "put the key into the environment variable that --api-key-env names (LOADGEN_API_KEY)",
+                key_hint(self._headers),
             )
         try:
             value = msgspec.json.decode(content)

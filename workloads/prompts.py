@@ -140,13 +140,22 @@ def tokenizer_file(named: Path) -> Path:
         source = f"the cached model {named}"
         if not folders:
             problem = f"there is no file {named}, no folder, and no model of that name in {hub}"
-            raise PromptError(problem, "pass --tokenizer PATH/tokenizer.json")
+            raise PromptError(problem, _download_hint(str(named)))
     files = (folder / "tokenizer.json" for folder in folders)
     result = next((file for file in files if file.is_file()), None)
     if result is None:
         problem = f"{source} has no tokenizer.json: save_pretrained of transformers' AutoTokenizer writes one"
-        raise PromptError(problem, "pass another --tokenizer")
+        raise PromptError(problem, "pass another --tokenizer" if named.is_dir() else _download_hint(str(named)))
     return result
+
+
+def _download_hint(named: str) -> str:
+    """Return a hint with the command that downloads the tokenizer of a Hugging Face model into the local cache.
+
+    `hf` is installed with loadgen, as a part of huggingface_hub, which the library tokenizers requires."""
+    if not re.fullmatch(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?", named) or named.endswith(".json"):
+        return "pass --tokenizer PATH/tokenizer.json"
+    return f"download it: hf download {named} tokenizer.json; or pass --tokenizer PATH/tokenizer.json"
 
 
 def load_tokenizer(named: Path) -> LocalTokenizer:

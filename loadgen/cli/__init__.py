@@ -89,6 +89,11 @@ class GroupedCommand(TyperCommand):
                 replacement = OTHER_TOOLS_OPTIONS[option].format(value or "N")
                 command = "" if replacement.split()[0] in known else "loadgen run ... "
                 raise PlanError(f"there is no {option}", f"Write: {command}{replacement}")
+        urls = {value for option, value in _option_values(args) if option == "--url"}
+        if len(urls) > 1:
+            from loadgen.servers.auth import ONE_SERVER
+
+            raise PlanError(f"--url is given {len(urls)} times, but {ONE_SERVER}", "Nothing was sent.")
         if self.name == "compare":
             args = [SEPARATOR if word == "--" else word for word in args]
         return super().parse_args(ctx, args)

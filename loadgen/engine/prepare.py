@@ -277,8 +277,10 @@ def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: Serv
     inputs = plan.input_lengths
     outputs = plan.output_lengths.lengths
     request_fields: dict[str, Any] = {}
+    from loadgen.servers.auth import fill_fields
+
     if plan.extra_body or plan.may_stop_early:
-        request_fields = {"body": plan.extra_body, "ignore_eos": not plan.may_stop_early}
+        request_fields = {"body": fill_fields(plan.extra_body), "ignore_eos": not plan.may_stop_early}
     if not dialect.streams:
         if isinstance(source, MultiTurn):
             raise PlanError(

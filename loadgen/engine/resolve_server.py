@@ -56,8 +56,10 @@ def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] =
     """
     headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
-    if not key and plan.api_key_env != Plan.api_key_env:
-        name = plan.api_key_env
+    name = plan.api_key_env
+    if not name:
+        raise PlanError("--api-key-env names no variable", "Write, for example, --api-key-env OPENAI_API_KEY.")
+    if not key and name != Plan.api_key_env:
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     own = {name.lower() for name in headers}
     headers |= {name: value for name, value in key_headers(key).items() if name.lower() not in own}

@@ -45,7 +45,7 @@ from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
 from loadgen.plan import Plan
-from loadgen.servers.auth import Target, connection_error, resolve_target
+from loadgen.servers.auth import Target, connection_error, fill_fields, resolve_target
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.backends.error_messages import one_line
@@ -135,7 +135,7 @@ class LiveTarget(msgspec.Struct):
                 prompt=prompt,
                 input_tokens=0,
                 output_tokens=output_tokens if dialect.streams else 0,
-                body=self.plan.extra_body,
+                body=fill_fields(self.plan.extra_body),
                 ignore_eos=not self.plan.may_stop_early,
             )
         if dialect.endpoint not in self._draws:

@@ -179,6 +179,17 @@ def test_a_compressed_answer_is_named_or_read(status: int, tmp_path: Path) -> No
     assert words in found[2]
 
 
+def test_a_missing_key_suggests_the_variable_of_other_tools(tmp_path: Path) -> None:
+    """A server that requires a key, and OPENAI_API_KEY is set: the hint has the option to add, and not the key."""
+    key = "sk-of-another-tool"
+    with answering({"GET /v1/models": (401, b"")}) as stub:
+        code, out, err = burst(tmp_path, "--url", stub.url, OPENAI_API_KEY=key)
+        assert (code, "--api-key-env OPENAI_API_KEY" in err) == (3, True), err
+        assert key not in out + err
+        code, _, err = burst(tmp_path, "--url", stub.url, "--api-key-env", "OPENAI_API_KEY", OPENAI_API_KEY=key)
+    assert (code, "--api-key-env OPENAI_API_KEY" in err) == (3, False), err
+
+
 def test_a_key_that_is_not_set_and_a_model_that_is_not_there_are_told(tmp_path: Path) -> None:
     """Both are mistakes of the command line, before anything is sent."""
     with answering(SERVERS["SGLang"]) as stub:

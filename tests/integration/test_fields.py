@@ -38,6 +38,29 @@ def test_headers_go_with_every_question_and_their_secrets_into_no_file(tmp_path:
     assert runfile.read(tmp_path / "again").footer.complete == 3  # type: ignore[union-attr]
 
 
+def test_secret_fields_reach_the_server_and_no_file(tmp_path: Path) -> None:
+    """A literal secret and one from the environment are sent, but not stored. The recorded command repeats the run."""
+    extra = json.dumps({"user": "me", "api_key": "literal-secret", "metadata": {"token": "$BODY_TOKEN"}})
+    with answering(VLLM | {"POST /v1/completions": short}) as stub:
+        common = ["--server", "vllm", "--url", stub.url, "--n", "2", "--output-tokens", "1", "--input-tokens", "4"]
+        secret = {"BODY_TOKEN": "secret-of-environment"}
+        _, out, err = burst(tmp_path, *common, "--extra-body", extra, report=True, **secret)
+        sent = [body for body in stub.bodies if body and body.get("stream")]
+        again = runfile.read(tmp_path / "run").header.command[2:]
+        again[again.index(str(tmp_path / "run"))] = str(tmp_path / "again")
+        code, _, complaint = burst(tmp_path, *again, **secret)
+        assert (code, "--extra-body api_key: $API_KEY is not set" in complaint) == (2, True), complaint
+        stub.bodies.clear()
+        burst(tmp_path, *again, API_KEY="literal-secret", **secret)
+        sent_again = [body for body in stub.bodies if body and body.get("stream")]
+    assert len(sent) == len(sent_again) == 2
+    for body in (*sent, *sent_again):
+        assert (body["api_key"], body["metadata"]) == ("literal-secret", {"token": "secret-of-environment"})
+    written = b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir()) + (out + err).encode()
+    assert b"literal-secret" not in written
+    assert b"secret-of-environment" not in written
+
+
 def test_fields_of_the_plan_and_of_the_file_reach_the_server(tmp_path: Path) -> None:
     """Those of a line win over those of all; what the tool decides stands; the plan has them."""
     file = tmp_path / "prompts.jsonl"

@@ -48,6 +48,17 @@ def test_a_url_that_cannot_be_is_a_mistake(
     assert (code, said in complaint, "LOADGEN_TGI_URL" in complaint) == (EXIT_USAGE, True, True), complaint
 
 
+def test_a_url_given_twice_is_a_mistake(tmp_path: Path) -> None:
+    """The last URL does not win silently: the message says how to measure several servers. A repetition is harmless."""
+    two = ("--url", "http://127.0.0.1:1", "--url=http://127.0.0.1:2")
+    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", *two)
+    assert (code, "--url is given 2 times, but a run measures one server" in complaint) == (EXIT_USAGE, True), complaint
+    assert "loadgen compare" in complaint
+    same = ("--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1")
+    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", *same)
+    assert (code, "nothing listens at" in complaint) == (EXIT_SERVER, True), complaint
+
+
 def test_a_host_name_of_other_letters_is_looked_up(tmp_path: Path) -> None:
     """By its name in ASCII."""
     code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", "--url", "http://bücher.invalid:80")

@@ -14,14 +14,21 @@ from loadgen.distributed.protocol import token_of
 from loadgen.engine.resolve_server import access_for
 from loadgen.errors import LoadgenError, PlanError
 from loadgen.plan import Plan
+from loadgen.plan_fields import command_line
 from loadgen.servers.auth import (
     HIDDEN,
+    ONE_SERVER,
+    fill_fields,
     hide_secrets,
+    key_hint,
+    normalise_url,
     read_secret,
     redact,
+    redact_fields,
     redact_header,
     register_secret,
     require_no_credentials,
+    require_one_url,
 )
 from loadgen.servers.discovery import base_url
 from loadgen.servers.errors import SecretError, ServerError
@@ -175,3 +182,162 @@ def test_settings_and_command_lines_are_kept_without_secrets() -> None:
     }
     log = b"api_key=['composekey1'], headerkey1 argumentkey1 tokentoken1 environmentkey1 api_key=None max_tokens=512"
     assert readable_log(log) == "api_key=['***'], *** *** *** *** api_key=None max_tokens=512"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-test-123456",
+        "sk_live_abcdefgh",
+        "gsk_abcd1234",
+        "hf_abcdefghij",
+        "a8f5f167f44f4964e6c998dee827110c",
+        "AKIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJIUzI1NiJ9.e30.x",
+        "abcdef123456",
+        "averylongpassword",
+    ],
+)
+def test_a_key_in_place_of_a_variable_is_not_shown(key: str) -> None:
+    """`--api-key-env KEY` is a common slip. The message says what belongs there, and hides the key from then on."""
+    with pytest.raises(SecretError, match="name of an environment variable, but this looks like a key") as caught:
+        access_for(Plan(server="tgi", n=1, api_key_env=key))
+    assert key not in f"{caught.value} {caught.value.hint}"
+    assert hide_secrets(f"the key {key}") == "the key ***"
+
+
+@pytest.mark.parametrize(
+    "name", ["NOT_SET", "my_key", "K8S_TOKEN", "HF_TOKEN_RO", "LLM_KEY_2", "AZURE_OPENAI_KEY_EASTUS2", "_KEY", "MyKey"]
+)
+def test_a_variable_that_is_not_set_is_named(name: str) -> None:
+    """A name that people give to variables is repeated, so that a typing error can be seen."""
+    with pytest.raises(PlanError, match=f"--api-key-env {name}: the variable is empty or not set"):
+        access_for(Plan(server="tgi", n=1, api_key_env=name))
+    with pytest.raises(PlanError, match="--api-key-env names no variable"):
+        access_for(Plan(server="tgi", n=1, api_key_env=""))
+
+
+def test_a_variable_with_an_odd_name_may_hold_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is set is a variable, whatever its name looks like."""
+    monkeypatch.setenv("a8f5f167f44f4964e6c998dee827110c", KEY)
+    assert access_for(Plan(server="tgi", n=1, api_key_env="a8f5f167f44f4964e6c998dee827110c")).headers
+
+
+@pytest.mark.parametrize(
+    ("environ", "headers", "variable"),
+    [
+        ({"OPENAI_API_KEY": "sk-other"}, {}, "OPENAI_API_KEY"),
+        ({"OPENAI_API_KEY": "sk-other"}, {"Authorization": "Bearer sk-mine"}, "OPENAI_API_KEY"),
+        ({"OPENAI_API_KEY": "sk-mine", "HF_TOKEN": "hf_x"}, {"Authorization": "Bearer sk-mine"}, "HF_TOKEN"),
+        ({"OPENAI_API_KEY": "sk-mine"}, {"Authorization": "Bearer sk-mine"}, ""),
+        ({"OPENAI_API_KEY": " "}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_refused_request_suggests_the_key_of_another_tool(
+    environ: dict[str, str], headers: dict[str, str], variable: str
+) -> None:
+    """The hint names the first variable whose key was not sent. Otherwise it explains where a key belongs."""
+    hint = key_hint(headers, environ)
+    assert (f"--api-key-env {variable}" in hint) if variable else ("LOADGEN_API_KEY" in hint)
+    assert not any(key.strip() and key.strip() in hint for key in environ.values())
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        "http://a:1,http://b:2",
+        "http://a:1/v1,http://b:2/v1",
+        "http://a:1/v1, b:2/v1",
+        "http://a http://b",
+        "http://a;http://b",
+        "http://a,b",
+        "a:8000,b:8000",
+        ["http://a", "http://b"],
+    ],
+)
+def test_several_urls_are_refused_with_the_way_out(urls: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in one option, in a plan file and in the environment: the sentence says how to measure several servers."""
+    settings: dict[str, object] = {"url": urls}
+    with pytest.raises(PlanError, match=r"--url .*a run measures one server") as caught:
+        Plan(server="tgi", n=1, **settings)
+    assert ONE_SERVER in str(caught.value)
+    if isinstance(urls, str):
+        with pytest.raises(ValueError, match="a run measures one server"):
+            normalise_url(urls)
+
+
+def test_one_url_with_separators_in_its_path_is_taken() -> None:
+    """A comma or semicolon in a path does not make a list. Credentials in a list are refused without showing them."""
+    for url in ("http://h/a,b/v1", "http://h/x;y=1", "http://[::1]:8000/v1"):
+        assert require_one_url(url) == url
+    for urls in ("http://a,http://user-9:pass-word@b", "http://user-9:pass-word@a,http://b"):
+        with pytest.raises(SecretError) as caught:
+            Plan(server="tgi", n=1, url=urls)
+        assert "user-9" not in str(caught.value)
+
+
+SECRET_FIELDS = {
+    "temperature": 0.5,
+    "api_key": "body-secret-1",
+    "metadata": {"password": "body-secret-2", "tags": ["a", {"clientSecret": "body-secret-3"}]},
+    "session_token": 123456789,
+    "note": "Bearer body-secret-4",
+    "prompt_cache_key": "user-7",
+    "eos_token": "</s>",
+    "stop_token_ids": [7],
+    "max_time": 9,
+    "hf_token": "$HF_TOKEN",
+    "guided_regex": "^[A-Za-z0-9]{32}$",
+}
+STORED_FIELDS = SECRET_FIELDS | {
+    "api_key": "$API_KEY",
+    "metadata": {"password": "$PASSWORD", "tags": ["a", {"clientSecret": "$CLIENTSECRET"}]},
+    "session_token": "$SESSION_TOKEN",
+    "note": "$NOTE",
+}
+
+
+def test_secret_fields_of_a_body_are_stored_as_variables() -> None:
+    """The plan in a run file, the command that repeats a run, the recorded command line and journals hold no secret."""
+    text = json.dumps(SECRET_FIELDS)
+    plan = Plan(server="tgi", n=1, extra_body=text)
+    assert plan.extra_body == SECRET_FIELDS
+    assert plan.to_dict()["extra_body"] == STORED_FIELDS
+    words = command_line(plan)
+    assert json.loads(words[words.index("--extra-body") + 1]) == STORED_FIELDS
+    recorded = redact(["loadgen", "run", "--extra-body", text, f"--extra-body={text}", "--extra-body", "@body.json"])
+    assert json.loads(recorded[3]) == json.loads(recorded[4].partition("=")[2]) == STORED_FIELDS
+    assert recorded[6] == "@body.json"
+    assert redact({"run": {"extra_body": SECRET_FIELDS}}) == {"run": {"extra_body": STORED_FIELDS}}
+    echo = "body-secret-1 body-secret-2 body-secret-3 body-secret-4 123456789 user-7"
+    assert hide_secrets(echo) == "*** *** *** *** *** user-7"
+    assert redact_fields({"temperature": 1}) == {"temperature": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"api_key": "typed-secret",}', '{"max_tokens": 4, "api_key": "typed-secret"}', "{api_key: typed-secret}"],
+)
+def test_a_mistake_in_a_body_shows_no_secret(text: str) -> None:
+    """A message that repeats the option hides secret fields, also if the text is not JSON."""
+    with pytest.raises(PlanError, match="--extra-body") as caught:
+        Plan(server="tgi", n=1, extra_body=text)
+    assert "typed-secret" not in str(caught.value)
+    assert "typed-secret" not in str(redact(["loadgen", "run", "--extra-body", text]))
+
+
+def test_secret_fields_are_filled_from_the_environment() -> None:
+    """`$NAME` is replaced in secret fields only, and the secret is hidden. A variable that is not set is named."""
+    environ = {"GATEWAY_KEY": "gateway-secret-1\n"}
+    fields = {"api_key": "$GATEWAY_KEY", "auth": {"token": "id ${GATEWAY_KEY}"}, "guided_regex": "^$GATEWAY_KEY"}
+    assert fill_fields(fields, environ) == {
+        "api_key": "gateway-secret-1",
+        "auth": {"token": "id gateway-secret-1"},
+        "guided_regex": "^$GATEWAY_KEY",
+    }
+    assert hide_secrets("no gateway-secret-1") == "no ***"
+    with pytest.raises(SecretError, match=r"--extra-body api_key: \$NOT_THERE is not set"):
+        fill_fields({"api_key": "$NOT_THERE"}, environ)
+    with pytest.raises(SecretError, match="fewer than 6 characters"):
+        Plan(server="tgi", n=1, extra_body={"api_key": "short"})

@@ -94,3 +94,26 @@ def test_what_is_no_tokenizer_says_what_is_missing(tmp_path: Path, monkeypatch: 
     }.items():
         with pytest.raises(PromptError, match=words):
             tokenizer_file(Path(named))
+
+
+@pytest.mark.parametrize(
+    ("named", "hint"),
+    [
+        ("Qwen/Qwen3-0.6B", "download it: hf download Qwen/Qwen3-0.6B tokenizer.json"),
+        ("gpt2", "download it: hf download gpt2 tokenizer.json"),
+        ("org/old", "download it: hf download org/old tokenizer.json"),
+        ("tokenizer.json", "pass --tokenizer PATH/tokenizer.json"),
+        ("/models/llama", "pass --tokenizer PATH/tokenizer.json"),
+        ("../llama", "pass --tokenizer PATH/tokenizer.json"),
+    ],
+)
+def test_a_model_that_is_not_cached_names_the_download(
+    named: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint for the name of a model is the complete command. Paths get no such command."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models--org--old" / "snapshots" / "aaaa").mkdir(parents=True)
+    with pytest.raises(PromptError) as caught:
+        tokenizer_file(Path(named))
+    assert caught.value.hint.startswith(hint)

@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from loadgen.analysis.figure_names import did_you_mean, suggest_figure
 from loadgen.analysis.metrics import METRICS
 from loadgen.workloads.spec_syntax import parse_seconds
 
@@ -21,7 +22,7 @@ Parsed = TypeVar("Parsed")
 Description = TypeVar("Description")
 Unit = Literal["s", "share", "requests", "per second"]
 Interval = tuple[float | None, float | None]
-"""Ends of a 95 % confidence interval. An end is None if there are too few samples to determine it."""
+"""Ends of a confidence interval. An end is None if there are too few samples to determine it."""
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -143,22 +144,30 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     """The objective as the user wrote it."""
     figure: str
     verdict: Literal["pass", "fail", "inconclusive"]
+    """`inconclusive` occurs only if the whole interval has to meet the bound (`whole_interval`)."""
+    marginal: bool
+    """True if the bound lies inside the interval, so that a repetition of the run might be judged differently."""
+    whole_interval: bool
+    """True if the whole interval has to meet the bound (--confidence). False if the measured figure decides."""
     unit: Literal["s", "share", "requests", "per second"]
-    """Unit of `bound`, `measured` and `ci95`."""
+    """Unit of `bound`, `measured` and `interval`."""
     bound: float
     measured: float | None
     """The measured figure. If the run does not have the figure, this is None and the objective fails."""
-    ci95: Interval | None
-    """95 % interval of the figure. None for a figure that describes only this run, such as a count or an extreme."""
+    interval: Interval | None
+    """Confidence interval of the figure. None for a figure that describes only this run, such as a count or an extreme.
+    """
+    confidence: float
+    """Confidence of the interval: 0.95, or that of --confidence."""
     requests: int
     """Number of requests that the figure is based on: complete requests for a latency, otherwise all requests."""
     left_out: int
     """For a latency: number of requests due in the window that did not complete."""
     requests_needed: int | None
-    """For an inconclusive verdict: approximate number of similar requests that would decide. None if no practical
-    number would."""
+    """For a marginal figure: approximate number of similar requests after which the bound would lie outside the
+    interval. None if no practical number would suffice."""
     said: str
-    """The measured figure and its interval as text. For an inconclusive verdict, also the number of requests that would
+    """The measured figure and its interval as text. For a marginal figure, also the number of requests that would
     decide."""
 
 
@@ -244,13 +253,22 @@ def _request_bound(text: str) -> Objective:
     figure_text, *rest = _COMPARISON.split(text, maxsplit=1)
     latency = figure_text.strip()
     if latency not in REQUEST_LATENCIES:
-        raise ValueError(f"{latency!r} is not a latency of single requests")
+        raise ValueError(f"{latency!r} is not a latency of single requests{_similar_bound(latency)}")
     if not rest or rest[0] not in ("<", "<="):
         raise ValueError("a bound on a latency needs < or <= and a time")
     bound_s, unit = _bound(rest[1].strip(), latency)
     if bound_s <= 0:
         raise ValueError("the bound must be greater than 0")
     return Objective(text, latency, "", rest[0], bound_s, unit)
+
+
+def _similar_bound(text: str) -> str:
+    """Return a suggestion for a bound on each request. `text` names no latency of single requests."""
+    from_vllm = re.fullmatch(r"(\w+):(\d+(?:\.\d+)?)", text)  # `--goodput ttft:500` of vLLM, in ms
+    name = suggest_figure(from_vllm[1] if from_vllm else text, statistic=False)
+    if name not in REQUEST_LATENCIES:
+        return ""
+    return did_you_mean(f"'{name} < {from_vllm[2]}ms'" if from_vllm else name)
 
 
 def _objective(text: str) -> Objective:
@@ -263,9 +281,11 @@ def _objective(text: str) -> Objective:
             raise ValueError(f"{figure} is a distribution; name one of its statistics, such as {figure}.p99")
         match = _PERCENTILE.fullmatch(statistic)
         if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
-            raise ValueError(f"{statistic!r} is not a statistic; use p1 to p99.9 or {', '.join(STATISTICS)}")
+            similar = did_you_mean(suggest_figure(f"{figure}.{statistic}") if statistic.isalpha() else None)
+            raise ValueError(f"{statistic!r} is not a statistic; use p1 to p99.9 or {', '.join(STATISTICS)}{similar}")
     elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES):
-        raise ValueError(f"{figure_text.strip()!r} is not a figure of a run")
+        name = figure_text.strip()
+        raise ValueError(f"{name!r} is not a figure of a run{did_you_mean(suggest_figure(name))}")
     elif dot:
         raise ValueError(f"{figure} is a single figure; remove {dot + statistic!r}")
     comparison, right = rest

@@ -1,15 +1,19 @@
 """Judges a run by its objectives (--assert), computes its goodput (--goodput), and writes JUnit XML (--junit).
 
-An objective on a percentile, a mean or a share is a statement about the server, and the run is a sample. The confidence
-interval of the figure determines the verdict:
+The measured figure decides: an objective passes if the figure meets the bound and fails if it does not. An objective
+on a percentile, a mean or a share is a statement about the server, and the run is a sample, so the figure has a
+confidence interval. If the bound lies inside this interval, the verdict is *marginal*: a repetition of the run might be
+judged differently.
+
+With a required confidence (--confidence), the whole interval decides:
 
 - pass: the whole interval meets the bound.
 - fail: the whole interval violates the bound.
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
-Counts, extremes, rates and the burst skew describe only this run, so the figure itself is compared with the bound. A
-share with a bound of 0 % or 100 % is compared in the same way, because no sample could prove such a bound. Latencies
-and rates cover the measurement window. Counts and shares of request states cover the whole run.
+Counts, extremes, rates and the burst skew describe only this run and have no interval. A share with a bound of 0 % or
+100 % has none either, because no sample could prove such a bound. A figure without any sample fails. Latencies and
+rates cover the measurement window. Counts and shares of request states cover the whole run.
 
 A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
 ignored, such as the TPOT of a single token. The *bound scale* of a request is max(latency / bound) over all bounds, or
@@ -66,69 +70,87 @@ class _Evidence(msgspec.Struct, frozen=True):
     high: float
     requests: int
     requests_needed: int | None = None
+    """Number of requests that would move the bound out of the interval, if the bound lies inside it."""
 
     @property
     def exact(self) -> bool:
         return self.low == self.measured == self.high
 
 
-def judge(objectives: Iterable[Objective], frame: Frame, summary: Summary) -> list[ObjectiveVerdict]:
-    """Return the verdict on each objective. `frame` contains the run's Records and its measurement window."""
+def judge(
+    objectives: Iterable[Objective], frame: Frame, summary: Summary, confidence: float | None = None
+) -> list[ObjectiveVerdict]:
+    """Return the verdict on each objective. `frame` contains the run's Records and its measurement window.
+
+    `confidence` is the confidence with which the whole interval must meet the bound. If it is None, the measured figure
+    decides.
+    """
     incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
-    return [_verdict(objective, _evidence(objective, frame, summary), incomplete) for objective in objectives]
+    verdicts = []
+    for objective in objectives:
+        evidence = _evidence(objective, frame, summary, confidence or stats.CONFIDENCE)
+        verdicts.append(_verdict(objective, evidence, incomplete, confidence))
+    return verdicts
 
 
-def _verdict(objective: Objective, evidence: _Evidence | None, incomplete: int) -> ObjectiveVerdict:
+def _verdict(
+    objective: Objective, evidence: _Evidence | None, incomplete: int, confidence: float | None
+) -> ObjectiveVerdict:
     verdict: Literal["pass", "fail", "inconclusive"] = "fail"
+    marginal = False
     if evidence is not None:
-        low_satisfies, high_satisfies = objective.satisfied_by(evidence.low), objective.satisfied_by(evidence.high)
-        if low_satisfies != high_satisfies:
+        marginal = objective.satisfied_by(evidence.low) != objective.satisfied_by(evidence.high)
+        if marginal and confidence is not None:
             verdict = "inconclusive"
-        elif low_satisfies:
+        elif objective.satisfied_by(evidence.measured):
             verdict = "pass"
+    level = confidence or stats.CONFIDENCE
     return ObjectiveVerdict(
         objective=objective.text,
         figure=objective.figure,
         verdict=verdict,
+        marginal=marginal,
+        whole_interval=confidence is not None,
         unit=objective.unit,
         bound=objective.bound,
         measured=None if evidence is None else _finite(evidence.measured),
-        ci95=None if evidence is None or evidence.exact else (_finite(evidence.low), _finite(evidence.high)),
+        interval=None if evidence is None or evidence.exact else (_finite(evidence.low), _finite(evidence.high)),
+        confidence=level,
         requests=0 if evidence is None else evidence.requests,
         left_out=incomplete if objective.figure in LATENCIES else 0,
-        requests_needed=evidence.requests_needed if evidence and verdict == "inconclusive" else None,
-        said=_explanation(objective, evidence, verdict),
+        requests_needed=evidence.requests_needed if evidence and marginal else None,
+        said=_explanation(objective, evidence, verdict, level),
     )
 
 
-def _evidence(objective: Objective, frame: Frame, summary: Summary) -> _Evidence | None:
+def _evidence(objective: Objective, frame: Frame, summary: Summary, confidence: float) -> _Evidence | None:
     if objective.figure in LATENCIES:
-        return _latency(objective, frame)
+        return _latency(objective, frame, confidence)
     if objective.figure in STATES:
         count, planned = getattr(summary.requests, objective.figure), summary.requests.planned
         if objective.unit == "requests":
             return _of_this_run(count, planned)
-        return _share(count, planned, objective.bound)
+        return _share(count, planned, objective.bound, confidence)
     if objective.figure in GOODPUT_FIGURES:
-        return _goodput_evidence(objective, summary)
+        return _goodput_evidence(objective, summary, confidence)
     figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
     return _of_this_run(figure, summary.requests.planned)
 
 
-def _goodput_evidence(objective: Objective, summary: Summary) -> _Evidence | None:
+def _goodput_evidence(objective: Objective, summary: Summary, confidence: float) -> _Evidence | None:
     goodput = summary.goodput
     if goodput is None or not goodput.requests:  # Without --goodput, good requests are not defined.
         return None
     if objective.figure == "goodput":
         return _of_this_run(goodput.per_s, goodput.requests)
-    return _share(goodput.good, goodput.requests, objective.bound)
+    return _share(goodput.good, goodput.requests, objective.bound, confidence)
 
 
 def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
     return None if figure is None else _Evidence(figure, figure, figure, requests)
 
 
-def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
+def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
     """Return a statistic of a latency with its interval and the number of requests that would decide the verdict.
 
     The interval of a percentile consists of order statistics. The p-quantile lies below a bound if at least the share p
@@ -145,9 +167,9 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
     if share is not None:
         ordered = np.sort(samples)
         size = stats.effective_size(samples, offsets, share, ordered)
-        low, high = stats.interval(ordered, share, size)
+        low, high = stats.interval(ordered, share, size, confidence)
         below = samples < bound if objective.comparison in ("<", ">=") else samples <= bound
-        needed = stats.samples_to_decide(float(below.mean()), share, size)
+        needed = stats.samples_to_decide(float(below.mean()), share, size, confidence)
         return _Evidence(
             stats.percentile(ordered, share),
             -math.inf if low is None else low,
@@ -158,7 +180,7 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
     if objective.statistic != "mean":
         return _of_this_run(float(samples.min() if objective.statistic == "min" else samples.max()), requests)
     mean = float(samples.mean())
-    mean_low, mean_high = stats.mean_interval(samples, offsets)
+    mean_low, mean_high = stats.mean_interval(samples, offsets, confidence)
     needed = stats.MIN_DEGREES_OF_FREEDOM + 1
     if math.isfinite(mean_high):
         estimate = requests * ((mean_high - mean) / abs(mean - bound)) ** 2 if mean != bound else math.inf
@@ -166,36 +188,37 @@ def _latency(objective: Objective, frame: Frame) -> _Evidence | None:
     return _Evidence(mean, mean_low, mean_high, requests, needed if needed <= stats.MAX_USEFUL_SAMPLES else None)
 
 
-def _share(count: int, total: int, bound: float) -> _Evidence | None:
+def _share(count: int, total: int, bound: float, confidence: float) -> _Evidence | None:
     """Return a share with its exact interval (Clopper and Pearson), or None if `total` is 0."""
     if total == 0:
         return None
     share = count / total
     if bound in (0, 1):
         return _of_this_run(share, total)
-    low, high = stats.share_interval(count, total)
-    return _Evidence(share, low, high, total, stats.samples_to_decide(share, bound, total))
+    low, high = stats.share_interval(count, total, confidence)
+    return _Evidence(share, low, high, total, stats.samples_to_decide(share, bound, total, confidence))
 
 
 def _finite(value: float) -> float | None:
     return stats.round_to_ns(value) if math.isfinite(value) else None
 
 
-def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str) -> str:
-    """Return the measured figure as text. For an inconclusive verdict, add the number of requests that would decide."""
+def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str, confidence: float) -> str:
+    """Return the measured figure as text. For a marginal figure, add the number of requests that would decide."""
     latency = objective.figure in LATENCIES
     if evidence is None:
         return "no complete request has this latency" if latency else "the run does not have this figure"
-    text = _figure_text(objective, evidence)
-    if verdict != "inconclusive":
+    text = _figure_text(objective, evidence, confidence)
+    if objective.satisfied_by(evidence.low) == objective.satisfied_by(evidence.high):
         return text
+    mark = "" if verdict == "inconclusive" else "marginal, "
     if evidence.requests_needed is None:
-        return f"{text}; too close to the bound for any number of requests to decide"
+        return f"{text}; {mark}too close to the bound for any number of requests to decide"
     noun = "complete request" if latency else "request"
-    return f"{text}; about {pluralise(evidence.requests_needed, noun)} would decide"
+    return f"{text}; {mark}about {pluralise(evidence.requests_needed, noun)} would decide"
 
 
-def _figure_text(objective: Objective, evidence: _Evidence) -> str:
+def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -> str:
     """Return the figure and its interval as text, in a unit that suits the figure."""
     if objective.unit == "requests":
         return pluralise(int(evidence.measured), "request")
@@ -219,7 +242,7 @@ def _figure_text(objective: Objective, evidence: _Evidence) -> str:
         interval = f"{number(evidence.low)} {unit} or more"
     elif math.isfinite(evidence.high):
         interval = f"{number(evidence.high)} {unit} or less"
-    return f"{text}, 95 %: {interval}"
+    return f"{text}, {confidence * 100:.4g} %: {interval}"
 
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
@@ -285,9 +308,12 @@ def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> Bound
 def junit(summaries: Sequence[Summary]) -> str:
     """Return the objectives of these runs as JUnit XML, which CI systems display.
 
-    Each run is a test suite and each objective is a test case. An inconclusive objective counts as skipped. JUnit XML
-    has no standard. This output follows the strictest schema in use, that of Ant's reports (windyroad/JUnit-Schema,
-    JUnit.xsd). The schema requires all attributes below and this order of elements.
+    Each run is a test suite and each objective is a test case. An inconclusive objective counts as skipped. Test cases
+    have no place for details, so the output of the suite lists every objective with its verdict, its interval and the
+    word "marginal" where it applies.
+
+    JUnit XML has no standard. This output follows the strictest schema in use, that of Ant's reports
+    (windyroad/JUnit-Schema, JUnit.xsd). The schema requires all attributes below and this order of elements.
     """
     root = Xml.Element("testsuites")
     for index, summary in enumerate(summaries):
@@ -327,7 +353,9 @@ def junit(summaries: Sequence[Summary]) -> str:
                 )
             elif objective.verdict == "inconclusive":
                 _element(case, "skipped", message=objective.said)
-        Xml.SubElement(suite, "system-out").text = _text(f"{outcome_sentence(summary)}\n{client_sentence(summary)}")
+        lines = [outcome_sentence(summary), client_sentence(summary)]
+        lines += [f"{item.verdict}: {item.objective}: {measured_text(item)}" for item in summary.objectives]
+        Xml.SubElement(suite, "system-out").text = _text("\n".join(lines))
         warnings = [finding.sentence for finding in findings(summary) if finding.level in ("warning", "error")]
         Xml.SubElement(suite, "system-err").text = _text("\n".join(warnings))
     Xml.indent(root)

@@ -177,25 +177,29 @@ def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> 
     return (lower - 1 if lower >= 1 else None, upper - 1 if upper <= count else None)
 
 
-def interval(ordered: Floats | OrderStatistics, share: float, size: int) -> tuple[float | None, float | None]:
+def interval(
+    ordered: Floats | OrderStatistics, share: float, size: int, confidence: float = CONFIDENCE
+) -> tuple[float | None, float | None]:
     """Return the confidence interval of the `share`-quantile of sorted samples. `size` is the effective sample size.
 
     The ends are order statistics. An end is moved outwards if the interpolated quantile would otherwise lie outside the
     interval. An end is None if no order statistic bounds the quantile on that side.
     """
-    lower, upper = interval_indices(len(ordered), share, size)
+    lower, upper = interval_indices(len(ordered), share, size, confidence)
     quantile = percentile(ordered, share)
     low = None if lower is None else round_to_ns(min(quantile, float(ordered[lower])))
     high = None if upper is None else round_to_ns(max(quantile, float(ordered[upper])))
     return low, high
 
 
-def interval_indices(count: int, share: float, size: int) -> tuple[int | None, int | None]:
+def interval_indices(
+    count: int, share: float, size: int, confidence: float = CONFIDENCE
+) -> tuple[int | None, int | None]:
     """Return the indices of the two samples at the ends of `interval`, among `count` sorted samples.
 
     `size` is the effective sample size.
     """
-    lower, upper = interval_ranks(size, share)
+    lower, upper = interval_ranks(size, share, confidence)
     scale = count / size
     high = None if upper is None else min(count, math.ceil((upper + 1) * scale)) - 1
     return None if lower is None else int(lower * scale), high
@@ -238,7 +242,9 @@ def ratio_variance_from_sums(sums: Floats, counts: Integers, mean: float) -> flo
     return float(np.square(residuals).sum()) / int(counts.sum()) ** 2 * groups / max(1, groups - 1)
 
 
-def mean_interval(samples: Floats, offsets: Integers | None = None) -> tuple[float, float]:
+def mean_interval(
+    samples: Floats, offsets: Integers | None = None, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
     """Return the confidence interval of the mean by Student's t. `offsets` delimits groups of dependent samples.
 
     The interval is infinite if there are fewer than four groups.
@@ -248,7 +254,7 @@ def mean_interval(samples: Floats, offsets: Integers | None = None) -> tuple[flo
     if groups <= MIN_DEGREES_OF_FREEDOM:
         return -math.inf, math.inf
     mean = float(samples.mean())
-    margin = student_quantile((1 + CONFIDENCE) / 2, groups - 1) * math.sqrt(ratio_variance(samples, ends, mean))
+    margin = student_quantile((1 + confidence) / 2, groups - 1) * math.sqrt(ratio_variance(samples, ends, mean))
     return mean - margin, mean + margin
 
 
@@ -303,7 +309,7 @@ def gamma_cdf(x: Floats, shape: float) -> Floats:
     return np.asarray(gammainc(shape, x), np.float64)
 
 
-def samples_to_decide(success_share: float, share: float, current: int) -> int | None:
+def samples_to_decide(success_share: float, share: float, current: int, confidence: float = CONFIDENCE) -> int | None:
     """Estimate how many independent samples would show whether the true share lies above or below `share`.
 
     `current` samples have been taken, and further samples are assumed to succeed with probability `success_share`.
@@ -314,13 +320,13 @@ def samples_to_decide(success_share: float, share: float, current: int) -> int |
     also exact for shares near 0 and 1.
     """
     too_few, enough = current, current + 1
-    while _exceeds_share(enough, share, round(success_share * enough)) is None:
+    while _exceeds_share(enough, share, round(success_share * enough), confidence) is None:
         too_few, enough = enough, 2 * enough
         if enough > MAX_USEFUL_SAMPLES:
             return None
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        if _exceeds_share(middle, share, round(success_share * middle)) is None:
+        if _exceeds_share(middle, share, round(success_share * middle), confidence) is None:
             too_few = middle
         else:
             enough = middle

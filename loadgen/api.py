@@ -127,6 +127,7 @@ def run(
     progress: OnProgress | None = None,
     say: Say | None = None,
     objectives: Sequence[str] = (),
+    confidence: float | str | None = None,
     goodput: Sequence[str] = (),
 ) -> Result:
     """Run a plan and return its results.
@@ -137,8 +138,9 @@ def run(
     - `out`: the run's folder, which must be new. The default is runs/<time>-<server>-<label>.
     - `progress`: called ten times a second with a phase (`connecting`, `running`, `ended`) and the current counts.
     - `say`: called with one line of text per step, such as the detected server.
-    - `objectives` (as for `--assert`) and `goodput`: replace those of the plan. The run file stores both, so `read`
-      checks them again.
+    - `objectives` (as for `--assert`), `confidence` and `goodput`: replace those of the plan. The run file stores them,
+      so `read` checks them again. `confidence`, such as `95%`, demands that the whole interval of a figure meets the
+      bound; without it the measured figure decides.
 
     summary.json is written next to the run file.
 
@@ -149,7 +151,8 @@ def run(
     loadgen.workloads.prompts.PromptError before any request is sent. Each of these errors has the attribute `hint`. A
     failed request does not raise an error.
     """
-    with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
+    plan = _with_objectives(plan, objectives, confidence, goodput)
+    with contextlib.closing(_Measurement(plan, out, progress, say)) as measurement:
         return measurement.result()
 
 
@@ -160,6 +163,7 @@ async def run_async(
     progress: OnProgress | None = None,
     say: Say | None = None,
     objectives: Sequence[str] = (),
+    confidence: float | str | None = None,
     goodput: Sequence[str] = (),
 ) -> Result:
     """Run a plan like `run`, without blocking the event loop. Callbacks are called in another thread.
@@ -167,7 +171,8 @@ async def run_async(
     Cancelling the call ends the run. The results so far are kept in the run's folder, and `read` loads them. Raises the
     same errors as `run`.
     """
-    with contextlib.closing(_Measurement(plan, out, progress, say, objectives, goodput)) as measurement:
+    plan = _with_objectives(plan, objectives, confidence, goodput)
+    with contextlib.closing(_Measurement(plan, out, progress, say)) as measurement:
         done = asyncio.ensure_future(asyncio.to_thread(measurement.result))
         try:
             return await asyncio.shield(done)
@@ -178,16 +183,23 @@ async def run_async(
             raise
 
 
-def read(path: Path | str, *, objectives: Sequence[str] = (), goodput: Sequence[str] = ()) -> Result:
+def read(
+    path: Path | str,
+    *,
+    objectives: Sequence[str] = (),
+    confidence: float | str | None = None,
+    goodput: Sequence[str] = (),
+) -> Result:
     """Load a recorded run from its folder or its run.jsonl. The run may have been interrupted or killed, and its file
     may be damaged.
 
-    `objectives` and `goodput` replace those stored in the run file. Raises RunFileError if there is no readable run,
-    and PlanError for a malformed expression.
+    `objectives`, `confidence` and `goodput` replace those stored in the run file. Raises RunFileError if there is no
+    readable run, and PlanError for a malformed expression.
     """
     from loadgen.results import load_and_summarise, parse_expressions
 
-    return Result(Path(path), load_and_summarise(Path(path), *parse_expressions(objectives, goodput)))
+    level = None if confidence is None else _confidence_level(confidence)
+    return Result(Path(path), load_and_summarise(Path(path), *parse_expressions(objectives, goodput), confidence=level))
 
 
 def compare(
@@ -231,6 +243,26 @@ def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[
     return spawn(SimulatedConfig(server=server, **options))
 
 
+def _with_objectives(
+    plan: Plan, objectives: Sequence[str], confidence: float | str | None, goodput: Sequence[str]
+) -> Plan:
+    """Return the plan with these objectives in place of its own. Values that are not given leave it unchanged."""
+    level = plan.confidence if confidence is None else _confidence_level(confidence)
+    return plan.replaced(
+        objectives=tuple(objectives or plan.objectives), confidence=level, goodput=tuple(goodput or plan.goodput)
+    )
+
+
+def _confidence_level(confidence: float | str) -> float:
+    """Return a confidence such as `95%` or 0.95 as a share. Raises PlanError."""
+    from loadgen.workloads.spec_syntax import parse_confidence
+
+    try:
+        return parse_confidence(confidence)
+    except ValueError as error:
+        raise PlanError(f"confidence: {error}", "Write confidence='95%' or confidence=0.95.") from None
+
+
 class _Measurement:
     """Starts and controls the process that measures one run. `close` ends the process and frees its resources."""
 
@@ -240,8 +272,6 @@ class _Measurement:
         out: Path | str | None,
         progress: OnProgress | None,
         say: Say | None,
-        objectives: Sequence[str],
-        goodput: Sequence[str],
     ) -> None:
         from loadgen.engine.resolve_server import with_detected_server
         from loadgen.folders import run_folder
@@ -254,8 +284,8 @@ class _Measurement:
                 "a plan with repeats has several results, but run returns one",
                 "Run each repeat: [run(repeat) for repeat in plan.each_repeat()]",
             )
-        plan = plan.replaced(objectives=tuple(objectives or plan.objectives), goodput=tuple(goodput or plan.goodput))
         self._expressions = parse_expressions(plan.objectives, plan.goodput)
+        self._confidence = plan.confidence
         self._progress = progress
         self._say = say
         self._reserved = contextlib.ExitStack()
@@ -297,7 +327,7 @@ class _Measurement:
             raise LoadgenError(f"the measuring process ended with exit code {self._process.wait()}", "See its output.")
         from loadgen.results import load_and_summarise, write_summary
 
-        reported = load_and_summarise(self._folder, *self._expressions)
+        reported = load_and_summarise(self._folder, *self._expressions, confidence=self._confidence)
         write_summary(self._folder, reported.summary)
         return Result(self._folder, reported)
 

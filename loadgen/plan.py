@@ -17,6 +17,7 @@ import msgspec
 
 from loadgen.errors import PlanError
 from loadgen.plan_fields import (
+    CONFIDENCE,
     JSON_OBJECT,
     NOTHING_SENT,
     POSITIVE,
@@ -210,6 +211,8 @@ class Plan:
     """PID of a server process on this machine, to record its memory and that of its children. Repeatable."""
     objectives: Annotated[tuple[str, ...], TUPLE] = ()
     """Objectives of the run, as for --assert. `loadgen report` judges the run by them again."""
+    confidence: Annotated[float | None, CONFIDENCE] = None
+    """Confidence with which objectives must be met, as for --confidence. None: the measured figure decides."""
     goodput: Annotated[tuple[str, ...], TUPLE] = ()
     """Objectives of each request, as for --goodput."""
     label: Annotated[str, SINGLE_WORD, RunOption("Advanced", "start")] = "run"

@@ -28,7 +28,7 @@ from loadgen.servers.errors import read_settings, read_toml
 from loadgen.workloads import images, lengths, workload
 from loadgen.workloads.json_values import check_text
 from loadgen.workloads.prompts import tokenizer_file
-from loadgen.workloads.spec_syntax import WorkloadError, parse_seconds
+from loadgen.workloads.spec_syntax import WorkloadError, parse_confidence, parse_seconds
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -172,6 +172,7 @@ def _as_seconds(value: Any) -> Any:
 
 SECONDS = Preprocess(_as_seconds)
 TUPLE = Preprocess(_as_tuple)
+CONFIDENCE = Preprocess(lambda level: None if level is None else parse_confidence(level))
 JSON_OBJECT = Preprocess(_as_object)
 POSITIVE = require(lambda number: number > 0, "must be more than 0")
 
@@ -371,6 +372,7 @@ def command_line(plan: Plan) -> list[str]:
         else:
             words += [text for value in values for text in (flag, str(value))]
     words += [text for objective in plan.objectives for text in ("--assert", objective)]
+    words += ["--confidence", f"{plan.confidence:g}"] if plan.confidence else []
     words += [text for objective in plan.goodput for text in ("--goodput", objective)]
     return list(redact(words))
 

@@ -41,13 +41,18 @@ def parse_expressions(
     goodput: Sequence[str] | None = None,
     junit: Path | None = None,
     *,
+    confidence: float | None = None,
     recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """Parse the objectives of a run (`assertions`) and those of its requests (`goodput`).
 
-    If `junit` is given, there must be objectives. Runs that are already `recorded` may contain them. Raises PlanError,
-    whose message lists every mistake.
+    If `junit` or `confidence` is given, there must be objectives. Runs that are already `recorded` may contain them.
+    Raises PlanError, whose message lists every mistake.
     """
+    if confidence is not None and not assertions and not recorded:
+        raise PlanError(
+            "--confidence has nothing to judge without --assert", "Add an objective: --assert 'ttft.p99 < 1s'"
+        )
     if junit is not None and not assertions and not recorded:
         raise missing_objectives()
     if junit is not None and not junit.absolute().parent.is_dir():
@@ -176,10 +181,14 @@ def load_and_summarise(
     objectives: Sequence[Objective],
     bounds: Sequence[Objective],
     *,
+    confidence: float | None = None,
     drawn: bool = True,
     known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
     """Summarise a run and check its objectives. `objectives` and `bounds` replace those in the run's header.
+
+    `confidence` is the confidence that the objectives require (--confidence). If it is None, the run's own objectives
+    keep the confidence in the header. Other objectives are then judged by their measured figures.
 
     The result holds the summary but no Records. With `drawn`, it also holds the data of the charts. A caller that has
     already read the run file passes the content as `known`.
@@ -191,12 +200,14 @@ def load_and_summarise(
 
     run, frame = known or load_run(path)
     summary = summarise(run, frame)
+    if not objectives:
+        confidence = confidence or run.header.confidence
     objectives, bounds, notes = expressions_for(run.header, objectives, bounds)
     summary.run.notes = [*summary.run.notes, *notes]
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     if objectives:
-        summary.objectives = judge(objectives, frame, summary)
+        summary.objectives = judge(objectives, frame, summary, confidence)
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})
 
 

@@ -54,6 +54,21 @@ class WorkloadError(ValueError):
         self.hint = hint
 
 
+def parse_confidence(level: float | str) -> float:
+    """Parse a confidence level such as `95%` or `0.95` to a share.
+
+    Raises ValueError unless it is above 50 % and below 100 %.
+    """
+    text = str(level).strip()
+    number = text.removesuffix("%").strip()
+    if not _NUMBER.fullmatch(number):
+        raise ValueError(f"{text!r} is not a confidence level: write 95% or 0.95")
+    share = float(Fraction(number) / (100 if text.endswith("%") else 1))
+    if not 0.5 < share < 1:
+        raise ValueError(f"{text} is not between 50% and 100%: write 95% or 0.95")
+    return share
+
+
 def parse_number(text: str, name: str, low: Fraction | int, high: Fraction | int) -> Fraction:
     """Parse a decimal number in the range `low` to `high`, both included.
 

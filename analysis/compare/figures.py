@@ -23,6 +23,7 @@ import numpy as np
 from loadgen.analysis import stats
 from loadgen.analysis.compare import run_variance
 from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
+from loadgen.analysis.figure_names import did_you_mean, suggest_figure
 from loadgen.analysis.format import pluralise, significant, unit_of
 from loadgen.analysis.metrics import Metric, metric_by_key
 from loadgen.analysis.objectives import LATENCIES, RATES, parse_each
@@ -628,11 +629,21 @@ def parse_gates(expressions: Iterable[str]) -> list[Gate]:
 def _parse_gate(text: str) -> Gate:
     match = _GATE.fullmatch(text)
     if not match or match[1] not in (("complete", *RATES) if match[2] is None else LATENCIES):
-        raise ValueError("is not a condition")
+        raise ValueError(f"is not a condition{did_you_mean(_similar_condition(text))}")
     if match[3] and not match[4]:
         raise ValueError(f"{match[3]} has no unit: write {match[3]}%")
     figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
     return Gate(text, figure, float(match[3] or 0) / 100)
+
+
+def _similar_condition(text: str) -> str | None:
+    """Return the condition that the text probably means: `'ttft.p99 worse by 5%'` for `p99(ttft) slower by 5%`."""
+    name, *rest = re.split(r"\b(?:worse|slower|higher|lower|by)\b|[<>+]", text, maxsplit=1)
+    figure = suggest_figure(name)
+    if figure is None or not _GATE.fullmatch(f"{figure} worse"):
+        return None
+    share = re.search(r"\d+(?:\.\d+)? ?%", "".join(rest))
+    return f"'{figure} worse by {share[0]}'" if share else f"'{figure} worse'"
 
 
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:

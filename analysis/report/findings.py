@@ -636,7 +636,13 @@ def objectives_finding(summary: Summary) -> Finding | None:
     """
     words = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
     counts = Counter[str](objective.verdict for objective in summary.objectives)
-    text = ", ".join(f"{counts[name]} {word}" for name, word in words.items() if counts[name])
+    marginal = Counter[str](objective.verdict for objective in summary.objectives if objective.marginal)
+    parts = []
+    for name, word in words.items():
+        mark = f" ({marginal[name]} marginal)" if marginal[name] and name != "inconclusive" else ""
+        if counts[name]:
+            parts.append(f"{counts[name]} {word}{mark}")
+    text = ", ".join(parts)
     if not text:
         return None
     level: Level = "ok"

@@ -69,8 +69,8 @@ HELP = {
     "goodput": "A request is good if it is complete and meets {bounds}. Failed requests count as misses.",
     "turns": "The prompt of each turn contains the conversation so far. Later turns have fewer sessions, because not "
     "every session got that far.",
-    "objectives": "Each bound is compared with the 95 % interval of its figure. A bound inside the interval is "
-    "inconclusive.",
+    "objectives": "The measured figure decides, or with --confidence its whole interval. Marginal means that the bound "
+    "lies inside the interval.",
     "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95 % band. The scale "
     "“tails” gives 90 %, 99 % and 99.9 % equal distances.",
     "waiting": "Each point is a complete request. A line that rises with the order sent shows a queue. A line that "

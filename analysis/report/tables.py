@@ -44,6 +44,7 @@ SHARED_UNIT_MAX = 100_000
 """Maximum number to which a median may come in the unit that it shares with other latencies. Larger medians get a
 separate unit."""
 LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
+MARGINAL = "Marginal: the bound lies inside the interval, so another run may be judged differently (--confidence)."
 Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
@@ -278,16 +279,18 @@ def failures(summary: Summary, run: int | None = None) -> Table:
 def objectives(summaries: Summaries) -> Table:
     """Return the table of objectives, with their verdicts and the measured values."""
     rows = []
-    inconclusive = 0
     for index, summary in enumerate(summaries):
         for objective in summary.objectives:
             verdict = TableCell(objective.verdict, level=LEVELS[objective.verdict])
             text = TableCell(objective.objective, code=True)
             rows.append((_run(index), verdict, text, findings.measured_text(objective)))
-            inconclusive += objective.verdict == "inconclusive"
+    judged = [objective for summary in summaries for objective in summary.objectives]
+    inconclusive = sum(objective.verdict == "inconclusive" for objective in judged)
     notes = []
     if inconclusive:
         notes.append(f"{pluralise(inconclusive, 'objective')} inconclusive: neither passed nor failed.")
+    if any(objective.marginal and objective.verdict != "inconclusive" for objective in judged):
+        notes.append(MARGINAL)
     heads: Mapping[str, ColumnKind] = {"run": "text", "verdict": "text", "objective": "head", "measured": "text"}
     return table("Objectives", heads, rows, several=len(summaries) > 1, id="objectives", notes=notes)
 

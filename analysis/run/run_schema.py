@@ -78,6 +78,7 @@ _PLAN = {
     "ignore_eos": bool,
     "window_s": tuple[_Real, _Real] | None,
     "objectives goodput": [str],
+    "confidence": Annotated[float, msgspec.Meta(gt=0, lt=1)] | None,
 }
 _NICE = Annotated[int, msgspec.Meta(ge=-20, le=19)]
 _FACTS = {

@@ -33,6 +33,7 @@ from loadgen.servers.marks import FIELD
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrivals import facts_from_text
 from loadgen.workloads.input_files import open_input
+from loadgen.workloads.spec_syntax import parse_confidence
 from loadgen.workloads.workload_facts import WorkloadFacts, workload_facts
 
 FORMAT = 1
@@ -141,6 +142,17 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     def objectives(self) -> list[str]:
         """The objectives of the run, in the syntax of --assert."""
         return self.plan.get("objectives") or _option_values(self.command, "--assert")
+
+    @property
+    def confidence(self) -> float | None:
+        """The confidence that the objectives require (--confidence). None if the measured figure decides."""
+        if self.plan.get("objectives"):
+            return self.plan.get("confidence")
+        # The command of a sweep has an option of the same name, but no --assert.
+        levels = _option_values(self.command, "--confidence") if self.objectives else []
+        with suppress(ValueError):
+            return parse_confidence(levels[-1]) if levels else None
+        return None
 
     @property
     def goodput(self) -> list[str]:

@@ -162,6 +162,16 @@ def fraction(text: str | float) -> float:
     return value
 
 
+def confidence_level(text: str | float) -> float:
+    """Parse `95%` or `0.95` into a share between 0.5 and 1, both excluded. Raises BadParameter."""
+    from loadgen.workloads.spec_syntax import parse_confidence
+
+    try:
+        return parse_confidence(text)
+    except ValueError as error:
+        raise BadParameter(str(error)) from None
+
+
 def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
     """Yield the Annotated parameters of a function as keyword-only parameters. They are its command-line options."""
     for parameter in signature(function, eval_str=True).parameters.values():

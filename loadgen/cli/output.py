@@ -11,17 +11,17 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 from msgspec import to_builtins
 from typer import Option
 
 from loadgen import errors
-from loadgen.cli.options import ADVANCED, OUTPUT
+from loadgen.cli.options import ADVANCED, OUTPUT, confidence_level
 from loadgen.cli.streams import raw_stream, results_are_kept
 from loadgen.errors import OutputError
 from loadgen.results import (
@@ -48,15 +48,23 @@ if TYPE_CHECKING:
 
 ASSERT = (
     "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
-    "Exit code 4 if one fails, 6 if one is inconclusive."
+    "Exit code 4 if the measured figure violates one."
 )
-INCONCLUSIVE = "How to count an inconclusive objective: pass (exit code 0) or fail (4) instead of exit code 6."
+CONFIDENCE = (
+    "Confidence with which each --assert must be met, such as 95%: the whole interval must meet the bound. Exit code 6 "
+    "if the bound lies inside the interval. Default: the measured figure decides."
+)
+INCONCLUSIVE = "How to count an inconclusive result: pass (exit code 0) or fail (4) instead of exit code 6."
 GOODPUT = "Objective for each request, such as 'ttft < 500ms'; repeatable. A request is good if it meets all of them."
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]
 Assertions = Annotated[list[str] | None, Option("--assert", metavar="EXPR", help=ASSERT, **OUTPUT)]
 Goodput = Annotated[list[str] | None, Option("--goodput", metavar="EXPR", help=GOODPUT, **OUTPUT)]
+Confidence = Annotated[
+    float | None,
+    Option("--confidence", parser=confidence_level, metavar="LEVEL", help=CONFIDENCE, **ADVANCED),
+]
 InconclusiveAs = Literal["pass", "fail"] | None
 Inconclusive = Annotated[InconclusiveAs, Option("--inconclusive", metavar="pass|fail", help=INCONCLUSIVE, **ADVANCED)]
 Junit = Annotated[
@@ -68,6 +76,20 @@ PLAIN_LINE_INTERVAL_S = 5.0
 MIN_BAR_CHARACTERS = 6
 MAX_BAR_CHARACTERS = 24
 """Minimum and maximum width of the progress bar. A terminal with less space shows no bar."""
+
+
+def objective_settings(
+    settings: Mapping[str, Any],
+    assertions: Sequence[str] | None,
+    confidence: float | None,
+    goodput: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the objectives of a Plan: those of the command line, or else those in `settings`, from a plan file."""
+    return {
+        "objectives": assertions or settings.get("objectives"),
+        "confidence": confidence or settings.get("confidence"),
+        "goodput": goodput or settings.get("goodput"),
+    }
 
 
 def write_results(output: Output, folder: Path, *, report: bool) -> int:
@@ -143,6 +165,7 @@ class Output:
     as_json: bool
     quiet: bool
     assertions: Sequence[str] | None = None
+    confidence: float | None = None
     goodput: Sequence[str] | None = None
     junit: Path | None = None
     inconclusive: InconclusiveAs = None
@@ -151,7 +174,7 @@ class Output:
 
     def __post_init__(self) -> None:
         self.objectives, self._bounds = parse_expressions(
-            self.assertions, self.goodput, self.junit, recorded=self.recorded
+            self.assertions, self.goodput, self.junit, confidence=self.confidence, recorded=self.recorded
         )
         self._stream = sys.stderr if self.as_json else sys.stdout
         self._known: dict[Path, ReportedRun] = {}
@@ -183,7 +206,12 @@ class Output:
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
         """Store the content of a run that is in memory, so that `results` does not have to read its file."""
-        self._known[path] = load_and_summarise(path, self.objectives, self._bounds, drawn=drawn, known=(run, frame))
+        self._known[path] = self._summarised(path, drawn=drawn, known=(run, frame))
+
+    def _summarised(self, path: Path, *, drawn: bool, known: tuple[Run, Frame] | None = None) -> ReportedRun:
+        return load_and_summarise(
+            path, self.objectives, self._bounds, confidence=self.confidence, drawn=drawn, known=known
+        )
 
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json for each run and one `page` for all runs, print the figures, and return the summaries.
@@ -245,7 +273,7 @@ class Output:
         parts = []
         for run in runs_in(path):
             known = self._known.pop(run, None)
-            parts.append(known or load_and_summarise(run, self.objectives, self._bounds, drawn=drawn))
+            parts.append(known or self._summarised(run, drawn=drawn))
             with _collect_errors(problems):
                 write_summary(run, parts[-1].summary)
         summaries = [as_dict(part.summary) for part in parts]

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli.output import Assertions, Goodput, Inconclusive, Junit, Output, exit_code, print_document, print_error
+from loadgen.cli.output import (
+    Assertions,
+    Confidence,
+    Goodput,
+    Inconclusive,
+    Junit,
+    Output,
+    exit_code,
+    print_document,
+    print_error,
+)
 from loadgen.cli.sweep import write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError, install_hint
 from loadgen.results import folder_of, index_runs, runs_below, runs_in, write_text
@@ -50,6 +60,7 @@ def report(
     quiet: Quiet = False,
     serve: Annotated[bool, Option("--serve", help="Serve the page on a free loopback port until Ctrl-C.")] = False,
     assertions: Assertions = None,
+    confidence: Confidence = None,
     inconclusive: Inconclusive = None,
     goodput: Goodput = None,
     junit: Junit = None,
@@ -60,8 +71,8 @@ def report(
     time. Runs that are in progress, interrupted or killed are accepted, and so are files with malformed lines. The
     report names such problems. The objectives of the original run apply unless --assert or --goodput is given. Exit
     codes: 0 written; 2 not a run, or not writable. With --assert or --junit, the exit codes of a run apply too: 1
-    requests failed, and no --assert covers that; 4 an --assert failed; 5 the client was the limit; 6 an --assert is
-    inconclusive; 130 interrupted or in progress.
+    requests failed, and no --assert covers that; 4 an --assert failed; 5 the client was the limit; 6 an --assert with
+    --confidence is inconclusive; 130 interrupted or in progress.
     """
     from loadgen.studies.sweep.result import is_sweep
 
@@ -72,19 +83,22 @@ def report(
         as_json=as_json,
         quiet=quiet,
         assertions=assertions,
+        confidence=confidence,
         goodput=goodput,
         inconclusive=inconclusive,
         junit=junit,
         recorded=True,
     )
-    if are_sweeps and (assertions or goodput or junit or not all(map(is_sweep, runs))):
+    if are_sweeps and (assertions or confidence or goodput or junit or not all(map(is_sweep, runs))):
         raise PlanError(
-            "sweeps have their own objectives and cannot be combined with other runs, --assert, --goodput or --junit.",
+            "sweeps have their own objectives and cannot be combined with other runs or with --assert, --confidence, "
+            "--goodput or --junit.",
             "Name only sweeps.",
         )
-    if indexed and (assertions or goodput or junit):
+    if indexed and (assertions or confidence or goodput or junit):
         raise PlanError(
-            f"{runs[0]} is a folder of runs, but --assert, --goodput and --junit need single runs.", "Name the runs."
+            f"{runs[0]} is a folder of runs, but --assert, --confidence, --goodput and --junit need single runs.",
+            "Name the runs.",
         )
     summaries: list[Summary] = []
     if are_sweeps:
@@ -95,7 +109,7 @@ def report(
         summaries = output.results(runs, page)
     if serve:
         _serve(page)
-    if output.objectives or junit:
+    if output.objectives or confidence or junit:
         raise Exit(exit_code(summaries, inconclusive))
 
 

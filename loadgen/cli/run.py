@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Exit, Option
 
 from loadgen.cli.options import ADVANCED, Catalog, PlanFile, RunFolder, merge_settings, run_command, seconds
-from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, write_results
+from loadgen.cli.output import (
+    AsJson,
+    Assertions,
+    Confidence,
+    Goodput,
+    Inconclusive,
+    Junit,
+    Output,
+    Quiet,
+    Report,
+    objective_settings,
+    write_results,
+)
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
@@ -49,6 +61,7 @@ def run_load(
         float, Option("--join-timeout", parser=seconds, metavar="T", help=JOIN_HELP, **ADVANCED)
     ] = 600.0,
     assertions: Assertions = None,
+    confidence: Confidence = None,
     inconclusive: Inconclusive = None,
     goodput: Goodput = None,
     junit: Junit = None,
@@ -62,12 +75,13 @@ def run_load(
     from loadgen.engine.resolve_server import with_detected_server
     from loadgen.plan import Plan
 
-    settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
+    settings |= objective_settings(settings, assertions, confidence, goodput)
     plan = Plan(**settings)
     output = Output(
         as_json=as_json,
         quiet=quiet,
         assertions=plan.objectives,
+        confidence=plan.confidence,
         goodput=plan.goodput,
         inconclusive=inconclusive,
         junit=junit,
@@ -104,7 +118,7 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
 
     Exit codes: 0 all requests complete; 1 some failed, were rejected or truncated, and no --assert covers that; 2 usage
     error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6 an
-    --assert is inconclusive; 130 interrupted.
+    --assert with --confidence is inconclusive; 130 interrupted.
     """
     run_load(settings, **shared)
 
@@ -120,7 +134,7 @@ def run(
 
     Exit codes: 0 all requests complete; 1 some failed, were rejected, truncated or dropped, and no --assert covers
     that; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the
-    limit; 6 an --assert is inconclusive; 130 interrupted.
+    limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
     """
     run_load(merge_settings(plan, catalog, settings), **shared)
 

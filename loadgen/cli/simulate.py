@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from typer import Exit, Option
 
 from loadgen.cli.options import ADVANCED, Catalog, PlanFile, RunFolder, merge_settings, run_command
-from loadgen.cli.output import AsJson, Assertions, Goodput, Inconclusive, Junit, Output, Quiet, Report, write_results
+from loadgen.cli.output import (
+    AsJson,
+    Assertions,
+    Confidence,
+    Goodput,
+    Inconclusive,
+    Junit,
+    Output,
+    Quiet,
+    Report,
+    objective_settings,
+    write_results,
+)
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -83,6 +95,7 @@ def run_simulation(
     changes: Changes = None,
     out: RunFolder = None,
     assertions: Assertions = None,
+    confidence: Confidence = None,
     inconclusive: Inconclusive = None,
     goodput: Goodput = None,
     junit: Junit = None,
@@ -98,7 +111,7 @@ def run_simulation(
     from loadgen.studies.twin import read_twin
 
     fitted_twin = read_twin(twin) if twin else None
-    settings |= {"objectives": assertions or settings.get("objectives"), "goodput": goodput or settings.get("goodput")}
+    settings |= objective_settings(settings, assertions, confidence, goodput)
     if fitted_twin:
         settings = {"server": fitted_twin.server} | settings
     plan = Plan(**settings)
@@ -106,6 +119,7 @@ def run_simulation(
         as_json=as_json,
         quiet=quiet,
         assertions=plan.objectives,
+        confidence=plan.confidence,
         goodput=plan.goodput,
         inconclusive=inconclusive,
         junit=junit,
@@ -162,6 +176,6 @@ def simulate(
 
     The server and its hardware are modelled, so that hours of load take seconds. Nothing is sent. Exit codes: 0 all
     requests complete; 1 some failed, were rejected or dropped, and no --assert covers that; 2 usage error; 4 an
-    --assert failed; 6 an --assert is inconclusive.
+    --assert failed; 6 an --assert with --confidence is inconclusive.
     """
     run_simulation(merge_settings(plan, catalog, settings), **shared)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
-from loadgen.cli.output import Assertions, Inconclusive, Output, Quiet, write_results
+from loadgen.cli.output import Assertions, Confidence, Inconclusive, Output, Quiet, write_results
 from loadgen.errors import EXIT_USAGE, PlanError, install_hint
 from loadgen.workloads.input_files import open_input
 
@@ -25,6 +25,7 @@ STOP_TIMEOUT_S = 60
 def _output(
     *,
     assertions: Assertions = None,
+    confidence: Confidence = None,
     inconclusive: Inconclusive = None,
     report: Annotated[
         bool, Option("--report/--no-report", help="With --headless: write report.html.", **ADVANCED)
@@ -34,7 +35,10 @@ def _output(
     ] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
-    return Output(as_json=as_json, quiet=quiet, assertions=assertions, inconclusive=inconclusive), report
+    output = Output(
+        as_json=as_json, quiet=quiet, assertions=assertions, confidence=confidence, inconclusive=inconclusive
+    )
+    return output, report
 
 
 @run_command(_output, interactive=True, defaults={"label": "ui"}, also={"output_tokens": ("--n-tokens",)})
@@ -66,7 +70,7 @@ def ui(
     Latencies are exact, and each start of the load is a separate run. The page is served on loopback. The command needs
     the extra `ui`. With --headless it prints results and exits like `loadgen burst`. Exit codes: 0 all requests
     complete; 1 some requests failed; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert
-    failed; 5 the client was the limit; 6 an --assert is inconclusive; 130 interrupted.
+    failed; 5 the client was the limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Limit the run with --run-time.")

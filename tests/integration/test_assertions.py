@@ -59,22 +59,62 @@ def test_an_objective_that_is_broken_fails_the_command(common: list[str], tmp_pa
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
 
 
-def test_what_cannot_be_told_is_a_warning(common: list[str], tmp_path: Path) -> None:
-    """Exit code 6, or what --inconclusive says, and the number of requests that would tell; with --json it stands on
-    stderr too."""
-    code, out, err = burst(tmp_path, *common, "--assert", "complete >= 99%", "--json")
+def test_the_measured_figure_decides_and_says_when_it_is_marginal(common: list[str], tmp_path: Path) -> None:
+    """20 of 20 complete requests meet 99 %: exit code 0, with the interval and the number of requests that would
+    decide in the text, in summary.json and in the JUnit file."""
+    junit = tmp_path / "junit.xml"
+    code, out, err = burst(tmp_path, *common, "--assert", "complete >= 99%", "--junit", str(junit))
+    assert code in OK, err
+    said = "100 %, 95 %: 83.157 to 100 %; marginal, about 368 requests would decide"
+    assert said in " ".join(out.split())
+    assert "Marginal: the bound lies inside the interval" in out
+    (entry,) = summary_of(tmp_path)["objectives"]
+    assert (entry["verdict"], entry["marginal"], entry["requests_needed"]) == ("pass", True, 368)
+    assert entry["interval"] == [pytest.approx(0.83157, abs=1e-5), 1.0]
+    (suite,) = Xml.parse(junit).getroot()
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "0")
+    assert f"pass: complete >= 99%: {said}" in (suite.findtext("system-out") or "")
+
+
+def test_a_confidence_that_cannot_be_reached_is_inconclusive(common: list[str], tmp_path: Path) -> None:
+    """Exit code 6, or what --inconclusive says, and the number of requests that would decide; with --json it stands on
+    stderr too. The run file keeps the confidence."""
+    asked = ["--assert", "complete >= 99%", "--confidence", "95%"]
+    code, out, err = burst(tmp_path, *common, *asked, "--json")
     assert code in {6, 5}
     assert json.loads(out)["objectives"][0]["requests_needed"] == 368
     assert (
         "loadgen: inconclusive: complete >= 99%: 100 %, 95 %: 83.157 to 100 %; about 368 requests would decide" in err
     )
-    asked = ["--assert", "complete >= 99%", "--inconclusive"]
-    code, out, _ = burst(tmp_path / "run", *common, *asked, "fail")
+    code, out, _ = burst(tmp_path / "run", *common, *asked, "--inconclusive", "fail")
     assert code == 4
     assert "1 objective inconclusive" in out
-    code, _, err = burst(tmp_path / "run" / "run", *common, *asked, "pass", "--quiet")
+    code, _, err = burst(tmp_path / "run" / "run", *common, *asked, "--inconclusive", "pass", "--quiet")
     assert code in OK
     assert "inconclusive" not in err
+    stored = tmp_path / "run"
+    report([stored], None, as_json=False, quiet=True)
+    assert summary_of(tmp_path)["objectives"][0]["verdict"] == "inconclusive"
+    with pytest.raises(Exit) as end:
+        report([stored], None, as_json=False, quiet=True, assertions=["complete >= 99%"])
+    assert end.value.exit_code in OK
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--confidence", "95%"], "--confidence has nothing to judge without --assert"),
+        (["--assert", "complete >= 99%", "--confidence", "5%"], "is not between 50% and 100%"),
+        (["--assert", "complete >= 99%", "--confidence", "high"], "'high' is not a confidence level"),
+    ],
+)
+def test_a_wrong_confidence_stops_before_anything_is_sent(
+    asked: list[str], message: str, common: list[str], tmp_path: Path
+) -> None:
+    """Exit code 2 and what to write instead."""
+    code, _, err = burst(tmp_path, *common, *asked)
+    assert code == 2
+    assert message in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -130,6 +170,7 @@ def stored(tmp_path: Path) -> Path:
         (["ttft.p50 < 60ms"], 1),
         (["ttft.p50 < 60ms", "complete >= 50%"], 0),
         (["ttft.p50 < 60ms", "complete >= 99.9%"], 4),
+        (["ttft.p50 < 60ms", "complete >= 90%"], 0),
         (["failed <= 2"], 0),
     ],
 )

@@ -37,7 +37,7 @@ def summary(tmp_path: Path) -> Summary:
     """A run of 60 requests, one of them failed, whose objectives pass, fail, cannot be told and pass."""
     run = run_of(tmp_path / "run", [*burst(59, 4), failed(59)])
     summary = typed(summarise(run))
-    summary.objectives = judge(parse(ASKED), frame_of_run(run), summary)
+    summary.objectives = judge(parse(ASKED), frame_of_run(run), summary, 0.95)
     return summary
 
 
@@ -68,6 +68,18 @@ def test_every_objective_is_a_case(summary: Summary) -> None:
     assert failure.get("message") == summary.objectives[1].said
     assert failure.text == f"ttft.p99 < 1us: {failure.get('message')}; 1 request not complete and left out"
     assert "requests would decide" in cases[2][0].get("message", "")
+
+
+def test_the_output_lists_every_objective_with_its_interval(tmp_path: Path) -> None:
+    """A case that passes has no text, so the output of its suite says by how much and whether it is marginal."""
+    run = run_of(tmp_path / "run", [*burst(59, 4), failed(59)])
+    summary = typed(summarise(run))
+    summary.objectives = judge(parse(ASKED), frame_of_run(run), summary)
+    (suite,) = Xml.fromstring(junit([summary]))
+    assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
+    lines = (suite.findtext("system-out") or "").splitlines()
+    assert len(lines) == 2 + len(ASKED)
+    assert lines[4].startswith("pass: complete >= 95%: 98.333 %, 95 %: 91.06 to 99.958 %; marginal, about ")
 
 
 def test_the_run_is_named_in_it(summary: Summary) -> None:

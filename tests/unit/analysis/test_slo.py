@@ -29,12 +29,14 @@ Judge = Callable[..., list[ObjectiveVerdict]]
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Judge:
-    """Judges a run of these records, `n` of which were asked for."""
+    """Judges a run of these records, `n` of which were asked for; with `confidence` by the whole interval."""
 
-    def of(records: Sequence[Record], *expressions: str, n: int | None = None) -> list[ObjectiveVerdict]:
+    def of(
+        records: Sequence[Record], *expressions: str, n: int | None = None, confidence: float | None = None
+    ) -> list[ObjectiveVerdict]:
         plan = header(n or len(records)).plan
         run = run_of(tmp_path / "run", records, plan=plan)
-        return judge(parse(expressions), frame_of_run(run), typed(summarise(run)))
+        return judge(parse(expressions), frame_of_run(run), typed(summarise(run)), confidence)
 
     return of
 
@@ -83,11 +85,58 @@ def mixed() -> list[Record]:
         ("ttft.min > 1ms", "fail"),
     ],
 )
-def test_a_latency_is_told_by_its_whole_interval(judged: Judge, expression: str, verdict: str) -> None:
-    """Inside the bound on the whole passes, outside on the whole fails, and an extreme is what it is."""
-    (found,) = judged(rising(1000), expression.replace("1h", "3600s"))
+def test_a_confidence_demands_the_whole_interval_of_a_latency(judged: Judge, expression: str, verdict: str) -> None:
+    """With --confidence the whole interval passes or fails, and a bound inside it is inconclusive."""
+    (found,) = judged(rising(1000), expression.replace("1h", "3600s"), confidence=0.95)
     assert found.verdict == verdict
-    assert (found.requests, found.left_out) == (1000, 0)
+    assert found.marginal == (verdict == "inconclusive")
+    assert (found.requests, found.left_out, found.whole_interval) == (1000, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict", "marginal"),
+    [
+        # p99 of 1 to 1000 ms is 990.01 ms, from 983 to 997 ms.
+        ("ttft.p99 < 998ms", "pass", False),
+        ("ttft.p99 < 991ms", "pass", True),
+        ("ttft.p99 < 990ms", "fail", True),
+        ("ttft.p99 < 983ms", "fail", False),
+        ("ttft.p99 > 990ms", "pass", True),
+        ("ttft.p50 < 501ms", "pass", True),
+        ("ttft.p50 < 500ms", "fail", True),
+        ("ttft.p99.9 < 3600s", "pass", True),
+        ("ttft.mean < 501ms", "pass", True),
+        ("ttft.mean < 500ms", "fail", True),
+        ("ttft.max < 1s", "fail", False),
+        ("complete >= 99%", "pass", False),
+        ("complete >= 99.9%", "pass", True),
+        ("failed < 0.1%", "pass", True),
+        ("failed <= 0", "pass", False),
+    ],
+)
+def test_the_measured_figure_decides(judged: Judge, expression: str, verdict: str, marginal: bool) -> None:
+    """Without --confidence the figure itself passes or fails, and is marginal if the bound lies in its interval."""
+    (found,) = judged(rising(1000), expression)
+    assert (found.verdict, found.marginal, found.whole_interval) == (verdict, marginal, False)
+    assert ("marginal" in found.said) == marginal
+
+
+@pytest.mark.parametrize("expression", ["complete >= 99%", "ttft.p99 < 2s"])
+def test_a_gate_that_is_met_passes_however_few_requests_there_are(judged: Judge, expression: str) -> None:
+    """200 of 200 complete requests meet 99 %, and a p99 that is ten times below its bound meets it."""
+    (found,) = judged(rising(200), expression)
+    assert (found.verdict, found.marginal, found.requests_needed) == ("pass", True, 368)
+    assert found.said.endswith("requests would decide")
+
+
+@pytest.mark.parametrize(("confidence", "needed"), [(0.9, 299), (0.95, 368), (0.99, 528)])
+def test_a_higher_confidence_needs_more_requests(judged: Judge, confidence: float, needed: int) -> None:
+    """The interval has the confidence that is demanded: 0.99 to the power of `needed` is at most half of the rest."""
+    (found,) = judged(rising(200), "complete >= 99%", confidence=confidence)
+    assert (found.verdict, found.requests_needed, found.confidence) == ("inconclusive", needed, confidence)
+    assert f"{confidence * 100:.4g} %: " in found.said
+    low, _ = found.interval or (None, None)
+    assert low == pytest.approx(((1 - confidence) / 2) ** (1 / 200), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -121,15 +170,16 @@ def test_a_latency_is_told_by_its_whole_interval(judged: Judge, expression: str,
     ],
 )
 def test_endings_rates_and_skew(judged: Judge, expression: str, verdict: str) -> None:
-    """Counts and single figures are what they are; shares are told by their interval, over all requests asked."""
-    assert judged(mixed(), expression)[0].verdict == verdict
+    """Counts and single figures are what they are; a confidence demands the whole interval of shares."""
+    assert judged(mixed(), expression, confidence=0.95)[0].verdict == verdict
 
 
 def test_all_complete_is_a_fact_of_the_run(judged: Judge) -> None:
     """No sample proves 100 %, so that bound speaks of the run alone, where 99.9 % is a question of the number."""
-    found = judged(rising(1000), "complete >= 100%", "failed <= 0%", "complete >= 99.9%", "complete >= 99.6%")
+    asked = ["complete >= 100%", "failed <= 0%", "complete >= 99.9%", "complete >= 99.6%"]
+    found = judged(rising(1000), *asked, confidence=0.95)
     assert [each.verdict for each in found] == ["pass", "pass", "inconclusive", "pass"]
-    assert [each.ci95 is None for each in found] == [True, True, False, False]
+    assert [each.interval is None for each in found] == [True, True, False, False]
     assert found[2].requests_needed == 3688  # the smallest n with 0.999**n <= 2.5 %
 
 
@@ -162,11 +212,12 @@ def test_requests_without_a_record_count(judged: Judge) -> None:
     assert (share.verdict, share.measured, latency.left_out) == ("fail", 0.5, 500)
 
 
+@pytest.mark.parametrize("confidence", [None, 0.95])
 @pytest.mark.parametrize("expression", ["ttft.p99 < 1000s", "ttft.p99 > 0s", "e2e.max < 1000s", "itl.mean < 1000s"])
-def test_without_a_complete_request_a_latency_fails(judged: Judge, expression: str) -> None:
+def test_without_a_complete_request_a_latency_fails(judged: Judge, expression: str, confidence: float | None) -> None:
     """Nothing was shown, however wide the bound."""
-    (found,) = judged([failed(place) for place in range(20)], expression)
-    assert (found.verdict, found.measured, found.ci95, found.requests) == ("fail", None, None, 0)
+    (found,) = judged([failed(place) for place in range(20)], expression, confidence=confidence)
+    assert (found.verdict, found.measured, found.interval, found.requests) == ("fail", None, None, 0)
     assert (found.said, found.left_out) == ("no complete request has this latency", 20)
 
 
@@ -193,7 +244,7 @@ def test_a_run_without_anything_fails_its_rates(judged: Judge) -> None:
 )
 def test_what_cannot_be_told_says_what_would_tell(judged: Judge, n: int, expression: str, needed: int | None) -> None:
     """The number of requests, where there is one."""
-    (found,) = judged(rising(n), expression.replace("500ms", "500500us"))
+    (found,) = judged(rising(n), expression.replace("500ms", "500500us"), confidence=0.95)
     assert (found.verdict, found.requests_needed) == ("inconclusive", needed)
 
 
@@ -201,20 +252,20 @@ def test_what_cannot_be_told_says_what_would_tell(judged: Judge, n: int, express
 def test_that_many_requests_do_tell(judged: Judge, tmp_path: Path, expression: str) -> None:
     """A run of as many requests as were said to be needed, of the same distribution, is told; one of nine tenths of
     them is not."""
-    (first,) = judged(rising(1000), expression)
+    (first,) = judged(rising(1000), expression, confidence=0.95)
     needed = first.requests_needed
     verdicts = []
     for share in (0.9, 1.01):
         n = int(needed * share)
         run = run_of(tmp_path / str(n), rising(n, 1000))
-        verdicts += judge(parse([expression]), frame_of_run(run), typed(summarise(run)))
+        verdicts += judge(parse([expression]), frame_of_run(run), typed(summarise(run)), 0.95)
     assert [each.verdict for each in verdicts] == ["inconclusive", "pass"]
 
 
 def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
     """A hundred requests with ten like gaps each need as many more requests as if they had one gap each."""
     records = [complete(place, [(place + 1) * k * MILLISECOND_NS for k in range(1, 12)]) for place in range(100)]
-    gaps, single = judged(records, "icl.p50 < 55ms", "ttft.p50 < 55ms")
+    gaps, single = judged(records, "icl.p50 < 55ms", "ttft.p50 < 55ms", confidence=0.95)
     assert gaps.verdict == single.verdict == "inconclusive"
     assert gaps.requests == 100
     assert gaps.requests_needed == pytest.approx(single.requests_needed, rel=0.15)
@@ -224,14 +275,14 @@ def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
     ("expression", "said"),
     [
         ("ttft.p50 < 1s", "500.5 ms, 95 %: 469.0 to 532.0 ms"),
-        ("ttft.p99.9 < 2s", "999.0 ms, 95 %: 997.0 ms or more; about 3,688 complete requests would decide"),
+        ("ttft.p99.9 < 2s", "999.0 ms, 95 %: 997.0 ms or more; marginal, about 3,688 complete requests would decide"),
         ("ttft.max < 1s", "1.000 s"),
         ("complete >= 99%", "100 %, 95 %: 99.632 to 100 %"),
         ("complete >= 3", "1,000 requests"),
         ("failed < 1", "0 requests"),
         (
             "ttft.mean < 500500us",
-            "500.5 ms, 95 %: 482.6 to 518.4 ms; too close to the bound for any number of requests",
+            "500.5 ms, 95 %: 482.6 to 518.4 ms; marginal, too close to the bound for any number of requests",
         ),
     ],
 )
@@ -255,5 +306,5 @@ def test_evidence_in_words(judged: Judge, expression: str, said: str) -> None:
 def test_rejected_requests_are_judged_apart(expression: str, verdict: str, judged: Judge) -> None:
     """100 of 1,000 were rejected: an objective may allow that, `failed` does not see them, and `complete` does."""
     records = [*rising(900), *(rejected(place) for place in range(900, 1000))]
-    (found,) = judged(records, expression)
+    (found,) = judged(records, expression, confidence=0.95)
     assert found.verdict == verdict

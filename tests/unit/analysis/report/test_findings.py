@@ -350,10 +350,11 @@ def test_the_verdict_is_the_sum_of_the_findings(
 
 
 def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> None:
-    """Two passed and one inconclusive are a warning; a run without any says nothing."""
+    """Two passed and one inconclusive are a warning; marginal ones are counted; a run without any says nothing."""
 
-    def entry(verdict: Any) -> ObjectiveVerdict:
-        figures: dict[str, Any] = {"figure": "failed", "unit": "requests", "bound": 1.0, "measured": 0.0, "ci95": None}
+    def entry(verdict: Any, *, marginal: bool = False) -> ObjectiveVerdict:
+        figures: dict[str, Any] = {"figure": "failed", "unit": "requests", "bound": 1.0, "measured": 0.0}
+        figures |= {"interval": None, "confidence": 0.95, "marginal": marginal, "whole_interval": False}
         rest: dict[str, Any] = {"requests": 9, "left_out": 0, "requests_needed": None, "said": "0"}
         return ObjectiveVerdict(objective="failed < 1", verdict=verdict, **figures, **rest)
 
@@ -363,6 +364,10 @@ def test_objectives_are_counted_at_the_level_of_the_worst(tmp_path: Path) -> Non
     found = findings.objectives_finding(summary)
     assert found
     assert (found.level, found.sentence) == ("warning", "2 passed, 1 inconclusive.")
+    summary.objectives = [entry("pass"), entry("pass", marginal=True), entry("fail", marginal=True)]
+    found = findings.objectives_finding(summary)
+    assert found
+    assert (found.level, found.sentence) == ("error", "2 passed (1 marginal), 1 failed (1 marginal).")
 
 
 def test_what_was_stopped_with_the_run_is_no_failure(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_every_objective_has_its_line(tmp_path: Path, simulated_server: bool) ->
     run = run_of(tmp_path / "run", [*burst(59, 4), failed(59)], simulated=simulated_server)
     summary = typed(summarise(run))
     asked = parse(["ttft.p99 < 1us", "failed <= 1", "complete >= 95%"])
-    summary.objectives = judge(asked, frame_of_run(run), summary)
+    summary.objectives = judge(asked, frame_of_run(run), summary, 0.95)
     lines = text_of(summary).splitlines()
     start = lines.index("SIMULATED at 5 times speed  Objectives" if simulated_server else "Objectives")
     text = " ".join(" ".join(lines[start + 2 :]).split())

@@ -113,7 +113,7 @@ def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampCompari
     # Chunk j of the run must be send j of the log, with at least one gap.
     pairs = [(record, line) for record, line in pairs if len(record.chunk_ns) == len(line.sent_ns) > 1]
     if not pairs:
-        raise ValueError("no complete request has as many tokens as the server's log has sends")
+        raise ValueError("no complete request has at least two chunks and the number of chunks in the server's log")
     records, lines = zip(*pairs, strict=True)
     gaps = np.concatenate([np.diff(np.array(record.chunk_ns)) for record in records])
     true_gaps = np.concatenate([np.diff(np.array(line.sent_ns)) for line in lines])

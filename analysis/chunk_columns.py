@@ -117,7 +117,7 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 class OrderStatistics:
     """Order statistics of integers from 0 to `largest` that are supplied in blocks. Results are divided by `scale`.
 
-    `count` is the number of all samples. They include `zeros` samples with the value 0 that are not in the blocks. An
+    `count` is the total number of samples. It includes `zeros` samples with the value 0 that are not in the blocks. An
     index is a rank, counted from 0 in ascending order: `statistics[rank]` equals `sorted_samples[rank]`.
     """
 

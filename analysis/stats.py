@@ -288,8 +288,8 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
 
         max(0, max(i / n - above_i), max(below_i - (i - 1) / n)).
 
-    The p-value is asymptotic with Stephens's correction (JRSS B 32, 1970, 115-122). Its error is at most 0.025 from 8
-    values on, and at most 0.005 at 1000 values.
+    The p-value is asymptotic with Stephens's correction (JRSS B 32, 1970, 115-122). Its error is at most 0.025 for 8
+    or more values, and at most 0.005 for 1000 or more values.
     """
     from scipy.special import kolmogorov
 

@@ -35,7 +35,7 @@ too large and never too small."""
 
 
 class StampError(msgspec.Struct, frozen=True):
-    """Errors of the timestamps of tokens that were read alone, in seconds."""
+    """Maximum timestamp errors, in seconds. They apply to a token whose read contained no other token."""
 
     stamp_s: float
     pair_s: float
@@ -46,7 +46,7 @@ class StampError(msgspec.Struct, frozen=True):
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
-    """Return the errors of the timestamps of tokens that were read alone, or None if the errors are unknown.
+    """Return the timestamp errors of tokens whose read contained no other token, or None if the errors are unknown.
 
     An exact timestamp has the error of its source, plus a clock step. Any other timestamp may be late by the longest
     stall of the event loop, also if several tokens were read together.

@@ -2,10 +2,11 @@
 
 The exit code depends on the error:
 
-- 2: the errors in this module, `loadgen.workloads.prompts.PromptError` and `loadgen.analysis.run.errors.RunFileError`.
-- 3: errors about the tested server (`loadgen.servers.errors`).
-- 2: those errors about the tested server that the plan has caused. The plan exceeds the server's limits, its endpoint
-  gives misleading results in this server version, or the hosts file has a mistake.
+- The exit code is 2 for the errors in this module, `loadgen.workloads.prompts.PromptError` and
+  `loadgen.analysis.run.errors.RunFileError`.
+- The exit code is 3 for errors about the tested server (`loadgen.servers.errors`), with three exceptions. The exit code
+  is 2 if the plan exceeds the server's limits, if the plan's endpoint gives misleading results in this server version,
+  or if the hosts file has a mistake.
 
 A failed request does not raise an error. It is recorded as a Record with an error kind
 (`loadgen.analysis.run.record.ERROR_KINDS`).
@@ -43,8 +44,8 @@ class PortsError(LoadgenError):
 def install_hint(extra: str) -> str:
     """Return the command that installs an optional dependency group of loadgen, such as `ui`.
 
-    The command installs loadgen from the place from which it is installed now: a clone, a Git URL, a wheel or a package
-    index. pip records this place in direct_url.json (https://peps.python.org/pep-0610).
+    The command installs loadgen from the source of the current installation: a clone, a Git URL, a wheel or a package
+    index. pip records this source in direct_url.json (https://peps.python.org/pep-0610).
     """
     import json
     from importlib import metadata  # takes 40 ms, which other commands save

@@ -252,7 +252,7 @@ def normalise_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     if re.search(r"[\x00-\x20\x7f]", url):
-        raise ValueError("must not contain blanks or control characters")
+        raise ValueError("must not contain spaces or control characters")
     try:
         parts = urlsplit(url)
         port = parts.port

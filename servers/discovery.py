@@ -123,7 +123,8 @@ def probe(url: str, server: str = "", *, model: str | None = None, access: Acces
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
     """Return the facts of a simulated server if `mark` is given, otherwise the unchanged facts.
 
-    `mark` is the mark that says SIMULATED in one of the server's responses. The mark also states the clock speed."""
+    Every response of a simulated server says SIMULATED and states the server's clock speed. `mark` contains this
+    information, or is None if the server is real."""
     if mark is None or facts.simulated:
         return facts
     return replace(facts, simulated=True, speed=mark.speed)
@@ -288,7 +289,8 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
     model: str
     id_route: Route[list[int]] | None  # Route that returns token ids. None: the server has no such route.
     plain: ServerTokenizer | None = None
-    """Counts a text without the chat template and without running it. None: the server cannot do this."""
+    """Counts the tokens of a text, without a chat template and without generating a response. None: the server cannot
+    do this."""
     words: tuple[str, ...] = ()
 
     @property

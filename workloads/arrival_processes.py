@@ -125,14 +125,14 @@ class Ramp(Arrivals, frozen=True):
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        rates, slash, length = rest.rpartition("/")
+        rates, slash, duration = rest.rpartition("/")
         first, dots, last = rates.partition("..")
         if not (slash and dots):
-            raise WorkloadError("write two rates with .. between them, and a length after /")
+            raise WorkloadError("write two rates with .. between them, and a duration after /")
         ramp = cls(
             spec_syntax.parse_rate(first, zero=True),
             spec_syntax.parse_rate(last, zero=True),
-            spec_syntax.parse_duration_ns(length, "length"),
+            spec_syntax.parse_duration_ns(duration, "duration"),
         )
         if not ramp.first + ramp.last:
             raise WorkloadError("both rates are 0, so nothing would be sent")
@@ -162,12 +162,12 @@ class Ramp(Arrivals, frozen=True):
 
 
 class Steps(Arrivals, frozen=True):
-    """A sequence of constant rates, each with its own length. A rate of 0 is a pause.
+    """A sequence of constant rates, each with a duration. A rate of 0 is a pause.
 
     Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
 
     steps: tuple[tuple[Fraction, int], ...]
-    """Rate per second and length in ns of each step."""
+    """Rate per second and duration in ns of each step."""
 
     SYNTAX = "steps:R1@T1,R2@T2,..., such as steps:5@30s,20@30s"
 
@@ -178,10 +178,12 @@ class Steps(Arrivals, frozen=True):
             raise WorkloadError(f"{len(parts)} steps are more than {STEPS_LIMIT}")
         steps = []
         for part in parts:
-            per_s, separator, length = part.partition("@")
+            per_s, separator, duration = part.partition("@")
             if not separator:
-                raise WorkloadError(f"step {part!r} has no @ between its rate and its length")
-            steps.append((spec_syntax.parse_rate(per_s, zero=True), spec_syntax.parse_duration_ns(length, "length")))
+                raise WorkloadError(f"step {part!r} has no @ between its rate and its duration")
+            steps.append(
+                (spec_syntax.parse_rate(per_s, zero=True), spec_syntax.parse_duration_ns(duration, "duration"))
+            )
         if not any(per_s for per_s, _ in steps):
             raise WorkloadError("every rate is 0, so nothing would be sent")
         return cls(tuple(steps))

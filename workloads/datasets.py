@@ -231,7 +231,7 @@ def _text(value: Any, name: str) -> str:
 
     Raises TypeError if the value is not text, and WorkloadError if it cannot be encoded in UTF-8."""
     if not isinstance(value, str):
-        raise TypeError(f"has {value!r} where text belongs"[:120])
+        raise TypeError(f"expected text, found {value!r}"[:120])
     check_text(value, name)
     return value.strip()
 

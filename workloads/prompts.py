@@ -65,7 +65,7 @@ REPLACED_TOKENS = 8  # Tokens at the end of a text that one attempt replaces
 LEAD_LIMIT = 4  # Maximum number of words at the start of a text that number it
 CANDIDATES_LIMIT = 1024
 MARKED_WORD = re.compile("[\u0120\u2581]([A-Za-z]{2,12})")
-"""Matches a word after a blank in a vocabulary. Byte-level BPE and SentencePiece write these characters for a blank."""
+"""Matches a word after a space in a vocabulary. Byte-level BPE and SentencePiece write these characters for a space."""
 
 
 class PromptError(WorkloadError):
@@ -273,7 +273,7 @@ class Words(msgspec.Struct, frozen=True):
     opening: dict[int, list[str]]
     """Words by the length of the prompt that consists of the word alone, in tokens."""
     costs: dict[str, int]
-    """Number of tokens that each word adds after another word and a blank."""
+    """Number of tokens that each word adds after another word and a space."""
     fits: list[list[str]]
     """Entry t lists the words that may come next if t tokens remain. Other words can fill the tokens that remain after
     them."""

@@ -122,7 +122,10 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:
     """Return the format in which `trace` reads a file.
 
-    Raises WorkloadError if the file is not a trace, or the layout's unit is implausible."""
+    A file is a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file. `unit` and `block_tokens` replace the
+    defaults of the format, if it has such a setting. Raises WorkloadError if the file is not a trace, if the format
+    does not have a given setting, or if the time unit is implausible.
+    """
     with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)
 
@@ -323,7 +326,7 @@ def _whole_date(text: str) -> int:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"has {value!r} where a count belongs"[:120])
+        raise ValueError(f"expected a count, found {value!r}"[:120])
     return value
 
 

@@ -191,7 +191,7 @@ class Prompts(msgspec.Struct, frozen=True):
             for index, (width, height) in enumerate(spec.image_sizes)
         )
         if images and not self.chat:
-            raise WorkloadError("only messages of a chat can contain images", "use --endpoint chat")
+            raise WorkloadError("only chat messages can contain images", "use --endpoint chat")
         changes = dict(spec.request_fields)
         changes["body"] = merged(spec.request_fields.get("body", {}), request.body)
         changes["images"] = images

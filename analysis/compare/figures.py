@@ -134,11 +134,18 @@ class ComparedFigure:
         return max(low, self.effect - reach), min(high, self.effect + reach)
 
     def relative(self, effect: float) -> float:
-        """Convert an effect to a relative difference: a share of A, or for shares the difference itself."""
+        """Convert a difference from the scale on which it is tested to a relative difference of B from A.
+
+        The result is `exp(effect) - 1`, or `effect` itself for figures that are shares.
+        """
         return math.expm1(effect) if self.ratio is not None else effect
 
     def effect_of(self, relative: float) -> float:
-        """Convert a relative difference to an effect. This is the inverse of `relative`."""
+        """Convert a relative difference of B from A to the scale on which differences are tested.
+
+        The result is `log(1 + relative)`, or `relative` itself for figures that are shares. This is the inverse of the
+        method `relative`.
+        """
         if self.ratio is None:
             return relative
         return math.log1p(relative) if relative > -1 else -math.inf

@@ -1,4 +1,4 @@
-"""Builds the documents on a matrix for the terminal and for its HTML page.
+"""Builds the documents about a matrix for the terminal and for its HTML page.
 
 The page compares the cells of the matrix and links to the report of each run.
 """
@@ -94,7 +94,7 @@ def one_line_summary(summary: Summary) -> str:
 
 
 class MatrixReport:
-    """Builds the documents on a matrix. Names and colours are the same in all of them."""
+    """Builds the documents about a matrix. Names and colours are the same in all of them."""
 
     def __init__(self, summary: MatrixSummary) -> None:
         self.summary = summary

@@ -14,7 +14,10 @@ from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, throughput_t
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
-    """Return findings on the number of measured sweeps, on different speeds, and on sweeps that the client limited.
+    """Return the findings on the sweeps of a matrix.
+
+    The findings report how many sweeps were measured, a warning if simulated servers ran at different clock speeds, and
+    the sweeps that ended because the client was the limit.
 
     `name` is a function that returns the displayed name of a cell.
     """

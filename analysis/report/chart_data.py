@@ -469,9 +469,9 @@ def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Boolean
 def _trend(x: Floats, y: Floats) -> dict[str, list[float]]:
     """Return the median and p90 of `y` along `x`.
 
-    The samples are sorted by `x` and divided into up to TREND_PARTS_MAX groups of about equal size, with about
-    TREND_PART_MIN samples or more each. The lists are empty if there are too few samples for two groups, or if all `x`
-    are equal.
+    The samples are sorted by `x` and divided into groups of about equal size. There are at most TREND_PARTS_MAX groups,
+    and a group has about TREND_PART_MIN samples or more. The lists contain one median and one p90 per group. They are
+    empty if there are too few samples for two groups, or if all `x` are equal.
     """
     result: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
     parts = min(TREND_PARTS_MAX, len(x) // TREND_PART_MIN)

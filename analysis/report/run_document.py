@@ -1,4 +1,4 @@
-"""Builds the documents on runs: a brief one for the terminal, and a full one for the HTML page."""
+"""Builds the documents about runs: a brief one for the terminal, and a full one for the HTML page."""
 
 from __future__ import annotations
 

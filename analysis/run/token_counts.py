@@ -89,7 +89,8 @@ def _has_chunk_counts(record: Record) -> bool:
 
 
 def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
-    """Return the streamed tokens of a response whose chunks have known counts. `total` is the server's total."""
+    """Return the streamed tokens of a response whose chunks have known counts. `total` is the number of
+    generated tokens that the server reported."""
     counts, counted = record.chunk_tokens, sum(record.chunk_tokens)
     if counted > total:
         return _spread(total, len(counts), "contradicted", total - counted)
@@ -103,7 +104,8 @@ def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
 
 
 def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
-    """Return the streamed tokens of a response whose chunks have no counts. `total` is the server's total."""
+    """Return the streamed tokens of a response whose chunks have no counts. `total` is the number of
+    generated tokens that the server reported."""
     chunks = len(record.chunk_tokens)
     missing = total - chunks
     one_each = StreamedTokens([1] * chunks, chunks, 1, "chunks", 0)

@@ -228,7 +228,9 @@ def check_objectives(objectives: Iterable[Objective]) -> None:
         upper_bound = objective.figure in LATENCIES or objective.figure in LIMITED_STATES
         gets_worse = ("<" if upper_bound else ">") in objective.comparison
         if not gets_worse or objective.figure not in {*LATENCIES, *LIMITED_STATES, "complete", "attainment"}:
-            raise ObjectiveError(f"--objective {objective.text!r}: a larger load does not violate it", HINT)
+            raise ObjectiveError(
+                f"--objective {objective.text!r} cannot limit a sweep: more load never makes it fail", HINT
+            )
 
 
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:

@@ -58,7 +58,8 @@ def inference(
         bool, Option("--flash", help="Use fused attention (SDPA), which does not store attention scores.")
     ] = False,
     architecture: Annotated[
-        str, Option(help="How the model overlaps all-reduces: standard, parallel, ladder or no-communication.")
+        str,
+        Option(help="Transformer block: standard, or one that hides all-reduces (parallel, ladder, no-communication)."),
     ] = "standard",
     tp: Annotated[
         int, Option(min=1, help="Number of processes that share each layer (tensor parallel, gloo or NCCL).")

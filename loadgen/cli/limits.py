@@ -33,7 +33,13 @@ class LimitsOptions:
     )
     tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = 1
     pp: Annotated[int, Option(min=1, help="Pipeline stages (pipeline parallel). Each has --tp GPUs.")] = 1
-    dp: Annotated[int, Option(min=1, help="Replicas that share the requests, or the batch (data parallel).")] = 1
+    dp: Annotated[
+        int,
+        Option(
+            min=1,
+            help="Replicas (data parallel). Each serves a share of the requests, or trains on a share of the batch.",
+        ),
+    ] = 1
     format: Annotated[str, Option(help="Format of weights: bf16, fp8, int8, int4 or nvfp4.")] = "bf16"
     kv_format: Annotated[str | None, Option(help="Format of the KV cache. Default: that of the framework.")] = None
     framework: Annotated[
@@ -61,7 +67,7 @@ class LimitsOptions:
         str,
         Option(
             rich_help_panel=LOAD,
-            help="How the model overlaps all-reduces: standard, parallel, ladder or no-communication.",
+            help="Transformer block: standard, or one that hides all-reduces (parallel, ladder, no-communication).",
         ),
     ] = "standard"
     training: Annotated[

@@ -106,7 +106,7 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
     - 130: the run was interrupted.
     - 5: this machine could not send a request.
     - 4: an objective failed.
-    - 1: a request was not complete, and no objective covers that.
+    - 1: a request was not complete, and no objective is about requests of that outcome.
     - 5: the client was the limit in another way.
     - 6: an objective is inconclusive.
     - 0: none of these reasons applies.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loadgen.studies.simulate import ServerModel
 
 SERVER: dict[str, Any] = {"rich_help_panel": "Server"}
-SET_HELP = "Change a GPU property: memory_bandwidth=8TB/s. Repeatable."
+SET_HELP = "Change a GPU property, such as memory_bandwidth=8TB/s. Repeatable."
 TwinFile = Annotated[
     Path | None,
     Option("--twin", help="Twin to simulate: a file from `loadgen twin fit`. Other options override it.", **SERVER),
@@ -175,7 +175,7 @@ def simulate(
     """Simulate a plan in virtual time, without a server.
 
     The server and its hardware are modelled, so that hours of load take seconds. Nothing is sent. Exit codes: 0 all
-    requests complete; 1 some failed, were rejected or dropped, and no --assert covers that; 2 usage error; 4 an
+    requests complete; 1 some failed, were rejected or dropped, and no --assert is about that; 2 usage error; 4 an
     --assert failed; 6 an --assert with --confidence is inconclusive.
     """
     run_simulation(merge_settings(plan, catalog, settings), **shared)

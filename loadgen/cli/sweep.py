@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OBJECTIVE_HELP = (
     "Objective to meet, such as 'ttft.p99 < 500ms'; repeatable. A load with more than 1 % of incomplete or rejected "
-    "requests also fails, unless an objective covers these."
+    "requests also fails, unless an objective limits these."
 )
 VIRTUAL_HELP = (
     "Simulate this GPU, such as H100, in virtual time instead of measuring a server. It runs --model. `twin` simulates "
@@ -54,7 +54,10 @@ class SweepCommandOptions:
     precision: Annotated[
         float,
         Option(
-            parser=fraction, metavar="FRACTION", help="Required precision of the capacity: 10% up and down.", **LOAD
+            parser=fraction,
+            metavar="FRACTION",
+            help="Required relative precision of the capacity (default 10%).",
+            **LOAD,
         ),
     ] = 0.1
     confidence: Annotated[

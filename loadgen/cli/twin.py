@@ -97,7 +97,10 @@ def fit(
     deployed = _detected_hardware(loaded[0]) if not gpu else {}
     deployed |= {name: value for name, value in options.items() if value}
     if deployed and not {"gpu", "model"} <= deployed.keys():
-        raise PlanError("a twin on known hardware needs --gpu and --model", "Name both, or neither.")
+        raise PlanError(
+            "to fit a twin based on a GPU from the hardware table, give both --gpu and --model",
+            "Or give neither of them.",
+        )
     try:
         engine = find_engine(rules, vintage)
         deployment = None

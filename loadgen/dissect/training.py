@@ -383,7 +383,7 @@ def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:
-    """Return the seconds of each phase during which a collective was in progress.
+    """For each phase of a step, return the time in seconds during which a collective operation was in progress.
 
     Return an empty dictionary for one process.
     """

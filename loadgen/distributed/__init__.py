@@ -1,4 +1,4 @@
-"""Runs over several machines: `loadgen burst --distributed` runs on one machine, `loadgen worker` on the others.
+"""Distributed runs: `loadgen burst --distributed` runs on one machine, `loadgen worker` on the others.
 
     protocol        the messages between the commands, the frames between a command and its Locust process, the
                     shared token, and the clock exchange.

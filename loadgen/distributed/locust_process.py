@@ -1,4 +1,4 @@
-"""The Locust process of a distributed run: sockets, heartbeats, and the token check of new machines.
+"""The Locust process of a distributed run: sockets, heartbeats, and the check of the shared token.
 
     python -m loadgen.distributed.locust_process ROLE HOST PORT FD      started by loadgen.distributed.protocol
 

@@ -488,7 +488,7 @@ class ClockOffset:
 
     @property
     def drift_ns(self) -> int:
-        """Return the change of the offset between the two exchanges, in ns."""
+        """Return how far the clock offset changed from the first exchange to the second, in ns."""
         return self.after.offset_ns - self.before.offset_ns
 
     def correction(self, start_ns: int, instant_ns: int) -> int:

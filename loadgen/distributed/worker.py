@@ -195,7 +195,7 @@ class Outgoing:
         self._files[worker].append(rescued)
 
     def acknowledge(self, ack: protocol.PieceAck) -> None:
-        """Note that the master has written a piece, which is then no longer in flight."""
+        """Record that the master has written a piece, which is then no longer in flight."""
         self._in_flight.discard(ack)
 
     def pump(self) -> bool:

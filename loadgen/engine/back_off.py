@@ -72,7 +72,7 @@ class BackOff:
         self._waiting_since.append(now_ns)
 
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
-        """Note that a request has ended without failing at once.
+        """Record that a request did not fail at once: it succeeded, or it failed later than AT_ONCE_NS.
 
         `was_retry` is True if its client had waited before the request.
         """

@@ -80,7 +80,7 @@ class Health:
             self._added[name] += count
 
     def stall(self, late_ns: int) -> None:
-        """Note that the event loop ran a timer late by this number of ns. The sample reports the maximum."""
+        """Record that the event loop ran a timer late by this number of ns. The sample reports the maximum."""
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
     def pause(self, waited_ns: int) -> None:
@@ -218,7 +218,7 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the first token of an ended request, unless `look` has already counted it."""
+        """Count the first token of a request that has ended, unless `look` has already counted it."""
         if exchange is not None:
             self._searched.pop(exchange, None)
         if exchange in self._seen:

@@ -1,4 +1,4 @@
-"""The driver sends each request when it is due, and its recorder turns ended requests into Records.
+"""The driver sends each request when it is due, and its recorder creates their Records.
 
 Each worker process has one driver and one recorder.
 
@@ -65,11 +65,11 @@ CHECKED_GROUP = 64
 BACKLOG = 64
 TURN_NS = 20_000_000
 QUIET_NS = 2_000_000
-"""Limits on how many ended requests are recorded in one turn of the event loop.
+"""Limits on how many requests are recorded in one turn of the event loop. A request is recorded after it has ended.
 
 - A turn normally records one request, and only if no request has ended for QUIET_NS. Requests that are ending now are
   more urgent, because the next requests may wait for them.
-- While more than BACKLOG ended requests wait, a turn continues for TURN_NS.
+- While more than BACKLOG requests wait to be recorded, a turn continues for TURN_NS.
 - A turn records at least `1 + waiting // BACKLOG` requests. Otherwise a fast closed loop would fill the memory.
 """
 TOGETHER, TOGETHER_BYTES = 16, 1 << 19
@@ -80,7 +80,7 @@ GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS /
 
 
 class Driver:
-    """Sends the requests of `queue` over connections of `pool`, and passes ended requests to `recorder`."""
+    """Sends the requests of `queue` over connections of `pool`, and passes requests that have ended to `recorder`."""
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ class Driver:
             self._end(slot, exchange)
 
     def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
-        """Queue an ended request for recording, and let its client continue with the next request."""
+        """Queue a request that has ended for recording, and let its client continue with the next request."""
         if exchange.error_kind in ("connect", "client_limit"):
             self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
@@ -572,7 +572,8 @@ class Recorder:
         self._disk_spill = disk_spill
         self._clocks = ClockPairs()
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
-        """Ended requests that are not recorded yet. If nothing was sent, the error kind and detail are stored too."""
+        """Requests that have ended and are not recorded yet. If nothing was sent, the error kind and detail are stored
+        too."""
         self._tokens = 0
         self._last_end_ns = 0
         self._next_turn: asyncio.TimerHandle | None = None
@@ -585,7 +586,7 @@ class Recorder:
         self.health.sample()
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
-        """Queue an ended request for recording.
+        """Queue a request that has ended for recording.
 
         `exchange` is None if nothing was sent. `kind` and `detail` then give the reason.
         """
@@ -615,7 +616,7 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _record_first(self, count: int) -> None:
-        """Record the first `count` ended requests. Their responses are decoded together."""
+        """Record the first `count` requests of the queue. Their responses are decoded together."""
         ended = [*islice(self.ended, count)]
         received = [(exchange, slot.request) for slot, exchange, *_ in ended if exchange is not None]
         decoded = iter(build_records(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
@@ -644,7 +645,7 @@ class Recorder:
         self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        """Record some of the ended requests in one turn of the event loop. QUIET_NS describes how many."""
+        """Record some of the queued requests in one turn of the event loop. QUIET_NS describes how many."""
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]
         is_awaited = first.conversation is not None or first.awaited
@@ -673,7 +674,7 @@ class Recorder:
             self.on_idle()
 
     def _ready_count(self, maximum: int) -> int:
-        """Return how many of the first `maximum` ended requests can be decoded together now."""
+        """Return how many of the first `maximum` queued requests can be decoded together now."""
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):
             size += exchange.size if exchange is not None else 0

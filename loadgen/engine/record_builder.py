@@ -1,4 +1,4 @@
-"""Turns an ended Exchange into a Record: decodes the response and timestamps its events."""
+"""Turns an Exchange that has ended into a Record: decodes the response and timestamps its events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
 """Number of bytes at the beginning of a response that are searched for its head."""
 FULL_WINDOW_BYTES = 65_536
-"""Size in bytes from which on a read counts as having found a full receive window. Linux offers this much on a new
+"""Minimum size in bytes of a read that counts as having found a full receive window. Linux offers this much on a new
 connection."""
 FEW_EVENTS = 4
 """Number of events at the beginning of a response that are searched first for the first token."""
@@ -234,8 +234,8 @@ def _since(start_ns: int, instant: int | None) -> int | None:
 def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
     """Return the number of reads that found a full or nearly full receive window.
 
-    Reads before the first token do not count. Such a read delayed no token, but contained one long event, such as an
-    echo of the prompt.
+    Reads before the first token do not count, because a full window there delays no token. It occurs when a server
+    sends one long event first, such as an echo of the prompt.
     """
     if sizes[-1] < FULL_WINDOW_BYTES:
         return 0

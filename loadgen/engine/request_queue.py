@@ -32,7 +32,7 @@ class Schedule(msgspec.Struct, frozen=True):
     think_ns: int
     """In a closed loop: the time in ns between the end of a request and the client's next request."""
     until_ns: int | None
-    """In a closed loop: the offset in ns from which on no request becomes due."""
+    """In a closed loop: the offset in ns after which no request becomes due."""
     in_flight: int
     """Maximum number of requests in flight. Further requests are dropped."""
     spare: int

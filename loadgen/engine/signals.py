@@ -11,7 +11,8 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """Call `handler` for these signals within the context. SIGHUP remains ignored if it is ignored already (nohup).
+    """Call `handler` for these signals until the `with` block ends. SIGHUP remains ignored if it is ignored already
+    (nohup).
 
     Afterwards the old handlers are restored. Signals that `handler` has set to be ignored remain ignored.
     """

@@ -2,7 +2,7 @@
 
 loadgen listens to these events of Locust:
 
-init_command_line_parser    add options made from the Plan's fields; some become fields of the start form.
+init_command_line_parser    add options made from the Plan's fields; some become fields on Locust's start page.
 init                        find the server (or start the simulated one) and extend the page.
 test_start, test_stop       start and end a LiveRun, which writes one run folder.
 quitting                    end the current run and stop the simulated server.
@@ -84,7 +84,7 @@ BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
 """Locust's title for the column of response lengths, and the replacement, because LoadgenUser reports tokens."""
 REPORT_LIMIT_S = 300
 LOCUST_FIELDS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
-"""Fields of Locust's own start form."""
+"""Fields that Locust itself has in the form on its start page."""
 TABLE = {
     "key": "latencies",
     "title": "Latencies",
@@ -112,7 +112,7 @@ class LocustSession:
         self.command = list(sys.argv)
         """The command that the run file records."""
         self.files: set[str] = set()
-        """Files named on the command line. The start form may name only these."""
+        """Files named on the command line. The form on Locust's start page may name only these."""
         self.stamps: TimestampSource = PLAIN
         self._environment: Any = None
         self._attached = False
@@ -159,7 +159,8 @@ class LocustSession:
             yield
 
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
-        """Return the Plan for the command-line options. Fields of the start form override them. Raises PlanError."""
+        """Return the Plan for the command-line options. Fields of the form on Locust's start page override them.
+        Raises PlanError."""
         options = vars(self._environment.parsed_options)
         settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
@@ -302,7 +303,8 @@ class LocustSession:
 def _fields(*when: str) -> list[str]:
     """Return the names of the Plan fields whose RunOption.interactive is one of `when`.
 
-    `form` selects the fields of the start form, and `start` selects the fields that are fixed at the start.
+    `form` selects the fields of the form on Locust's start page, and `start` selects the fields that are fixed at the
+    start.
     """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
@@ -368,7 +370,7 @@ def _refuse_foreign(bound_host: str) -> Response | None:
 
 
 def _check_start_form(session: LocustSession, environment: Any, base: str) -> Response | None:
-    """Apply a submitted start form.
+    """Apply the submitted form of Locust's start page.
 
     Return a response with the mistakes if the form is invalid, or None otherwise. An invalid form changes nothing.
     """
@@ -382,7 +384,7 @@ def _check_start_form(session: LocustSession, environment: Any, base: str) -> Re
 
 
 def _apply_start_form(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
-    """Apply the settings of the start form to the next run.
+    """Apply the settings of the form on Locust's start page to the next run.
 
     The form may change the load. It must not name new files, and it must not send secrets to another server. Raises
     PlanError, ValueError, and the errors of `LocustSession.choose`.

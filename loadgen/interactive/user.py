@@ -11,7 +11,7 @@
 
 A locustfile runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`. In both cases this module adds
 loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module as the locustfile: its users
-send the prompts of the start form.
+send the prompts of the form on Locust's start page.
 
 Users wait in gevent. loadgen.servers.wire.transport sends requests, reads responses and takes timestamps:
 
@@ -66,7 +66,7 @@ class RequestError(Exception):
 class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     """A Locust user with one connection and at most one request in flight.
 
-    A subclass without tasks sends the prompts of the start form, one after the other.
+    A subclass without tasks sends the prompts of the form on Locust's start page, one after the other.
     """
 
     abstract = True
@@ -93,7 +93,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
 
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
-        """Send the next prompt of the start form."""
+        """Send the next prompt of the form on Locust's start page."""
         self.ask()
 
     def ask(
@@ -101,8 +101,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     ) -> Record:
         """Send one request and wait for its end. Report it to Locust and the run file, and return its Record.
 
-        Without `prompt`, the next prompt of the start form is sent. The length of your own prompt is not checked.
-        `endpoint` is completions, chat or generate. The default is the server's native endpoint.
+        Without `prompt`, the next prompt of the form on Locust's start page is sent. The length of your own prompt is
+        not checked. `endpoint` is completions, chat or generate. The default is the server's native endpoint.
         """
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
@@ -170,7 +170,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
 
 
 class PromptUser(LoadgenUser):
-    """A user that sends the prompts of the start form one after the other, without pauses."""
+    """A user that sends the prompts of the form on Locust's start page one after the other, without pauses."""
 
 
 class UserConnection:

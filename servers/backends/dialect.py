@@ -93,7 +93,7 @@ class Dialect(msgspec.Struct, frozen=True):
     decode: Callable[[Sequence[bytes]], Answer]  # Decodes the events' `data` payloads. Never raises on server bytes.
     text: Callable[[Sequence[bytes]], str]  # Text of the payloads for the next turn, without reasoning, special tokens
     count_by_running: Route[int]  # Requests one token; the response states the length of the prompt
-    count: Route[int] | None = None  # Route that counts a prompt without running it
+    count: Route[int] | None = None  # Route that counts a prompt without a response
     count_text: Route[int] | None = None  # If `count` is None: route that counts without the chat template
     token_ids: bool = False  # The prompt may be token ids
     fixed_output: bool = False  # Responses shorter than requested count as truncated. False: they may be complete.

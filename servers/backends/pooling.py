@@ -95,7 +95,7 @@ def _fields(endpoint: str, prompt: str | Sequence[int], model: str) -> dict[str,
     assert isinstance(prompt, str), "rerank takes text"
     words = prompt.split(" ")
     query = " ".join(words[: max(1, min(QUERY_WORDS, len(words) // 2))])
-    # The document keeps the blank before it, so that both parts together have as many tokens as the whole text.
+    # The document keeps the space before it, so that both parts together have as many tokens as the whole text.
     return {"model": model, "query": query, "documents": [prompt[len(query) :]]}
 
 

@@ -420,7 +420,7 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
         raise HardwareError(f"{file}: {problem}") from None
     unknown = sorted(content.keys() - {"gpus", "models"})
     if unknown:
-        raise HardwareError(f"{file}: unknown table {', '.join(unknown)}: use gpus and models")
+        raise HardwareError(f"{file}: unknown table {', '.join(unknown)}: only [gpus] and [models] are allowed")
     entries: dict[str, Mapping[str, Any]] = content.get(table, {})
     _, *columns = next(iter(_builtin_table(FOLDER, table).values()))
     for name, row in entries.items():

@@ -1,11 +1,11 @@
 """Predicts how long one training step of plain PyTorch takes, for the model of `hardware.training_memory`.
 
-The time is a sum of four parts:
+The predicted time is the sum of the times for:
 
-- GEMMs.
-- bytes that the operators between the GEMMs read and write.
-- collective operations between the processes.
-- memory that is used for the first time.
+- the matrix multiplications (GEMMs),
+- the memory traffic of the operators between the GEMMs,
+- the collective operations between the processes,
+- the page faults in memory that the operating system has just provided (on a CPU only).
 
 No constant is fitted to measurements of plain PyTorch.
 

@@ -382,7 +382,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from field 3 (state) on, or None if the process does not exist.
 
-    Field 2, the name of the program, is skipped because it may contain blanks and brackets."""
+    Field 2, the name of the program, is skipped because it may contain spaces and brackets."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
     except (OSError, ProcessLookupError):

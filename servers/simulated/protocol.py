@@ -111,7 +111,7 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Token counts of this answer, as the field `usage` of TGI and LightLLM."""
+        """Token counts of this answer, in the form of the response field `usage` of TGI and LightLLM."""
         prompt_tokens = self.prompt_tokens
         output_tokens = self.output_tokens
         return {

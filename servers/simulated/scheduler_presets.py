@@ -213,5 +213,5 @@ def find_engine(server: str, vintage: str = CURRENT) -> Engine:
         raise HardwareError(f"the scheduler of {server} is not modelled: choose {', '.join(ENGINES)}")
     vintages = ENGINES[server]
     if vintage not in vintages:
-        raise HardwareError(f"vintage {vintage!r} is not known: choose {' or '.join(vintages)}")
+        raise HardwareError(f"unknown vintage {vintage!r}: choose {' or '.join(vintages)}")
     return vintages[vintage]

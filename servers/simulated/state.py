@@ -35,7 +35,7 @@ from loadgen.servers.simulated.scheduler import Gauges
 from loadgen.servers.simulated.stream_sender import LogLine, Stream
 from loadgen.servers.simulated.tokenizer import Vocabulary
 
-_MAX_PENDING = 10_000  # ended requests that are not counted yet; a server that is never idle counts one per new request
+_MAX_PENDING = 10_000  # finished requests not counted yet; a server that is never idle counts one per new request
 _COLLECT_PAUSE_S = 1.0
 _ANSWER_STRIDE = 1_000_003  # several answers of a request start in the vocabulary like requests this far apart
 

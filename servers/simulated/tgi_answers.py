@@ -65,7 +65,8 @@ class TgiResponse:
 def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
     """Return the output of the model under a grammar, or None if there is no grammar.
 
-    Every unrestricted string in the output is `word`. Raises the error of `refuse` for an unsupported grammar.
+    Every unrestricted string in the output is `word`. Raises the ErrorReply that `refuse` creates for an
+    unsupported grammar.
     """
     if grammar_value is None:
         return None
@@ -90,8 +91,8 @@ def generate(
 ) -> TgiResponse:
     """Check a request as TGI's router does, and generate one response.
 
-    `answer` is the index of this response among the responses to the request. Raises the error of `refuse` if a check
-    fails.
+    `answer` is the index of this response among the responses to the request. If a check fails, raises
+    the ErrorReply that `refuse` creates.
     """
     parameters = prompt.parameters
     tgi_checks.check_parameters(parameters, prompt.text, refuse, state.max_model_len)

@@ -85,7 +85,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, max_model_len: int) -> None:
-    """Raise the error of `refuse` for the first parameter that TGI's router does not accept."""
+    """Raise the ErrorReply that `refuse` creates for the first parameter that TGI's router does not accept."""
     best_of = parameters.get("best_of") or 1
     if best_of > 1 and not is_sampled(parameters):
         raise refuse("you must use sampling when `best_of` is > 1")
@@ -118,7 +118,7 @@ def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | 
       piece. The last piece is the one that reaches `max_new_tokens`, or the last one that fits the context.
     - Without `max_new_tokens`, the pieces fill the context.
 
-    Raises the error of `refuse` if the prompt or the first piece does not fit the context.
+    Raises the ErrorReply that `refuse` creates if the prompt or the first piece does not fit the context.
     """
     max_model_len = state.max_model_len
     max_piece = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else max_model_len

@@ -186,7 +186,7 @@ class ResponseFraming:
             line_end = raw.find(b"\r\n", position)
             if line_end < 0:
                 if len(raw) - position > CHUNK_LINE_LIMIT_BYTES:
-                    raise ProtocolError("chunk size line without an end")
+                    raise ProtocolError("unterminated chunk size line")
                 return
             size = _chunk_size(bytes(raw[position:line_end]))
             start = line_end + 2

@@ -32,7 +32,7 @@ def write(folder: Path, rows: list[dict[str, object]]) -> Path:
         (SECONDS, "the unit of its timestamps is unclear"),
         (TOO_MANY_IDS, "line 1: has 2 hash_ids for an input_length of 20"),
         (NO_ORDER, "line 2: comes before the line above it sort the trace by time"),
-        (NOT_A_COUNT, "line 1: has -5 where a count belongs"),
+        (NOT_A_COUNT, "line 1: expected a count, found -5"),
     ],
 )
 def test_a_trace_that_contradicts_itself_is_refused_before_a_byte_is_sent(

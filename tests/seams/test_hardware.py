@@ -112,7 +112,7 @@ def test_a_row_is_enough() -> None:
         ('[gpus."x"]\nbf16_TFLOPs = 1\nmemory_GB = 1', "x: pcie_GBps must be a positive number, not None"),
         ('[gpus."x"]\nlink_GBps = 1\nbf16_TFLOPs = "many"', "x: bf16_TFLOPs must be a positive number, not 'many'"),
         ('[gpus."x"]\nspeed = 3', "must be a table with only the columns also, architecture, bf16_TFLOPs, "),
-        ("[cards]", "unknown table cards: use gpus and models"),
+        ("[cards]", r"unknown table cards: only \[gpus\] and \[models\] are allowed"),
         ("gpus", "more.toml: "),
     ],
 )

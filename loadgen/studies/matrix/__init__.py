@@ -13,7 +13,7 @@ This package consists of these modules:
     estimate  predicts how long the remaining runs take.
     result    reads the files of a matrix and writes its results.
 
-The repeats of a cell are spread over `starts` rounds:
+The repeats of a cell are spread over several rounds. Their number is the field `starts` of the plan.
 
 - A round starts every server on every host once, in random order.
 - A start executes the runs of all its workloads in random order.

@@ -118,7 +118,7 @@ def _sweep_targets(options: SweepOptions) -> SweepTargets:
 def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     """Return the path of the file with the output lengths of the `equal_work` server, one per complete response.
 
-    The typical `equal_work` server is TGI. Its HTTP API cannot fix the output length, so that the model decides where a
+    The typical `equal_work` server is TGI. Its HTTP API cannot fix the output length, so the model decides where a
     response ends (docs/reference/dialects.md). Other servers do equal work if their requests use output lengths from
     this file. The lengths come from runs on the host of `cell` with its model and workload. The file is written only
     once, so that all runs use the same lengths. Raises EqualWorkError if there is no complete response.

@@ -92,7 +92,7 @@ def test_an_element_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch
         (datasets.alpaca, '[{"instruction": "a", "output": "b"} {}]', "element 1: is not followed by a comma"),
         (datasets.alpaca, '[{"instruction": "a", "output": "b"}, {"inst', "element 2: is not JSON"),
         (datasets.alpaca, '[{"instruction": "a"}]', "element 1: has no 'output'"),
-        (datasets.alpaca, '[{"instruction": 5, "output": "b"}]', "element 1: has 5 where text belongs"),
+        (datasets.alpaca, '[{"instruction": 5, "output": "b"}]', "element 1: expected text, found 5"),
         (datasets.alpaca, "[3]", "element 1: "),
         (datasets.alpaca, "[" * 200_000, "element 1: is not JSON"),
         (datasets.sharegpt, '[{"id": 1}]', "element 1: has no 'conversations'"),

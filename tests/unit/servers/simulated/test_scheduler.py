@@ -113,7 +113,7 @@ def test_an_engine_that_is_not_known_names_those_that_are() -> None:
     """Server and generation."""
     with pytest.raises(HardwareError, match="sglang is not modelled: choose vllm, tgi, lightllm"):
         find_engine("sglang")
-    with pytest.raises(HardwareError, match="'2024' is not known: choose current or 2023"):
+    with pytest.raises(HardwareError, match="unknown vintage '2024': choose current or 2023"):
         find_engine("vllm", "2024")
 
 

@@ -85,7 +85,7 @@ def open_journal(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, re
     with FolderClaim(folder, must_be_empty=not path.exists(), wait_s=LOCK_WAIT_S if resume else 0.0):
         _check_not_begun(kind, path, resume=resume)  # another command may have started and ended since the first check
         try:
-            file = path.open("ab", buffering=0)
+            file = FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror}", "Name a folder with --out.") from error
         with file:

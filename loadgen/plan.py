@@ -82,6 +82,8 @@ OUTPUT_LENGTHS = canonical(lengths.parse_outputs)
 KNOWN_BACKEND = one_of(lambda: BACKENDS)
 KNOWN_ENDPOINT = one_of(all_endpoints)
 KNOWN_TIMESTAMP_SOURCE = one_of(lambda: (AUTO, *SOURCES))
+MAX_REQUESTS = 1_000_000
+"""Maximum number of requests of a run, and of users in `loadgen ui`."""
 URL = Annotated[str, normalise_url]
 ONE_URL = Preprocess(require_one_url)
 FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later and end after it begins")
@@ -128,12 +130,12 @@ class Plan:
     # The canonical text of loadgen.workloads.arrivals; `workload` is that of loadgen.workloads.workload.
     arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When to send requests: {_ARRIVALS_SYNTAX}.")] = "burst"
     # None if the duration or a trace determines the number.
-    n: Annotated[int | None, in_range(1, 1_000_000), RunOption("Load")] = None
+    n: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
     """Number of requests. For multi-turn workloads, number of sessions."""
     duration_s: Annotated[float | None, UP_TO_A_WEEK, RunOption("Load")] = None
     """How long to send requests, such as 60s."""
     # None: as many as the plan can have in flight.
-    max_in_flight: Annotated[int | None, in_range(1, 1_000_000), RunOption("Advanced")] = None
+    max_in_flight: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Advanced")] = None
     """Maximum concurrent requests. Further requests are dropped and counted."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Advanced")] = 0
     """Number of warm-up requests to send before the run. Results do not include them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 RESULTS_ARE_SAFE = (
     "The measurements are safe in run.jsonl. Free some disk space and run `loadgen report`, or name --out."
 )
+RESULT_FILE = re.compile(r"(?:summary|sweep|matrix)\.json|(?:report|index|matrix|frontier.*)\.html")
+"""Matches the names under which commands write results into the folder of a run, sweep or matrix."""
 SUMMARY_BYTES = 1 << 26
 """Maximum size of a summary.json that is read, in bytes. A larger file is ignored and written again from its run file.
 """
@@ -235,10 +238,13 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) ->
 def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
     """Write a file of results atomically. If several commands write the same file, the last command wins.
 
-    Raises OutputError with `hint` if the file cannot be written.
+    A link with a name that matches RESULT_FILE is replaced, because the run's folder may come from another person.
+    Links with other names were named by the user and are followed. Raises OutputError with `hint` if the file cannot be
+    written.
     """
-    target = file.resolve()
-    is_device = file.exists() and not file.is_file()  # such as /dev/stdout
+    is_ours = RESULT_FILE.fullmatch(file.name) is not None
+    target = file.parent.resolve() / file.name if is_ours else file.resolve()
+    is_device = not is_ours and file.exists() and not file.is_file()  # such as /dev/stdout
     temporary = file if is_device else target.with_name(f"{target.name}.{os.urandom(4).hex()}.part")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -74,8 +74,9 @@ def ui(
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Limit the run with --run-time.")
-    from loadgen.interactive import interactive_plan, locust_option
+    from loadgen.interactive import check_users, interactive_plan, locust_option
 
+    check_users(users, spawn_rate)
     interactive_plan(settings)  # reports mistakes before Locust is started
     _check_locustfile(locustfile)
     output, report = _output(**shared)

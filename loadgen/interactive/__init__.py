@@ -6,9 +6,11 @@ user      the base class for locustfiles, and the connection of a user.
 """
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
-from loadgen.plan import Plan
+from loadgen.errors import PlanError
+from loadgen.plan import MAX_REQUESTS, Plan
 from loadgen.plan_fields import option_name
 
 WEEK_S = 7 * 86_400
@@ -17,6 +19,14 @@ WEEK_S = 7 * 86_400
 def interactive_plan(settings: Mapping[str, Any]) -> Plan:
     """Return the Plan of an interactive run with these settings. Raises PlanError, which names every mistake."""
     return Plan(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
+
+
+def check_users(count: int, spawn_rate: float) -> None:
+    """Raise PlanError for an invalid number of users, or of users to start per second."""
+    if not 0 <= count <= MAX_REQUESTS:
+        raise PlanError(f"{count:,} users: the number of users must be from 0 to {MAX_REQUESTS:,}")
+    if not (isfinite(spawn_rate) and spawn_rate > 0):
+        raise PlanError(f"{spawn_rate:g} users to start per second: the number must be above 0")
 
 
 def locust_option(field: str) -> str:

@@ -12,13 +12,13 @@ Locust's tables. Nothing is loaded from the network.
 
 Locust accepts requests from any origin (CORS *). This is unsafe for a page that can start load and read files.
 Therefore loadgen refuses requests from other origins and, on loopback, requests for other host names (DNS rebinding).
+No page can show it in a frame (clickjacking).
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import math
 import signal
 import subprocess
 import sys
@@ -42,7 +42,7 @@ from loadgen.engine.resolve_server import access_for, max_length, with_detected_
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, run_folder
-from loadgen.interactive import interactive_plan, locust_option
+from loadgen.interactive import check_users, interactive_plan, locust_option
 from loadgen.interactive.live_run import (
     POINTS,
     SHARES,
@@ -82,6 +82,8 @@ INSERTED = (
 )
 BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
 """Locust's title for the column of response lengths, and the replacement, because LoadgenUser reports tokens."""
+NO_FRAME = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
+"""Headers that forbid other pages to show this page in a frame, where they could have its buttons clicked."""
 REPORT_LIMIT_S = 300
 LOCUST_FIELDS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
 """Fields that Locust itself has in the form on its start page."""
@@ -207,7 +209,9 @@ class LocustSession:
         if type(environment.runner).__name__ == "MasterRunner":
             return  # users run in other processes, which write their own runs
         self._sampler = SamplerProcess()  # starts while the server is found and prompts are built
+        options = environment.parsed_options
         try:
+            check_users(options.num_users or 0, options.spawn_rate or 1.0)
             plan = with_detected_server(self.plan())
             environment.parsed_options.server, self.files = plan.server, _files(plan)
             self.target = find_target(plan, self._stack, LOG.info)
@@ -392,9 +396,8 @@ def _apply_start_form(session: LocustSession, environment: Any, form: Mapping[st
     unknown = form.keys() - LOCUST_FIELDS - {*_fields("form")}
     if unknown:
         raise PlanError(f"Only the command line of loadgen ui can set: {', '.join(sorted(unknown))}.")
-    missing = 0 if environment.shape_class else -1  # with a load shape, Locust's form has no numbers
-    if int(form.get("user_count", missing)) < 0 or not 0 < float(form.get("spawn_rate", missing + 1)) < math.inf:
-        raise PlanError("Enter the number of users, and the number of users to start per second (above 0).")
+    optional = bool(environment.shape_class)  # with a load shape, Locust's form has no numbers
+    check_users(int(form.get("user_count", 0 if optional else -1)), float(form.get("spawn_rate", optional)))
     parse_timespan(form.get("run_time") or "1s")
     plan = session.plan(form)
     url = form.get("host", "").rstrip("/")
@@ -419,6 +422,7 @@ def _files(plan: Plan) -> set[str]:
 def _complete(response: Response, session: LocustSession, base: str) -> Response:
     """Add loadgen's section and figures to a response of Locust's web server."""
     response.headers.pop("Access-Control-Allow-Origin", None)
+    response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:
         response.direct_passthrough = False
         response.set_data(response.get_data().replace(BYTES, TOKENS))

@@ -105,3 +105,33 @@ def test_a_place_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -
     with pytest.raises(OutputError, match="no-such-folder") as error:
         report([folder], tmp_path / "no-such-folder" / "report.html", as_json=False, quiet=True)
     assert "--out" in error.value.hint
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["to a file", "to nothing"])
+def test_links_in_a_run_folder_are_replaced(folder: Path, linked: bool) -> None:
+    """A folder from another person cannot make loadgen write to a file outside, or create one there."""
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    names = ("summary.json", "report.html")
+    for name in names:
+        if linked:
+            (outside / name).write_text("precious")
+        (folder / name).symlink_to(outside / name)
+    report([folder], None, as_json=False, quiet=True)
+    for name in names:
+        assert not (folder / name).is_symlink()
+        assert (outside / name).exists() == linked
+        assert not linked or (outside / name).read_text() == "precious"
+    assert json.loads((folder / "summary.json").read_text("utf-8"))["requests"]["complete"] == 30
+    assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_a_link_that_the_user_names_is_followed(folder: Path) -> None:
+    """`--out latest.html` may be a link to another place, which gets the page."""
+    page = folder.parent / "pages" / "today.html"
+    page.parent.mkdir()
+    link = folder.parent / "latest.html"
+    link.symlink_to(page)
+    report([folder], link, as_json=False, quiet=True)
+    assert link.is_symlink()
+    assert page.read_text("utf-8").startswith("<!doctype html>")

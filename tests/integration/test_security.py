@@ -28,7 +28,16 @@ from tests.support.ui import Ui, page
 GOOD = {"user_count": 1, "spawn_rate": 1}
 FILES = {"workload": "jsonl:{}", "input_tokens": "empirical:{}", "output_tokens": "max:empirical:{}"}
 OPTIONS = ("tokenizer", "ca_file", "extra_body", "header", "api_key_env", "url", "dcgm_url", "insecure", "out", "label")
-BAD = ({"user_count": "x"}, {"user_count": -1}, {"spawn_rate": "nan"}, {"run_time": "soon"}, {"input_tokens": "0"})
+BAD = (
+    {"user_count": "x"},
+    {"user_count": -1},
+    {"user_count": 1_000_001},
+    {"user_count": 999_999_999},
+    {"spawn_rate": "nan"},
+    {"spawn_rate": 0},
+    {"run_time": "soon"},
+    {"input_tokens": "0"},
+)
 
 
 def swarm(ui: Ui, **form: Any) -> dict[str, Any]:
@@ -49,6 +58,10 @@ def the_page_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for header in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             with pytest.raises(HTTPError, match="403"):
                 urlopen(Request(f"{ui.url}/loadgen/live", headers=header), timeout=20)
+        for path in ("/", "/stats/requests", "/loadgen/live", "/loadgen/live.js"):
+            with urlopen(f"{ui.url}{path}", timeout=20) as answer:
+                assert answer.headers["X-Frame-Options"] == "DENY"
+                assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
         for name in OPTIONS:
             assert "Only the command line of loadgen ui can set" in swarm(ui, **{name: str(other)})["message"]
         for name, words in FILES.items():

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +147,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         name=server.get("name") or plan.get("server"),
         version=server.get("version"),
         model=server.get("model"),
-        platform=plan.get("platform") or "",
+        platform=plan.get("platform") or _modelled_hardware(server.get("hardware") or {}),
         url=server.get("url") or plan.get("url"),
         proxied_to=server.get("proxied_to") or "",
         addresses=server.get("addresses") or [],
@@ -156,6 +158,12 @@ def server_info(run: Run) -> summary.ServerInfo:
         virtual=bool(server.get("virtual", False)),
         limits=server.get("limits") or {},
     )
+
+
+def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
+    """Return the GPUs that a simulated server models, such as `4 x H100 SXM`, or an empty string if it names none."""
+    gpu, gpus = hardware.get("gpu", ""), hardware.get("tensor_parallel", 1)
+    return gpu if gpus == 1 or not gpu else f"{gpus} x {gpu}"
 
 
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:

@@ -122,7 +122,7 @@ RUN = (
     Column("server", "string", "Name of the server."),
     Column("server_version", "string", "Version that the server reported."),
     Column("model", "string", "Model that the server reported."),
-    Column("platform", "string", "Hardware of the server, if the plan states it."),
+    Column("platform", "string", "Hardware of the server, if the plan states it or a simulated server models it."),
     Column("simulated", "bool", "True for a simulated server."),
     Column("started_at", "string", "Wall-clock start, RFC 3339, UTC."),
     Column("start_ns", "int64", "CLOCK_MONOTONIC at the run's start."),

@@ -89,7 +89,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     version: str | None
     model: str | None
     platform: str
-    """The hardware of the server, if the plan states it."""
+    """The hardware of the server, if the plan states it, or the hardware that a simulated server models."""
     url: str | None
     proxied_to: str = ""
     """URL of the container if Docker's docker-proxy was between client and server; otherwise empty."""

@@ -43,7 +43,7 @@ from loadgen.servers.auth import (
     register_fields,
     require_one_url,
 )
-from loadgen.servers.backends import BACKENDS, join_or
+from loadgen.servers.backends import BACKENDS, join_or, simulated_backends
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.arrival_facts import Arrivals
@@ -186,14 +186,17 @@ class Plan:
     """PEM file of the certificate authorities to trust for https."""
     insecure: Annotated[bool, RunOption("Advanced", "start")] = False
     """Do not verify TLS certificates."""
+    simulated: Annotated[bool, RunOption("Advanced", "start")] = False
+    """Use the built-in simulated server, which needs no GPU. Without this option, it is used only if no server is
+    found, and never for --assert or a sweep."""
     real: Annotated[bool, RunOption("Advanced", "start")] = False
     """Never fall back to the simulated server."""
     force: Annotated[bool, RunOption("Advanced", "start")] = False
     """Measure a server version that is known to give misleading results."""
     over_limit: Annotated[bool, RunOption("Advanced")] = False
     """Send more concurrent requests than the server's limit, to see how it treats the excess."""
-    speed: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 5.0
-    """Clock speed of the built-in simulated server, as a multiple of real time (default 5)."""
+    speed: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 1.0
+    """Clock speed of the built-in simulated server, as a multiple of real time (default 1)."""
     window_s: Annotated[tuple[float, float] | None, FORWARD_INTERVAL, RunOption("Advanced")] = None
     """Measurement window, such as 10s..50s from the start. Default: the whole run, or the steady part of a long
     open-loop run."""
@@ -302,8 +305,9 @@ class Plan:
     def _mistakes(self) -> Iterator[str]:
         """Yield a message for each mistake that involves more than one field."""
         process = self.arrival_process
-        if not (self.server or self.url):
+        if not (self.server or self.url or self.simulated):
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
+        yield from self._simulated_mistakes()
         if not process.ends(self.n, self.duration_s):
             yield f"--arrivals {self.arrivals} would never end: limit it with --n or --duration"
         if self.n is not None and self.workers > self.n:
@@ -323,3 +327,13 @@ class Plan:
                 yield f"--lengths {self.lengths} needs no tokenizer: leave --tokenizer out"
             else:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
+
+    def _simulated_mistakes(self) -> Iterator[str]:
+        """Yield a message for each mistake that involves --simulated."""
+        if not self.simulated:
+            return
+        if self.url or self.real:
+            yield f"--simulated uses no other server: leave {'--url' if self.url else '--real'} out"
+        if self.server and not BACKENDS[self.server].simulated:
+            names = join_or(simulated_backends())
+            yield f"--simulated: there is no simulated {self.server}; choose --server {names}"

@@ -75,7 +75,7 @@ _PLAN = {
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
     "seed": int,
-    "ignore_eos": bool,
+    "ignore_eos simulated": bool,
     "window_s": tuple[_Real, _Real] | None,
     "objectives goodput": [str],
     "confidence": Annotated[float, msgspec.Meta(gt=0, lt=1)] | None,

@@ -59,6 +59,7 @@ REAL_SERVER_OPTIONS = (
     "header",
     "ca_file",
     "insecure",
+    "simulated",
     "real",
     "force",
     "over_limit",

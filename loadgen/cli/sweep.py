@@ -95,6 +95,7 @@ class SweepCommandOptions:
 
 def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoReturn:
     """Run a new sweep, or continue an earlier one, and report the results."""
+    from loadgen.engine.resolve_server import require_server
     from loadgen.folders import run_folder
     from loadgen.servers.auth import redact
     from loadgen.studies.sweep.measure import (
@@ -110,12 +111,11 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     model = _server_model(options, settings.get("model"))
     if model and model.twin:
         settings = {"server": model.twin.server} | settings
-    if options.gpu_hour_cost is not None or options.twin is not None:
-        settings = {"speed": 1.0} | settings  # prices and twins need real time, also with the built-in server
     plan = plan_of_steps(settings, targets)
     if options.resume and options.out is None:
         raise PlanError("--resume needs --out", "Name the folder of the sweep: --out FOLDER")
     if not options.virtual:
+        require_server(plan, "sweep")
         _check_speed(plan, options)
     virtual_model = model if options.virtual else None
     output = Output(as_json=options.as_json, quiet=options.quiet)

@@ -17,6 +17,7 @@ from loadgen.cli import TYPER_DEFAULTS
 from loadgen.cli.output import print_error
 from loadgen.errors import PlanError
 from loadgen.results import write_text
+from loadgen.servers.errors import UnreachableError
 
 if TYPE_CHECKING:
     from loadgen.analysis.prediction import Predicted
@@ -75,6 +76,9 @@ def fit(
     step_tokens: Annotated[
         int | None, Option(min=1, help="Maximum tokens per scheduler step. Default: estimated from the runs.")
     ] = None,
+    simulated: Annotated[
+        bool, Option("--simulated", help="Accept runs of the built-in simulated server that were not made on purpose.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a twin: estimate a server's timing constants and limits from its runs.
@@ -82,13 +86,13 @@ def fit(
     A simulation of the same requests then reproduces the measured latencies. Use at least two runs: a burst, which
     shows the cost of prompts and of many concurrent sequences, and a light load, which shows the cost of few sequences.
     The server must not have the prompts in its prefix cache, so use another --seed for each run. Exit codes: 0 written;
-    2 usage error, or unusable runs.
+    2 usage error, or unusable runs; 3 runs of the built-in simulated server, without --simulated.
     """
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
     from loadgen.studies.twin_fitting import figures, fit, observe_run, simulate_run
 
-    loaded = [_read(path) for path in runs]
+    loaded = [_read(path, fallback=simulated) for path in runs]
     backend = str(loaded[0].header.server.get("name") or "")
     if any(str(run.header.server.get("name") or "") != backend for run in loaded):
         raise PlanError("the runs are from different servers", "Fit a twin for each server separately.")
@@ -151,7 +155,7 @@ def check(
     fitted_twin = read_twin(file)
     comparisons = {}
     for path in runs:
-        run = observe_run(_read(path))
+        run = observe_run(_read(path, fallback=True))
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
         predictions = predict_run(run, fitted_twin)
         comparisons[run.name] = [
@@ -214,8 +218,12 @@ def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
 REAL_TIME_HINT = "Repeat the run with --speed 1."
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path, *, fallback: bool = False) -> Run:
     """Read a run. Raises PlanError for a run that is not in real time.
+
+    Without `fallback`, raises UnreachableError for a run that used the built-in simulated server only because no server
+    was found. A twin of it would describe no server of the user. Runs with --simulated, and of simulated servers at a
+    URL, were made on purpose.
 
     The constants of a twin are in real seconds. A simulated server at five times real time would seem to have five
     times the memory bandwidth, and its twin would describe no existing hardware.
@@ -235,6 +243,13 @@ def _read(path: Path) -> Run:
         raise PlanError(
             f"{path} is a run of a simulated server at {speed:g} times real time, but a twin needs real time",
             REAL_TIME_HINT,
+        )
+    plan = run.header.plan
+    on_purpose = fallback or plan.get("simulated") or plan.get("url")
+    if server.get("simulated") and server.get("pids") and not on_purpose:
+        raise UnreachableError(
+            f"{path} is a run of the built-in simulated server, because no {server.get('title')} server was found",
+            "Repeat it with --url for a real server, or pass --simulated to fit a twin to the simulated one.",
         )
     return run
 

@@ -38,7 +38,7 @@ from locust import events
 from locust.util.timespan import parse_timespan
 
 from loadgen import machine as host
-from loadgen.engine.resolve_server import access_for, max_length, with_detected_server
+from loadgen.engine.resolve_server import SIMULATED_SERVER, access_for, max_length, with_detected_server
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, run_folder
@@ -73,8 +73,6 @@ EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError
 """Errors that are shown to the user without a traceback."""
 DEFAULTS = {"label": "ui"}
 """Defaults under plain `locust` that differ from the Plan's."""
-SERVER = "vllm"
-"""The server that is simulated if neither a server nor a URL is named."""
 LOG = logging.getLogger("loadgen")
 INSERTED = (
     b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen" aria-label="Exact figures"></section>'
@@ -166,7 +164,7 @@ class LocustSession:
         options = vars(self._environment.parsed_options)
         settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
-        settings["server"] = settings["server"] or ("" if settings["url"] else SERVER)
+        settings["server"] = settings["server"] or ("" if settings["url"] else SIMULATED_SERVER)
         return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
 
     def choose(self, plan: Plan, url: str = "") -> None:

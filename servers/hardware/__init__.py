@@ -32,7 +32,7 @@ from loadgen.servers.errors import read_toml
 _Entry = TypeVar("_Entry")
 
 FOLDER = Path(__file__).parent  # Holds the tables
-DEFAULT_GPU = "A800-80GB SXM"
+DEFAULT_GPU = "H100 SXM"
 DEFAULT_MODEL = "Llama-2-7B"
 DEFAULT_FORMAT = "bf16"
 DEFAULT_LINK = "NVLink 4"  # For a user's GPU that has a link_GBps but names no link

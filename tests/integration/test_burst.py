@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.run import runfile
-from loadgen.servers.backends import BACKENDS
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, ROOT, accounted, burst, summary_of
 from tests.support.simulated import running
@@ -50,15 +49,6 @@ def test_every_server_is_measured_end_to_end(server: str, endpoint: str, tmp_pat
     assert out.splitlines()[-1].endswith("report.html")
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
     assert [line.prompt_tokens for line in simulated.log[-20:]] == [512] * 20
-
-
-def test_without_a_url_the_built_in_server_answers_and_is_named(tmp_path: Path) -> None:
-    """Nothing listens on the usual port: the first line says that the server is simulated."""
-    server = next(kind.name for kind in BACKENDS.values() if kind.port and not _listens(kind.port))
-    code, out, _ = burst(tmp_path, "--server", server, "--n", "5", "--output-tokens", "8", "--speed", "50")
-    assert out.splitlines()[0].startswith(f"SIMULATED {server}")
-    assert code in (0, 5)
-    assert accounted(tmp_path, 5) == {"complete": 5}
 
 
 DIGEST = """

@@ -74,7 +74,7 @@ def test_workers_and_the_simulated_server_end_with_a_run(tmp_path: Path, command
 
 def test_processes_of_a_sweep_end_with_the_sweep(tmp_path: Path, command: Callable[..., Process]) -> None:
     """The workers of the current step and the simulated server end. A sweep can be resumed after that."""
-    words = ("--server", "vllm", "--concurrency", "4,8", "--duration", "30s", "--workers", "2")
+    words = ("--simulated", "--concurrency", "4,8", "--duration", "30s", "--workers", "2")
     process = command("sweep", *words, "--out", "sweep")
     wait_for(has_begun(tmp_path / "sweep"), process)
     assert not left_over(killed(process, 3))

@@ -130,12 +130,11 @@ def test_a_twin_predicts_no_sweep_at_another_speed(runs: Path, tmp_path: Path) -
 
 
 def test_the_built_in_server_is_priced_at_real_speed_only(tmp_path: Path) -> None:
-    """Its clock runs faster by default, and at real speed where there is a price; another speed that is asked for is
-    refused with the option that helps."""
+    """Another speed is refused with the option that helps."""
     load = ("--rates", "20", "--n", "8", "--output-tokens", "4", "--input-tokens", "16", "--gpu-hour-cost", "2.5")
-    code, _, problems = in_process(tmp_path, "sweep", "--server", "vllm", *load, "--speed", "5", "--out", "fast")
+    code, _, problems = in_process(tmp_path, "sweep", "--simulated", *load, "--speed", "5", "--out", "fast")
     assert (code, "--speed 1" in problems, (tmp_path / "fast").exists()) == (2, True, False)
-    code, _, problems = in_process(tmp_path, "sweep", "--server", "vllm", *load, "--out", "one")
+    code, _, problems = in_process(tmp_path, "sweep", "--simulated", *load, "--out", "one")
     assert code in {0, 5}, problems
     found = json.loads((tmp_path / "one/sweep.json").read_text("utf-8"))
     assert (found["speed"], found["mark"]) == (1.0, "SIMULATED")

@@ -102,7 +102,7 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     """Against a server over HTTP: after SIGKILL nothing measured is repeated, and another plan is refused."""
     folder = tmp_path / "s"
     load = ("--duration", "3s", "--input-tokens", "64", "--output-tokens", "16")
-    asked = ["sweep", "--server", "vllm", "--rates", "4,8,16", *load, "--out", str(folder)]
+    asked = ["sweep", "--simulated", "--rates", "4,8,16", *load, "--out", str(folder)]
     process = Forked(asked, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until_s = time.monotonic() + 60
     while not measured_steps(read_lines(folder)) and time.monotonic() < until_s:
@@ -123,9 +123,10 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
 def test_an_overload_lasts_no_longer_than_needed(tmp_path: Path) -> None:
     """A run that the server does not keep up with is ended; its note says why, and higher loads are left out."""
     folder = tmp_path / "s"
-    load = ("--duration", "10s", "--input-tokens", "2000", "--output-tokens", "16", "--speed", "1")
+    load = ("--duration", "10s", "--input-tokens", "2000", "--output-tokens", "16")
     began_s = time.monotonic()
-    loadgen("sweep", "--server", "vllm", "--rates", "60,120", *load, "--out", str(folder), "--quiet")
+    with running(SimulatedConfig(server="vllm", clock="batching", gpu="A800")) as server:
+        loadgen("sweep", "--url", server.url, "--rates", "60,120", *load, "--out", str(folder), "--quiet")
     assert time.monotonic() - began_s < 60
     (line,) = measured_steps(read_lines(folder))
     assert (line["stopped"], line["load"]) == ("overload", 60)

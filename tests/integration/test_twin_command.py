@@ -128,7 +128,7 @@ def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:
     alone = json.loads(out)
     assert alone["mark"] == "SIMULATED (virtual)"
     assert alone["predicted"] == []
-    load = ("--rates", "8,16", "--n", "20", "--speed", "1", "--out", "real")
+    load = ("--rates", "8,16", "--n", "20", "--simulated", "--out", "real")
     code, out, problems = in_process(tmp_path, *asked, *load)
     assert code in {0, 5, 6}, problems
     found = json.loads(out)

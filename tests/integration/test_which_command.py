@@ -57,12 +57,14 @@ def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[
 
 
 def copy_recorded(name: str, target: Path) -> str:
-    """Copy a recorded run, as if its simulated server had run at real speed; the folder of the copy."""
+    """Copy a recorded run, as if its simulated server had been chosen with --simulated and had run at real speed; the
+    folder of the copy."""
     shutil.copytree(ROOT / "tests/data/recorded" / name, target)
     file = target / "run.jsonl"
     lines = file.read_text("utf-8").splitlines(keepends=True)
     header = json.loads(lines[0])
     header["server"]["speed"] = header["plan"]["speed"] = 1.0
+    header["plan"]["simulated"] = True
     file.write_text("".join([json.dumps(header) + "\n", *lines[1:]]), "utf-8")
     return str(target)
 

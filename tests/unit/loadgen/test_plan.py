@@ -137,6 +137,9 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"extra_body": {"parameters": {"max_new_tokens": 4}}}, "'max_new_tokens' cannot be set here"),
         ({"extra_body": {"ignore_eos": False}}, "'ignore_eos' cannot be set here: use --no-ignore-eos"),
         ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: multi-turn workloads cannot contain images"),
+        ({"simulated": True, "url": "http://a"}, "--simulated uses no other server: leave --url out"),
+        ({"simulated": True, "real": True}, "--simulated uses no other server: leave --real out"),
+        ({"simulated": True, "server": "openai"}, "--simulated: there is no simulated openai; choose --server vllm,"),
         ({"image": "512"}, "--image 512: write the size of an image as 512x512"),
         ({"image": ("512x512", "0x9")}, "--image 512x512, 0x9: write the size of an image as 512x512"),
         (

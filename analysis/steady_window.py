@@ -4,7 +4,7 @@ Most runs are measured as a whole, from the first byte sent to the end of the la
 loops, interactive users, rates that change by plan, and short runs.
 
 A plan can set a window with `window_s`. Otherwise a window is chosen only for an open loop with a constant rate that
-reached a steady state. The window excludes only the ramp, in which the number of requests in flight still grows:
+reached a steady state. The window excludes only the start-up phase, in which the number of requests in flight still grows:
 
     in flight   |      .--~~--~---~~-.            typical number: median over the middle half of the arrivals
                 |    /|              |\\           window begins:  first time with at least 80 % of this number
@@ -19,8 +19,8 @@ responds only with fast errors has a falling number in flight too, and these err
 
 The window is used if all of these conditions hold. Otherwise the whole run is measured.
 
-- The window lasts at least MIN_RESIDENCE_TIMES residence times, so that a ramp of one residence time is a small part of
-  the run.
+- The window lasts at least MIN_RESIDENCE_TIMES residence times, so that a start-up phase of one residence time is a
+  small part of the run.
 - A test shows that the number in flight is steady (see `_is_steady`).
 - The window excludes at most MAX_EXCLUDED of the requests, and each of these is complete.
 """
@@ -149,7 +149,8 @@ def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "
 
 
 def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: float, residence_ns: float) -> Window:
-    """Return the window of an open loop with a constant rate: the part after the ramp, or the whole run."""
+    """Return the window of an open loop with a constant rate: the part after the start-up phase, or the
+    whole run."""
     length = ends - begins
     typical = _median(_between(steps, begins + length / 4, ends - length / 4))
     if typical == 0:

@@ -42,7 +42,7 @@ ENDED = {
     "runs": "The maximum number of runs (--max-runs) was reached; use --resume with a larger one to narrow the "
     "interval.",
     "time": "--max-time was reached; use --resume to continue.",
-    "client": "The load generator was the limit, so the capacity may be higher. Use more --workers or machines.",
+    "client": "The client was the limit, so the capacity may be higher. Use more --workers or machines.",
     "interrupted": "The sweep was interrupted; use --resume to continue.",
 }
 MEANINGS = (

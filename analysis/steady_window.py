@@ -4,7 +4,7 @@ Most runs are measured as a whole, from the first byte sent to the end of the la
 loops, interactive users, rates that change by plan, and short runs.
 
 A plan can set a window with `window_s`. Otherwise a window is chosen only for an open loop with a constant rate that
-reached a steady state. The window excludes only the start-up phase, in which the number of requests in flight still grows:
+reached a steady state. The window excludes only the start-up phase, in which the number in flight still grows:
 
     in flight   |      .--~~--~---~~-.            typical number: median over the middle half of the arrivals
                 |    /|              |\\           window begins:  first time with at least 80 % of this number
@@ -149,8 +149,10 @@ def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "
 
 
 def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: float, residence_ns: float) -> Window:
-    """Return the window of an open loop with a constant rate: the part after the start-up phase, or the
-    whole run."""
+    """Return the window of an open loop with a constant rate.
+
+    The window is the part after the start-up phase, or the whole run.
+    """
     length = ends - begins
     typical = _median(_between(steps, begins + length / 4, ends - length / 4))
     if typical == 0:
